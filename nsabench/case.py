@@ -1,0 +1,107 @@
+"""A case: one op at one shape, dtype, direction and distribution, and how it is to be measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from nsabench import ops
+from nsabench.ops.contract import Shape, Tolerances, Work
+from nsabench.words import Direction, DType
+
+
+class RatioCI(BaseModel):
+    """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["ratio_ci"] = "ratio_ci"
+    width: PositiveFloat = 0.01  # relative width of the interval
+    min_rounds: PositiveInt = 20
+    max_rounds: PositiveInt = 200
+    budget_s: PositiveFloat = 2.0
+
+
+class FixedCount(BaseModel):
+    """Stop after a fixed number of rounds (one sample an implementation a round)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["fixed_count"]
+    rounds: PositiveInt = 50
+
+
+class TimeBudget(BaseModel):
+    """Stop when the time is spent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["time_budget"]
+    budget_s: PositiveFloat = 1.0
+
+
+Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kind")]
+
+
+class Timing(BaseModel):
+    """How samples are taken. `warmup_s` is per implementation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["stream", "graph"] = "stream"
+    warmup_s: PositiveFloat = 0.025
+    rotate: PositiveInt = 3
+    stopping: Stopping = RatioCI()
+
+
+class Case(BaseModel):
+    """One cell of the plan. `id` depends only on what is measured, so it is stable across runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    op: str
+    shape: dict[str, int]
+    dtype: DType
+    direction: Direction
+    distribution: str
+    streams: PositiveInt
+    timeout_s: PositiveFloat
+    seed: int
+    tolerances: Tolerances = Tolerances()
+    timing: Timing = Timing()
+
+    @cached_property
+    def id(self) -> str:
+        content = self.model_dump(
+            mode="json",
+            include={"op", "shape", "dtype", "direction", "distribution", "streams"},
+        )
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @cached_property
+    def sizes(self) -> Shape:
+        """The shape as the op's own model."""
+        return ops.get(self.op).shape_model.model_validate(self.shape)
+
+    @property
+    def work(self) -> Work:
+        return ops.get(self.op).work(self.sizes, self.dtype, self.distribution, self.seed)
+
+    @property
+    def label(self) -> str:
+        """A short line for people: op, sizes, and what is not the default."""
+        sizes = " ".join(f"{k}{v}" for k, v in self.shape.items())
+        extra = [
+            str(x)
+            for x, default in (
+                (self.direction, Direction.FORWARD),
+                (self.distribution, ops.get(self.op).distributions[0]),
+                (f"streams={self.streams}", "streams=1"),
+            )
+            if x != default
+        ]
+        return " ".join([self.op, sizes, self.dtype, *extra])

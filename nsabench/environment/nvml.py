@@ -1,0 +1,91 @@
+"""The sensors of an NVIDIA device, through nvidia-ml-py. A field that cannot be read is None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+T = TypeVar("T")
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, "clocks event reasons").
+CLOCK_EVENT_REASONS = {
+    0x0000000000000001: "gpu_idle",
+    0x0000000000000002: "applications_clocks_setting",
+    0x0000000000000004: "sw_power_cap",
+    0x0000000000000008: "hw_slowdown",
+    0x0000000000000010: "sync_boost",
+    0x0000000000000020: "sw_thermal_slowdown",
+    0x0000000000000040: "hw_thermal_slowdown",
+    0x0000000000000080: "hw_power_brake_slowdown",
+    0x0000000000000100: "display_clock_setting",
+}
+# Those that mean the device ran slower than it would on its own.
+THROTTLING = frozenset(
+    {
+        "sw_power_cap",
+        "hw_slowdown",
+        "sw_thermal_slowdown",
+        "hw_thermal_slowdown",
+        "hw_power_brake_slowdown",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at the sensors. Clocks in MHz, temperature in degrees Celsius, power in watts."""
+
+    sm_clock_mhz: int | None
+    mem_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    clock_event_reasons: tuple[str, ...]
+
+
+def initialised() -> bool:
+    """Whether NVML can be used here: False without a driver or its library."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True
+
+
+def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
+    """The result of an NVML call, or None where the device or driver does not offer it."""
+    try:
+        return read(*arguments)
+    except (pynvml.NVMLError, AttributeError, UnicodeDecodeError):
+        return None
+
+
+class Device:
+    """One device, by PCI bus id (torch and NVML number devices differently) or by index."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    @classmethod
+    def by_bus_id(cls, bus_id: str) -> Device | None:
+        handle = attempt(pynvml.nvmlDeviceGetHandleByPciBusId, bus_id) if initialised() else None
+        return cls(handle) if handle is not None else None
+
+    def read(self) -> Reading:
+        h = self.handle
+        power = attempt(pynvml.nvmlDeviceGetPowerUsage, h)
+        bits = attempt(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, h) or 0
+        return Reading(
+            attempt(pynvml.nvmlDeviceGetClockInfo, h, pynvml.NVML_CLOCK_SM),
+            attempt(pynvml.nvmlDeviceGetClockInfo, h, pynvml.NVML_CLOCK_MEM),
+            attempt(pynvml.nvmlDeviceGetTemperature, h, pynvml.NVML_TEMPERATURE_GPU),
+            power / 1000 if power is not None else None,
+            tuple(name for bit, name in CLOCK_EVENT_REASONS.items() if bits & bit),
+        )
+
+    def process_ids(self) -> set[int]:
+        """Processes that compute on the device, as far as this user may see them."""
+        found = attempt(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
+        return {process.pid for process in found}

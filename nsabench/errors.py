@@ -1,0 +1,29 @@
+"""Errors a user can do something about: one sentence, a remedy, and an exit code."""
+
+
+class NsabenchError(Exception):
+    """An expected error. `str()` is one sentence; `remedy` says what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, sentence: str, remedy: str = "") -> None:
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+class UsageError(NsabenchError):
+    """A bad option, matrix or implementation, found before any case ran."""
+
+    exit_code = 2
+
+
+class EnvironmentRefused(NsabenchError):
+    """This machine cannot do what was asked of it."""
+
+    exit_code = 3
+
+
+class VerificationFailed(NsabenchError):
+    """A run folder is not what it claims to be."""
+
+    exit_code = 4

@@ -1,0 +1,170 @@
+"""A matrix: a YAML file that spans cases. This module turns the file into a list of `Case`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+from nsabench import ops, yaml_lines
+from nsabench.case import Case, Timing
+from nsabench.errors import UsageError
+from nsabench.ops.contract import Op, Tolerances
+from nsabench.words import Direction, DType
+from nsabench.yaml_lines import Document, nearest
+
+# Axes every op has; the others are the fields of the op's shape.
+COMMON_AXES = ("dtype", "direction", "distribution", "streams")
+
+Scalar = int | float | str
+Values = Annotated[
+    list[Scalar], BeforeValidator(lambda v: v if isinstance(v, list) else [v]), Field(min_length=1)
+]
+
+
+class Selection(BaseModel):
+    """Which implementations of the op run: shell patterns on their names. Controls always run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    only: list[str] = ["*"]
+    skip: list[str] = []
+
+
+class Matrix(BaseModel):
+    """The file. `axes` spans a product of cases, and so does every entry of `include`, which
+    inherits the common axes (dtype, direction, distribution, streams) it does not name itself.
+    A case that agrees with every key of an entry of `exclude` is left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    op: str
+    description: str = ""
+    axes: dict[str, Values] = {}
+    include: list[dict[str, Values]] = []
+    exclude: list[dict[str, Values]] = []
+    implementations: Selection = Selection()
+    tolerances: Tolerances = Tolerances()
+    timing: Timing = Timing()
+    timeout_s: PositiveFloat = 60.0
+    seed: PositiveInt = 20260101
+
+
+class LoadedMatrix(BaseModel):
+    """A matrix with where it came from and the cases it spans."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    file: str
+    sha256: str
+    selection: Selection
+    cases: list[Case]
+
+
+def load(path: Path) -> LoadedMatrix:
+    """Read, validate and span one matrix file.
+
+    Raises `UsageError` naming file, line, field and the nearest valid key.
+    """
+    document = yaml_lines.read(path)
+    matrix = yaml_lines.parse(document, Matrix)
+    op = ops.get(matrix.op, document.where(("op",)))
+    cases = list(_span(matrix, op, document))
+    if not cases:
+        raise UsageError(f"{path} spans no case", "exclude less, or give `axes` or `include`.")
+    return LoadedMatrix(
+        name=path.stem,
+        file=path.name,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        selection=matrix.implementations,
+        cases=cases,
+    )
+
+
+def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
+    known = [*COMMON_AXES, *op.shape_model.model_fields]
+    blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [
+        (("include", i), {**_common(matrix.axes), **block})
+        for i, block in enumerate(matrix.include)
+    ]
+    if not matrix.include or set(matrix.axes) - set(COMMON_AXES):
+        blocks.insert(0, (("axes",), matrix.axes))
+    for at, axes in [*blocks, *((("exclude", i), e) for i, e in enumerate(matrix.exclude))]:
+        for axis in axes:
+            if axis not in known:
+                where = document.where((*at, axis))
+                raise UsageError(f"{where} is not an axis of {op.name}", nearest(axis, known))
+    for at, axes in blocks:
+        for values in itertools.product(*axes.values()):
+            point = dict(zip(axes, values, strict=True))
+            if not any(_matches(point, rule) for rule in matrix.exclude):
+                yield _case(point, matrix, op, document, at)
+
+
+def _common(axes: Mapping[str, list[Scalar]]) -> dict[str, list[Scalar]]:
+    return {axis: values for axis, values in axes.items() if axis in COMMON_AXES}
+
+
+def _matches(point: Mapping[str, Scalar], rule: Mapping[str, list[Scalar]]) -> bool:
+    return all(point.get(axis) in values for axis, values in rule.items())
+
+
+def _case(
+    point: dict[str, Scalar],
+    matrix: Matrix,
+    op: Op,
+    document: Document,
+    at: tuple[str | int, ...],
+) -> Case:
+    sizes = {axis: value for axis, value in point.items() if axis not in COMMON_AXES}
+    common: dict[str, Any] = {
+        "dtype": DType.FLOAT16,
+        "direction": Direction.FORWARD,
+        "distribution": op.distributions[0],
+        "streams": 1,
+        **{axis: value for axis, value in point.items() if axis in COMMON_AXES},
+    }
+    _one_of(common["direction"], op.directions, "direction", op, document, at)
+    _one_of(common["distribution"], op.distributions, "distribution", op, document, at)
+    try:
+        shape = op.shape_model.model_validate(sizes)
+        return Case(
+            op=op.name,
+            shape=shape.model_dump(),
+            timeout_s=matrix.timeout_s,
+            seed=matrix.seed,
+            tolerances=matrix.tolerances,
+            timing=matrix.timing,
+            **common,
+        )
+    except ValidationError as error:
+        raise yaml_lines.explain(document, error, Case, at) from None
+
+
+def _one_of(
+    value: Scalar,
+    valid: tuple[str, ...],
+    axis: str,
+    op: Op,
+    document: Document,
+    at: tuple[str | int, ...],
+) -> None:
+    if value not in valid:
+        raise UsageError(
+            f"{document.where((*at, axis))}: {op.name} has no {axis} {value!r}",
+            nearest(str(value), list(valid)),
+        )

@@ -1,0 +1,91 @@
+"""What an op promises: its inputs, its float64 oracle, its compulsory work, its tolerances.
+
+The supervisor reads shapes and work from here, so nothing in this room imports torch at import
+time; the methods that make tensors run in a worker and import it themselves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from nsabench.words import Direction, DType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Shape(BaseModel):
+    """The sizes of a case. Each op subclasses it; its fields are the axes a matrix may name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Tolerances(BaseModel):
+    """When an output counts as right (README, *Checks*)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mae: float = 1e-3
+    rel_l2_ratio: float = 2.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least that any implementation must do: `bytes_min` moved through memory, `flops` done."""
+
+    bytes_min: int
+    flops: int
+
+
+@dataclass
+class Inputs:
+    """One set of arguments of an op: tensors by position, options by name."""
+
+    tensors: dict[str, Tensor]
+    options: dict[str, float]
+
+    def fill_from(self, other: Inputs) -> None:
+        """Overwrite this set's values in place, so that data changes and addresses do not."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(other.tensors[name])
+
+    def clone(self) -> Inputs:
+        return Inputs({name: t.clone() for name, t in self.tensors.items()}, dict(self.options))
+
+
+class Op(ABC):
+    """An op. Subclasses are stateless; one instance a module, named `OP`."""
+
+    name: ClassVar[str]
+    arguments: ClassVar[tuple[str, ...]]
+    options: ClassVar[tuple[str, ...]] = ("sm_scale",)
+    shape_model: ClassVar[type[Shape]]
+    directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
+    # The first is the default.
+    distributions: ClassVar[tuple[str, ...]]
+
+    def call_form(self, name: str) -> str:
+        """How an implementation is called, for messages."""
+        return f"{name}({', '.join([*self.arguments, '*', *self.options])})"
+
+    @abstractmethod
+    def length(self, shape: Shape) -> int:
+        """The selected length L of a row: the axis a threshold is decided on."""
+
+    @abstractmethod
+    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        """Compulsory bytes and FLOPs of one call on the inputs that `draw` makes of this seed."""
+
+    @abstractmethod
+    def draw(
+        self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
+        """Fresh inputs from `seed`, in the case's dtype, on `device`. Never zeros or constants."""
+
+    @abstractmethod
+    def oracle(self, inputs: Inputs) -> Tensor:
+        """The float64 result on the quantised values of `inputs`, in bounded memory."""

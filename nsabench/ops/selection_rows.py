@@ -1,0 +1,91 @@
+"""selection_rows: every row of queries attends to its own dense span of L keys.
+
+q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]; K and V of a row are shared by its H heads
+(arXiv 2502.11089, section 3.3.3, after the gather). Scale 1/sqrt(D) unless given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import PositiveInt, model_validator
+
+from nsabench.ops.contract import Inputs, Op, Shape, Work
+from nsabench.words import DType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Keeps the oracle's float64 copies of K and V under about half a GiB.
+ORACLE_CHUNK_ELEMENTS = 1 << 25
+
+
+class RowsShape(Shape):
+    """N rows, H heads a row, head dims D (q, k) and Dv (v; D unless given), L keys a row."""
+
+    N: PositiveInt
+    H: PositiveInt
+    D: PositiveInt
+    Dv: PositiveInt
+    L: PositiveInt
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dv_is_d(cls, given: object) -> object:
+        if isinstance(given, dict) and "Dv" not in given and "D" in given:
+            return {**given, "Dv": given["D"]}
+        return given
+
+
+class SelectionRows(Op):
+    name = "selection_rows"
+    arguments = ("q", "k", "v")
+    shape_model = RowsShape
+    distributions = ("dense",)
+
+    def length(self, shape: Shape) -> int:
+        assert isinstance(shape, RowsShape)
+        return shape.L
+
+    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        assert isinstance(shape, RowsShape)
+        n, h, d, dv, length = shape.N, shape.H, shape.D, shape.Dv, shape.L
+        elements = n * (h * d + length * d + length * dv + h * dv)
+        return Work(elements * dtype.itemsize, 2 * n * h * length * (d + dv))
+
+    def draw(
+        self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str
+    ) -> Inputs:
+        import torch
+
+        assert isinstance(shape, RowsShape)
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(
+                size, dtype=getattr(torch, dtype), device=device, generator=generator
+            )
+
+        return Inputs(
+            {
+                "q": normal(shape.N, shape.H, shape.D),
+                "k": normal(shape.N, shape.L, shape.D),
+                "v": normal(shape.N, shape.L, shape.Dv),
+            },
+            {"sm_scale": shape.D**-0.5},
+        )
+
+    def oracle(self, inputs: Inputs) -> Tensor:
+        import torch
+
+        q, k, v = inputs.tensors["q"], inputs.tensors["k"], inputs.tensors["v"]
+        rows = max(1, ORACLE_CHUNK_ELEMENTS // (k.shape[1] * (k.shape[2] + v.shape[2])))
+        out = [
+            torch.softmax(qi.double() @ ki.double().mT * inputs.options["sm_scale"], -1)
+            @ vi.double()
+            for qi, ki, vi in zip(q.split(rows), k.split(rows), v.split(rows), strict=True)
+        ]
+        return torch.cat(out)
+
+
+OP = SelectionRows()

@@ -1,0 +1,195 @@
+"""A plan: the resolved, immutable list of cases of a run, and who runs in each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from secrets import token_hex
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nsabench import __version__, matrix, ops
+from nsabench.case import Case
+from nsabench.errors import UsageError
+from nsabench.matrix import LoadedMatrix, Selection
+from nsabench.words import Role, Runs
+from nsabench.yaml_lines import nearest
+
+Device = Literal["cuda", "cpu"]
+
+
+class ImplementationInfo(BaseModel):
+    """What the supervisor knows of an implementation, without having imported it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    op: str
+    name: str
+    role: Role
+    devices: tuple[Runs, ...]
+    caught_by: str = ""
+    source: str
+
+
+class MatrixInfo(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    file: str
+    sha256: str
+
+
+class PlannedCase(BaseModel):
+    """A case and the names of the implementations that are measured on it, interleaved."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    case: Case
+    implementations: tuple[str, ...]
+
+
+class Plan(BaseModel):
+    """Everything that decides what a run measures. Written to `plan.yaml` before the first case."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int = 1
+    run_id: str
+    created: datetime
+    nsabench: str = __version__
+    device: Device
+    kernels: str = ""
+    shard: str = "1/1"
+    matrices: list[MatrixInfo]
+    implementations: list[ImplementationInfo]
+    cases: list[PlannedCase]
+
+    def info(self, op: str, name: str) -> ImplementationInfo:
+        return next(i for i in self.implementations if i.op == op and i.name == name)
+
+    def write(self, path: Path) -> None:
+        path.write_text(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100))
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Raises `UsageError` when `path` holds no plan."""
+        try:
+            plan = cls.model_validate(yaml.load(path.read_bytes(), _FAST_LOADER))
+        except (OSError, yaml.YAMLError, ValidationError) as error:
+            first = str(error).splitlines()[0]
+            raise UsageError(
+                f"{path} is not the plan of a run: {first}", "give the folder that nsabench made."
+            ) from None
+        for planned in plan.cases:
+            if planned.id != planned.case.id:
+                raise UsageError(
+                    f"{path}: case {planned.id} was altered: its content hashes to "
+                    f"{planned.case.id}",
+                    "start a new run.",
+                )
+        return plan
+
+
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def shipped_matrices() -> dict[str, Path]:
+    """The matrices that ship, by name."""
+    folder = Path(str(files("nsabench_matrices")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_matrix(given: str) -> Path:
+    """A path, or the name of a shipped matrix. Raises `UsageError` when it is neither."""
+    path = Path(given)
+    if path.is_file():
+        return path
+    shipped = shipped_matrices()
+    # `matrices/NAME.yaml` also works where the checkout is not the working directory.
+    if path.stem in shipped and path.parent in (Path("."), Path("matrices")):
+        return shipped[path.stem]
+    raise UsageError(f"there is no matrix {given!r}", nearest(path.stem, list(shipped)))
+
+
+def resolve(
+    matrices: Sequence[LoadedMatrix],
+    implementations: Sequence[ImplementationInfo],
+    *,
+    device: Device,
+    kernels: str = "",
+    shard: str = "1/1",
+) -> Plan:
+    """Span the matrices into a plan. A case named by two matrices is measured once, as the first
+    one says.
+
+    Raises `UsageError` when a pattern matches no implementation or the shard is not `i/n`.
+    """
+    cases: dict[str, PlannedCase] = {}
+    for loaded in matrices:
+        for case in loaded.cases:
+            names = _select(loaded, case.op, implementations)
+            cases.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
+    used = {(c.case.op, name) for c in cases.values() for name in c.implementations}
+    now = datetime.now(UTC).replace(microsecond=0)
+    return Plan(
+        run_id=f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
+        created=now,
+        device=device,
+        kernels=kernels,
+        shard=shard,
+        matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
+        implementations=[i for i in implementations if (i.op, i.name) in used],
+        cases=_shard(list(cases.values()), shard),
+    )
+
+
+def _select(
+    loaded: LoadedMatrix, op: str, implementations: Sequence[ImplementationInfo]
+) -> tuple[str, ...]:
+    of_op = [i for i in implementations if i.op == op]
+    selection = loaded.selection
+    for pattern in [*selection.only, *selection.skip]:
+        if not any(fnmatchcase(i.name, pattern) for i in of_op):
+            raise UsageError(
+                f"{loaded.file}: no implementation of {op} matches {pattern!r}",
+                nearest(pattern, [i.name for i in of_op]),
+            )
+    return tuple(i.name for i in of_op if i.role is Role.CONTROL or _wanted(i.name, selection))
+
+
+def _wanted(name: str, selection: Selection) -> bool:
+    return any(fnmatchcase(name, p) for p in selection.only) and not any(
+        fnmatchcase(name, p) for p in selection.skip
+    )
+
+
+def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= index <= count:
+        raise UsageError(
+            f"{shard!r} is not a shard", "write i/n with 1 <= i <= n, for example 2/4."
+        )
+    return cases[index - 1 :: count]
+
+
+def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
+    return [matrix.load(find_matrix(name)) for name in given]
+
+
+def default_matrices(device: Device) -> list[str]:
+    """What `all` runs when no matrix is named: everything on a GPU, the quick one on a CPU."""
+    if device == "cpu":
+        return ["quick"]
+    return [name for name in shipped_matrices() if name != "quick"]
+
+
+def known_ops(matrices: Sequence[LoadedMatrix]) -> set[str]:
+    return {case.op for m in matrices for case in m.cases} & set(ops.names())

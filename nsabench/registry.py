@@ -1,0 +1,175 @@
+"""How implementations reach the bench: `@implementation`, entry points, and a user's file.
+
+Only worker processes call `load`: the files it imports are foreign code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nsabench.errors import UsageError
+from nsabench.words import Role, Runs
+
+ENTRY_POINT_GROUP = "nsabench.implementations"
+USER_MODULE = "nsabench_user_kernels"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Unsupported(Exception):
+    """Raised by an implementation for a case it does not do; the text says why."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A callable that fulfils an op, with what its author declared about it."""
+
+    op: str
+    name: str
+    role: Role
+    devices: tuple[Runs, ...]
+    caught_by: str
+    source: str
+    call: Callable[..., Any]
+
+
+_collected: list[Implementation] = []
+_source = "interactive"
+
+
+def implementation(
+    *,
+    op: str,
+    name: str,
+    role: str = "candidate",
+    devices: Sequence[str] = ("cuda", "interpreter"),
+    caught_by: str = "",
+) -> Callable[[F], F]:
+    """Register the decorated function as an implementation of `op`.
+
+    devices: where it runs: any of `cuda`, `cpu` (timed there), `interpreter` (a Triton kernel: on a
+      machine without a GPU its parity is checked and its time is not taken).
+    caught_by: for a control, the check that must catch it.
+    Raises `UsageError` for an unknown role or device.
+    """
+
+    def register(call: F) -> F:
+        try:
+            known_role = Role(role)
+            known_devices = tuple(Runs(device) for device in devices)
+        except ValueError as error:
+            raise UsageError(
+                f"implementation {name!r}: {error}",
+                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}.",
+            ) from None
+        if known_role is Role.CONTROL and not caught_by:
+            raise UsageError(
+                f"control {name!r} does not say which check must catch it",
+                'give it caught_by="parity" (or another check).',
+            )
+        _collected.append(
+            Implementation(op, name, known_role, known_devices, caught_by, _source, call)
+        )
+        return call
+
+    return register
+
+
+@contextmanager
+def _collecting_from(source: str) -> Iterator[None]:
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+def load(kernels: Path | None = None) -> list[Implementation]:
+    """Import every installed implementation and those of the user's file; return them all.
+
+    Raises `UsageError` when one cannot be imported, names an unknown op, has the wrong signature,
+    or takes a name that another one has.
+    """
+    _collected.clear()
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.value):
+        origin = point.dist.name if point.dist else point.value
+        with _collecting_from(origin):
+            _import(lambda point=point: point.load(), f"entry point {point.name!r} of {origin}")
+    if kernels is not None:
+        with _collecting_from(f"{kernels.name}@{hashlib.sha256(_read(kernels)).hexdigest()[:12]}"):
+            _import(lambda: _exec(kernels), str(kernels))
+    _validate(_collected)
+    return list(_collected)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", "give --kernels a file."
+        ) from None
+
+
+def _exec(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(USER_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file", "its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[USER_MODULE] = module
+    spec.loader.exec_module(module)
+
+
+def _import(load_it: Callable[[], Any], what: str) -> None:
+    try:
+        load_it()
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may raise anything
+        where = _last_line_of(error)
+        raise UsageError(
+            f"{what} cannot be imported: {type(error).__name__}: {error}{where}",
+            "fix the import, or run it with `python FILE.py` to see the whole traceback.",
+        ) from error
+
+
+def _last_line_of(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    return f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+
+
+def _validate(found: Sequence[Implementation]) -> None:
+    from nsabench import ops
+
+    seen: dict[tuple[str, str], Implementation] = {}
+    for item in found:
+        op = ops.get(item.op, f"implementation {item.name!r} ({item.source})")
+        twin = seen.setdefault((item.op, item.name), item)
+        if twin is not item:
+            raise UsageError(
+                f"two implementations of {item.op} are named {item.name!r}: "
+                f"one from {twin.source}, one from {item.source}",
+                "rename one of them.",
+            )
+        try:
+            inspect.signature(item.call).bind(
+                *op.arguments, **dict.fromkeys(op.options, None)
+            )
+        except TypeError as error:
+            raise UsageError(
+                f"implementation {item.name!r} ({item.source}) cannot be called as "
+                f"{op.call_form(item.name)}: {error}",
+                "give the function that signature.",
+            ) from None

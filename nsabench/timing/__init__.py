@@ -1,0 +1,1 @@
+"""Taking samples: one timer a device, rounds of interleaved arms, stopping rules, statistics."""

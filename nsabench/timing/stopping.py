@@ -1,0 +1,110 @@
+"""When enough samples were taken. One class a rule, each built from its model in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from nsabench.case import FixedCount, RatioCI, Stopping, TimeBudget
+from nsabench.timing.statistics import quantile, ratio_of_medians
+
+STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
+MIN_ROUNDS_EVER = 5
+CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
+
+
+class Rule(Protocol):
+    """Asked after each round with the times so far, all of the same length for active arms."""
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        """Whether to stop sampling the case."""
+        ...
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        """Which arms still need samples."""
+        ...
+
+
+class StopAtRatioCI:
+    """Stops when every candidate's ratio to the best baseline is known well enough.
+
+    After `min_rounds` only candidates and the baselines near the best one stay active: the time of
+    the others is known, and they cannot decide anything.
+    """
+
+    def __init__(self, model: RatioCI, candidates: set[str], baselines: set[str]) -> None:
+        self.model = model
+        self.candidates = candidates
+        self.baselines = baselines
+        self._next_look = model.min_rounds
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        if rounds < self.model.min_rounds:
+            # A hopelessly slow arm must not eat the time of all later cases.
+            return elapsed_s >= 2 * self.model.budget_s and rounds >= MIN_ROUNDS_EVER
+        if rounds >= self.model.max_rounds or elapsed_s >= self.model.budget_s:
+            return True
+        if rounds < self._next_look:
+            return False
+        self._next_look = rounds + max(10, rounds // 4)
+        best = self._best_baseline(rounds, times)
+        if best is None:
+            return True
+        return all(
+            ratio_of_medians(times[best], times[c], resamples=STOP_RESAMPLES).width
+            < self.model.width
+            for c in self.candidates & set(times)
+        )
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        best = self._best_baseline(rounds, times)
+        if rounds < self.model.min_rounds or best is None:
+            return set(times)
+        limit = CONTENDER_MARGIN * quantile(times[best], 0.5)
+        return {
+            arm
+            for arm, taken in times.items()
+            if arm in self.candidates
+            or (arm in self.baselines and len(taken) == rounds and quantile(taken, 0.5) <= limit)
+        }
+
+    def _best_baseline(self, rounds: int, times: Mapping[str, Sequence[float]]) -> str | None:
+        medians = {
+            arm: quantile(times[arm], 0.5)
+            for arm in self.baselines & set(times)
+            if len(times[arm]) == rounds > 0
+        }
+        return min(medians, key=lambda a: medians[a]) if medians else None
+
+
+class StopAtCount:
+    def __init__(self, model: FixedCount) -> None:
+        self.model = model
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        return rounds >= self.model.rounds
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        return set(times)
+
+
+class StopAtBudget:
+    def __init__(self, model: TimeBudget) -> None:
+        self.model = model
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        return elapsed_s >= self.model.budget_s
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        return set(times)
+
+
+def build(model: Stopping, candidates: set[str], baselines: set[str]) -> Rule:
+    """The rule that the matrix asks for."""
+    match model:
+        case RatioCI():
+            return StopAtRatioCI(model, candidates, baselines)
+        case FixedCount():
+            return StopAtCount(model)
+        case TimeBudget():
+            return StopAtBudget(model)

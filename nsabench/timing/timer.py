@@ -1,0 +1,50 @@
+"""The interface every timer has, and the timer of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from nsabench.timing.clock import now_s
+
+CPU_FLUSH_BYTES = 64 << 20  # twice the last-level cache of common hosts
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timing. `escaped_ms` is the part of `time_ms` that outlived the end event."""
+
+    time_ms: float
+    escaped_ms: float = 0.0
+    gap_hidden: bool = True
+
+
+class Timer(Protocol):
+    """Times one call at a time, on cold caches."""
+
+    def sample(self, arm: str, call: Callable[[], Any]) -> tuple[Sample, Any]:
+        """Time `call` once; return the sample and what `call` returned."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has nothing left to do."""
+        ...
+
+
+class CpuTimer:
+    """`perf_counter_ns` around the call, after pushing the caches out."""
+
+    def __init__(self) -> None:
+        self._flush = np.ones(CPU_FLUSH_BYTES // 8)
+
+    def sample(self, arm: str, call: Callable[[], Any]) -> tuple[Sample, Any]:
+        self._flush.sum()
+        start = now_s()
+        result = call()
+        return Sample((now_s() - start) * 1e3), result
+
+    def synchronize(self) -> None:
+        return None

@@ -1,0 +1,87 @@
+"""Calling foreign code: whatever it raises becomes a status with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from nsabench.registry import Unsupported
+from nsabench.words import Status
+
+T = TypeVar("T")
+
+_COMPILER_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct")
+_RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
+
+
+class Failure(Exception):
+    """An implementation failed on a case: the status it earned, and why."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class DevicePoisoned(Exception):
+    """The CUDA context answers every call with an error: this process is of no more use."""
+
+
+def guarded(call: Callable[[], T], device: str) -> T:
+    """Run foreign code. Raises `Failure`, or `DevicePoisoned` when the device is lost with it."""
+    try:
+        result = call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except BaseException as error:  # noqa: BLE001 - foreign code: sys.exit and worse are outcomes
+        failure = classify(error)
+        if device == "cuda":
+            _probe(failure)
+        raise failure from error
+    return result
+
+
+def _probe(failure: Failure) -> None:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise DevicePoisoned(f"{failure.reason}; {one_line(error)}") from error
+
+
+def classify(error: BaseException) -> Failure:
+    """The status that an exception means."""
+    name = type(error).__name__
+    text = f"{name}: {one_line(error)}"
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, Unsupported):
+        return Failure(Status.UNSUPPORTED, str(error) or "no reason given")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return Failure(Status.OUT_OF_MEMORY, text)
+    if name in _COMPILER_ERRORS or name in _RESOURCE_ERRORS:
+        return Failure(Status.COMPILE_ERROR, text)
+    if isinstance(error, SystemExit):
+        return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})")
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(Status.CRASHED, "it raised KeyboardInterrupt")
+    return Failure(Status.CRASHED, text + _location(error))
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The text of an error on one line. Reading it is itself a call into foreign code."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as inner:  # noqa: BLE001 - a hostile __str__
+        return f"its text cannot be read ({type(inner).__name__})"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _location(error: BaseException) -> str:
+    trace: Any = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f" ({trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno})"

@@ -1,0 +1,141 @@
+"""YAML that remembers lines, so that an error can name file, line and field."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from nsabench.errors import UsageError
+
+M = TypeVar("M", bound=BaseModel)
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed YAML file: plain data, and the line on which each key or item starts."""
+
+    file: str
+    data: Any
+    lines: dict[Path_, int]
+
+    def where(self, field: Path_) -> str:
+        """`file:line: field`, for the deepest part of `field` that is in the file."""
+        known = field
+        while known and known not in self.lines:
+            known = known[:-1]
+        return f"{self.file}:{self.lines.get(known, 1)}: {dotted(field)}"
+
+
+def dotted(field: Path_) -> str:
+    text = ""
+    for part in field:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "the document"
+
+
+def read(path: Path) -> Document:
+    """Parse one YAML file. Raises `UsageError` when it cannot be read or is not YAML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path} cannot be read: {why}", "check the path.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        problem = getattr(error, "problem", None) or str(error)
+        raise UsageError(f"{path}:{line}: not YAML: {problem}", "mend the syntax there.") from None
+    lines: dict[Path_, int] = {}
+    data = _plain(node, (), lines, str(path)) if node is not None else {}
+    return Document(str(path), data, lines)
+
+
+def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> Any:
+    lines.setdefault(at, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*at, i), lines, file) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        out: dict[str, Any] = {}
+        for key_node, value in node.value:
+            key = str(key_node.value)
+            line = key_node.start_mark.line + 1
+            if key in out:
+                raise UsageError(
+                    f"{file}:{line}: {dotted((*at, key))} is given twice", "remove one of the two."
+                )
+            lines[(*at, key)] = line
+            out[key] = _plain(value, (*at, key), lines, file)
+        return out
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file}:{lines[at]}: {error}", "mend the value there.") from None
+
+
+def parse(document: Document, model: type[M]) -> M:
+    """Validate the document as `model`. Raises `UsageError` with file, line, field and remedy."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        raise explain(document, error, model) from None
+
+
+def explain(
+    document: Document, error: ValidationError, model: type[BaseModel], at: Path_ = ()
+) -> UsageError:
+    """The first validation error of a document as one sentence with a remedy."""
+    first = error.errors()[0]
+    field = (*at, *(part for part in first["loc"] if _is_field(part, document, at)))
+    where = document.where(field)
+    if first["type"] == "extra_forbidden":
+        valid = _siblings(model, first["loc"])
+        return UsageError(f"{where} is not a known key", nearest(str(first["loc"][-1]), valid))
+    if first["type"] == "missing":
+        return UsageError(f"{where} is missing", "add it.")
+    given = first.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    message = first["msg"].removeprefix("Value error, ")
+    return UsageError(f"{where}: {message[0].lower()}{message[1:]}{shown}", "correct the value.")
+
+
+def _is_field(part: str | int, document: Document, at: Path_) -> bool:
+    # pydantic puts the tags of unions into a location; they are no keys of the file.
+    return not (isinstance(part, str) and ("[" in part or part in _TAGS))
+
+
+_TAGS = frozenset({"int", "str", "float", "bool"})
+
+
+def nearest(key: str, valid: list[str]) -> str:
+    """A remedy for an unknown key: the nearest valid one, else all of them."""
+    near = difflib.get_close_matches(key, valid, 1)
+    return f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}."
+
+
+def _siblings(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    """The keys that were valid where an unknown one was found."""
+    current: type[BaseModel] = model
+    for part in location[:-1]:
+        field = current.model_fields.get(str(part))
+        inner = _model_in(field.annotation, str(part)) if field else _model_in(model, str(part))
+        current = inner or current
+    return [f.alias or name for name, f in current.model_fields.items()]
+
+
+def _model_in(annotation: Any, tag: str) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    args = getattr(annotation, "__args__", ())
+    for arg in args:
+        found = _model_in(arg, tag)
+        if found is not None:
+            return found
+    return None
