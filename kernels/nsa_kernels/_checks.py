@@ -1,0 +1,64 @@
+"""Input checks and small host helpers shared by the launchers. Nothing here waits for the GPU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ._triton_compat import CPU_ALLOWED, check_version
+
+check_version()
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MIN_DIM, MAX_DIM = 16, 256
+LOG2_E = 1.4426950408889634
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``ValueError(message)`` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_qkv(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check what all ops share: one dtype, one device, head dims in range.
+
+    Raises:
+        TypeError: a dtype other than float16, bfloat16 or float32, or a mix of them.
+        ValueError: tensors on different or unusable devices, head dims outside 16..256.
+    """
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(
+            f"{op}: q, k and v must share one dtype of float16, bfloat16, float32; "
+            f"got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if not (q.device == k.device == v.device):
+        raise ValueError(
+            f"{op}: q, k and v must be on one device; got {q.device}, {k.device}, {v.device}"
+        )
+    if q.device.type != "cuda" and not CPU_ALLOWED:
+        raise ValueError(
+            f"{op}: needs CUDA tensors, got {q.device}; "
+            "set TRITON_INTERPRET=1 before triton is imported to run on the CPU"
+        )
+    d, dv = q.shape[-1], v.shape[-1]
+    if k.shape[-1] != d:
+        raise ValueError(f"{op}: q has head dim {d} but k has {k.shape[-1]}")
+    if not (MIN_DIM <= d <= MAX_DIM and MIN_DIM <= dv <= MAX_DIM):
+        raise ValueError(f"{op}: head dims must be in {MIN_DIM}..{MAX_DIM}; got D={d}, Dv={dv}")
+
+
+def scale_log2(sm_scale: float | None, head_dim: int) -> float:
+    """The factor that turns q.k into log2-domain logits; the default scale is 1/sqrt(D)."""
+    return (1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)) * LOG2_E
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is >= n (1 for n <= 1)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """Ceiling division of non-negative integers."""
+    return -(-a // b)

@@ -1,0 +1,293 @@
+"""``selection_rows``: one span a row, K/V shared by the row's heads.
+
+``rows_group`` keeps all heads of a row in one program, so each key is read once for all of them;
+when there are too few rows to fill the device the span is split and the shares are merged by the
+program that finishes last. See docs/kernels.md.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks as check
+from ._tiles import load_tile, publish_and_merge, softmax_step, store_row
+from ._triton_compat import tl, triton
+from .config import Config, rows_config
+from .workspace import counters, partials
+
+
+@triton.jit
+def rows_group_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    count_ptr,
+    q_sn,
+    q_sh,
+    q_sd,
+    k_sn,
+    k_sl,
+    k_sd,
+    v_sn,
+    v_sl,
+    v_sd,
+    H,
+    L,
+    chunk,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (row, split, head tile): keys ``split * chunk`` up to ``chunk`` further."""
+    n = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    heads = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    k_base = k_ptr + n * k_sn
+    v_base = v_ptr + n * v_sn
+    q_base = q_ptr + n * q_sn
+    lo = split * chunk
+    hi = tl.minimum(lo + chunk, L)
+    row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
+    q = load_tile(q_base, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
+    if ONE_TILE:
+        pos = lo + tl.arange(0, BLOCK_L)
+        valid = pos < hi
+        k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
+        v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
+        row_max, row_sum, acc = softmax_step(
+            q, k, v, valid, row_max, row_sum, acc, scale_log2, MASKED, PRECISION
+        )
+    else:
+        for start in range(lo, hi, BLOCK_L):
+            pos = start + tl.arange(0, BLOCK_L)
+            valid = pos < hi
+            k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
+            v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
+            row_max, row_sum, acc = softmax_step(
+                q, k, v, valid, row_max, row_sum, acc, scale_log2, MASKED, PRECISION
+            )
+    out_ptrs = out_ptr + (n * H + heads)[:, None] * DV + dv[None, :]
+    lse_ptrs = lse_ptr + n * H + heads
+    if BLOCK_S == 1:
+        store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+    else:
+        n_splits = tl.num_programs(1)
+        publish_and_merge(
+            out_ptrs,
+            lse_ptrs,
+            part_ptr,
+            plse_ptr,
+            count_ptr + n * tl.num_programs(2) + tl.program_id(2),
+            acc,
+            row_max,
+            row_sum,
+            n * n_splits,
+            split,
+            n_splits,
+            heads,
+            heads_ok,
+            dv,
+            H,
+            DV,
+            BLOCK_H,
+            BLOCK_DV,
+            BLOCK_S,
+        )
+
+
+@triton.jit
+def rows_per_head_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    q_sn,
+    q_sh,
+    q_sd,
+    k_sn,
+    k_sl,
+    k_sd,
+    v_sn,
+    v_sl,
+    v_sd,
+    H,
+    L,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
+    """Program (row, head): every head reads the row's K and V again; no tensor cores."""
+    n = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    q = tl.load(q_ptr + n * q_sn + h * q_sh + d * q_sd, mask=d < D, other=0.0).to(tl.float32)
+    row_max = float("-inf")
+    row_sum = 0.0
+    acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    for start in range(0, L, BLOCK_L):
+        pos = start + tl.arange(0, BLOCK_L)
+        valid = pos < L
+        k = load_tile(
+            k_ptr + n * k_sn, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, True
+        ).to(tl.float32)
+        v = load_tile(
+            v_ptr + n * v_sn, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, True
+        ).to(tl.float32)
+        s = tl.sum(k * q[None, :], 1) * scale_log2
+        s = tl.where(valid, s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(s, 0))
+        p = tl.exp2(s - new_max)
+        alpha = tl.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(p, 0)
+        acc = acc * alpha + tl.sum(v * p[:, None], 0)
+        row_max = new_max
+    safe = tl.where(row_sum > 0, row_sum, 1.0)
+    out = acc / safe
+    lse = tl.where(row_sum > 0, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
+    tl.store(out_ptr + (n * H + h) * DV + dv, out.to(out_ptr.dtype.element_ty), mask=dv < DV)
+    tl.store(lse_ptr + n * H + h, lse)
+
+
+def _check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    check.check_qkv("selection_rows", q, k, v)
+    if not (
+        q.dim() == k.dim() == v.dim() == 3
+        and q.shape[0] == k.shape[0] == v.shape[0]
+        and k.shape[1] == v.shape[1]
+        and q.shape[1] >= 1
+    ):
+        raise ValueError(
+            "selection_rows: expected q [N,H,D], k [N,L,D], v [N,L,Dv] with H >= 1; "
+            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+
+
+def selection_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each row's H queries over that row's own L keys.
+
+    Args:
+        q: [N, H, D], float16, bfloat16 or float32, any strides.
+        k: [N, L, D], same dtype, any strides. L = 0 is an empty selection.
+        v: [N, L, Dv], same dtype, any strides.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        config: launch configuration; chosen from the shapes when None.
+
+    Returns:
+        out [N, H, Dv] in q's dtype and lse [N, H] float32 (natural log), both contiguous; an
+        empty selection gives out = 0, lse = -inf.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+    """
+    _check_rows(q, k, v)
+    n, h, d = q.shape
+    length, dv = v.shape[1], v.shape[2]
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    if n == 0:
+        return out, lse
+    if config is None:
+        config = rows_config(n, h, length, d, dv, q.dtype, q.device)
+    part = plse = count = lse
+    if config.splits > 1:
+        part, plse = partials(q.device, n * config.splits, h, dv)
+        count = counters(q.device, n * config.head_tiles)
+    rows_group_kernel[(n, config.splits, config.head_tiles)](
+        q,
+        k,
+        v,
+        out,
+        lse,
+        part,
+        plse,
+        count,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        h,
+        length,
+        config.chunk,
+        check.scale_log2(sm_scale, d),
+        D=d,
+        DV=dv,
+        BLOCK_D=check.next_power_of_2(d),
+        BLOCK_DV=check.next_power_of_2(dv),
+        BLOCK_H=config.block_h,
+        BLOCK_L=config.block_l,
+        BLOCK_S=check.next_power_of_2(config.splits),
+        ONE_TILE=length > 0 and config.chunk <= config.block_l,
+        MASKED=length % config.block_l != 0,
+        PRECISION="ieee",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out, lse
+
+
+def selection_rows_per_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``selection_rows`` with one program a head, kept to compare with; same arguments and result.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: as ``selection_rows``.
+    """
+    _check_rows(q, k, v)
+    n, h, d = q.shape
+    length, dv = v.shape[1], v.shape[2]
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    if n == 0:
+        return out, lse
+    rows_per_head_kernel[(n, h)](
+        q,
+        k,
+        v,
+        out,
+        lse,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        h,
+        length,
+        check.scale_log2(sm_scale, d),
+        D=d,
+        DV=dv,
+        BLOCK_D=check.next_power_of_2(d),
+        BLOCK_DV=check.next_power_of_2(dv),
+        BLOCK_L=32,
+        num_warps=4,
+        num_stages=2,
+    )
+    return out, lse
