@@ -1,0 +1,56 @@
+"""Baseline: a speed-up over something slow says nothing about the candidate.
+
+Verdicts compare with the fastest valid baseline of a case, so a slow one decides nothing as long
+as a faster one is there. This check says which ones are slow, and when the fastest is slow too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from nsabench.checks.baselines import best_baseline
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.limits import Limits, least
+from nsabench.checks.row import Row
+from nsabench.words import Role
+
+SLOW = 3.0  # times the best valid baseline; K and V expanded over heads are honest at 3.5
+# What launches and latencies of an eager baseline may take on top of its work.
+FIXED_COST_MS = 0.05
+FAR_FROM_ROOFLINE = 30.0
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Baselines (and controls that pose as one) that no speed-up may be quoted against."""
+    by_case: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.timed_ms is not None:
+            by_case[row.case_id].append(row)
+    return [f for case in by_case.values() for f in _check_case(case, limits)]
+
+
+def _check_case(rows: list[Row], limits: Limits) -> Iterator[Finding]:
+    best = best_baseline(rows)
+    if best is None or not best.median_ms:
+        return
+    for row in rows:
+        if row.role is Role.CANDIDATE or row is best:
+            continue
+        assert row.median_ms is not None
+        factor = row.median_ms / best.median_ms
+        if factor > SLOW:
+            sentence = (
+                f"{row.median_ms:.3g} ms is {factor:.1f} times the {best.median_ms:.3g} ms of "
+                f"{best.implementation}, the best valid baseline: no speed-up may be quoted "
+                f"against it"
+            )
+            yield Finding("baseline", Effect.NOTE, sentence, row.case_id, row.implementation)
+    bound = least(best, limits, l2_bytes=0)
+    if bound is not None and best.median_ms > FAR_FROM_ROOFLINE * bound.ms + FIXED_COST_MS:
+        sentence = (
+            f"the best valid baseline, {best.implementation}, takes {best.median_ms:.3g} ms, "
+            f"{best.median_ms / bound.ms:.0f} times what {bound.why} take: a speed-up over it "
+            f"says that it is slow"
+        )
+        yield Finding("baseline", Effect.INCONCLUSIVE, sentence, best.case_id)

@@ -1,0 +1,61 @@
+"""Clocks and neighbours: was the device its normal self, and alone, while a case was measured?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from nsabench.checks.baselines import best_baseline
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.limits import Limits
+from nsabench.checks.row import Row
+from nsabench.environment.nvml import THROTTLING
+from nsabench.words import Role
+
+# A ratio in time and the same ratio in cycles differ only if the arms ran at different clocks.
+RATIO_TOLERANCE = 0.02
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Cases that were throttled, shared, or that time and cycles tell differently."""
+    by_case: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.timed_ms is not None:
+            by_case[row.case_id].append(row)
+    return [f for case in by_case.values() for f in [*_conditions(case), *_cycles(case)]]
+
+
+def _conditions(rows: list[Row]) -> Iterator[Finding]:
+    case_id = rows[0].case_id
+    reasons = sorted({x for r in rows for x in r.conditions.clock_event_reasons} & THROTTLING)
+    if reasons:
+        sentence = f"the device was throttled while the case was measured: {', '.join(reasons)}"
+        clocks = [r.conditions for r in rows if r.conditions.sm_clock_mhz_min is not None]
+        if clocks:
+            low = min(c.sm_clock_mhz_min or 0 for c in clocks)
+            high = max(c.sm_clock_mhz_max or 0 for c in clocks)
+            sentence += f" (SM clock {low} to {high} MHz)"
+        yield Finding("clocks", Effect.INCONCLUSIVE, sentence, case_id)
+    others = max(r.conditions.competing_processes for r in rows)
+    if others:
+        noun = "process" if others == 1 else "processes"
+        sentence = f"{others} other {noun} computed on the device while the case was measured"
+        yield Finding("clocks", Effect.INCONCLUSIVE, sentence, case_id)
+
+
+def _cycles(rows: list[Row]) -> Iterator[Finding]:
+    for row in rows:
+        if row.role is not Role.CANDIDATE or not row.median_mcycles:
+            continue
+        same = [r for r in rows if r.session == row.session and r.median_mcycles]
+        best = best_baseline(same)
+        if best is None or not best.median_ms or not best.median_mcycles or not row.median_ms:
+            continue
+        in_time = best.median_ms / row.median_ms
+        in_cycles = best.median_mcycles / row.median_mcycles
+        if abs(in_time / in_cycles - 1) > RATIO_TOLERANCE:
+            sentence = (
+                f"the ratio to {best.implementation} is {in_time:.3f} in time and "
+                f"{in_cycles:.3f} in cycles: the two ran at different clocks"
+            )
+            yield Finding("clocks", Effect.INCONCLUSIVE, sentence, row.case_id, row.implementation)

@@ -1,0 +1,44 @@
+"""Monotone: an advantage that is there at some length and gone at a greater one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsabench.checks.baselines import best_baseline
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.ladder import ladders
+from nsabench.checks.limits import Limits
+from nsabench.checks.row import Row
+from nsabench.words import Role
+
+WON = 1.2  # the margin a threshold asks for
+LOST = 1.0
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Candidates for which "from this length on" is not how it is."""
+    by_case: dict[str, list[Row]] = {}
+    for row in rows:
+        by_case.setdefault(row.case_id, []).append(row)
+    best = {case_id: best_baseline(case) for case_id, case in by_case.items()}
+    candidates = [r for r in rows if r.role is Role.CANDIDATE]
+    found = (_falls(ladder, best) for ladder in ladders(candidates))
+    return [finding for finding in found if finding is not None]
+
+
+def _falls(ladder: list[Row], best: dict[str, Row | None]) -> Finding | None:
+    won: tuple[float, Row] | None = None
+    for row in ladder:
+        baseline = best[row.case_id]
+        if baseline is None or not baseline.median_ms or not row.median_ms:
+            continue
+        speedup = baseline.median_ms / row.median_ms
+        if won is not None and speedup < LOST:
+            sentence = (
+                f"{won[0]:.2f} times as fast as the baseline at L={won[1].length} but "
+                f"{speedup:.2f} at L={row.length} ({row.label}): no length holds from there on"
+            )
+            return Finding("monotone", Effect.NOTE, sentence, row.case_id, row.implementation)
+        if speedup >= WON and won is None:
+            won = speedup, row
+    return None

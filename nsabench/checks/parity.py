@@ -1,0 +1,57 @@
+"""Parity: candidate and baseline alike are held to the float64 oracle on the same inputs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.limits import Limits
+from nsabench.checks.row import Row
+from nsabench.words import DType, Role, Status
+
+# Spacing of the format at 1 (2^-mantissa bits): an output rounded to it has a relative error of
+# about 0.3 of this, whatever computed it, so no ratio of errors below it means anything.
+EPSILON = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT32: 2.0**-23}
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Records that are `ok` and should not be: over the MAE tolerance, or much further from the
+    oracle than the best baseline of the case."""
+    by_case: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.status is Status.OK:
+            by_case[row.case_id].append(row)
+    return [finding for case in by_case.values() for finding in _check_case(case)]
+
+
+def _check_case(rows: list[Row]) -> Iterator[Finding]:
+    best = min(
+        (
+            r.rel_l2
+            for r in rows
+            if r.role is Role.BASELINE and r.rel_l2 is not None and not _over(r)
+        ),
+        default=None,
+    )
+    for row in rows:
+        sentence = ""
+        if _over(row):
+            sentence = (
+                f"mean absolute error {row.mae:.3g} against the oracle is over the tolerance "
+                f"of {row.mae_tolerance:.3g}"
+            )
+        elif best is not None and row.rel_l2 is not None:
+            limit = max(row.rel_l2_ratio * best, EPSILON[row.dtype])
+            if not row.rel_l2 <= limit:
+                sentence = (
+                    f"relative L2 error {row.rel_l2:.3g} is over {limit:.3g}: the best valid "
+                    f"baseline has {best:.3g}, {row.dtype} resolves {EPSILON[row.dtype]:.3g}"
+                )
+        if sentence:
+            yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)
+
+
+def _over(row: Row) -> bool:
+    # Written so that a NaN could never pass.
+    return row.mae is not None and not row.mae <= row.mae_tolerance

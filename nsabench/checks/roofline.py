@@ -1,0 +1,34 @@
+"""Roofline: no time below what the compulsory work takes at the device's ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsabench.checks.finding import Effect, Finding
+from nsabench.checks.limits import Limits, bounds
+from nsabench.checks.row import Row
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Records whose time is impossible whatever the code did."""
+    return [
+        Finding("roofline", Effect.IMPLAUSIBLE, sentence, row.case_id, row.implementation)
+        for row in rows
+        for sentence in _impossible(row, limits)
+    ]
+
+
+def _impossible(row: Row, limits: Limits) -> Iterator[str]:
+    time = row.timed_ms
+    if time is None:
+        return
+    beaten = [b for b in bounds(row, limits) if time * limits.margin < b.ms]
+    if beaten:
+        worst = max(beaten, key=lambda b: b.ms)
+        yield (
+            f"{time:.3g} ms is {worst.ms / time:.2f} times faster than possible: "
+            f"{worst.why} take {worst.ms:.3g} ms ({limits.source})"
+        )
+    floor = limits.timer_floor_ms
+    if floor is not None and time * limits.margin < floor:
+        yield f"{time:.3g} ms is below the {floor:.3g} ms that the timer reads for an empty kernel"

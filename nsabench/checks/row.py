@@ -1,0 +1,56 @@
+"""What a check sees of a record. Times in ms, sizes in bytes, clocks in MHz."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nsabench.messages import Conditions
+from nsabench.words import Direction, DType, Role, Status
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one case. None: not measured, or not known."""
+
+    case_id: str
+    op: str
+    implementation: str
+    role: Role
+    status: Status
+    dtype: DType
+    shape: Mapping[str, int]
+    length: int
+    bytes_min: int
+    flops: int
+    direction: Direction = Direction.FORWARD
+    distribution: str = ""
+    streams: int = 1
+    caught_by: str = ""  # of a control: the check that is meant to catch it
+    reason: str = ""
+    session: int = 0
+    mae: float | None = None
+    rel_l2: float | None = None
+    mae_tolerance: float = 1e-3
+    rel_l2_ratio: float = 2.0
+    median_ms: float | None = None
+    median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles
+    escaped_share: float = 0.0  # share of samples with work that outlived the end event
+    gap_hidden_share: float = 1.0  # share of samples that were queued before the device let go
+    conditions: Conditions = field(default_factory=Conditions)
+
+    @property
+    def timed_ms(self) -> float | None:
+        """The median of a record that is `ok`, else None: a failure has no time."""
+        return self.median_ms if self.status is Status.OK else None
+
+    @property
+    def label(self) -> str:
+        """Sizes, dtype and whatever else tells this case from its neighbours."""
+        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
+        extra = [self.dtype.value]
+        if self.direction is not Direction.FORWARD:
+            extra.append(self.direction.value)
+        if self.streams != 1:
+            extra.append(f"streams={self.streams}")
+        return " ".join([sizes, *extra])

@@ -1,0 +1,43 @@
+from nsabench.checks import Effect, Limits
+from nsabench.checks.clocks import check
+from nsabench.messages import Conditions
+
+
+def test_throttling_makes_the_case_inconclusive(make_row):
+    conditions = Conditions(
+        clock_event_reasons=["gpu_idle", "hw_thermal_slowdown"],
+        sm_clock_mhz_min=900,
+        sm_clock_mhz_max=1980,
+    )
+    rows = [make_row(conditions=conditions), make_row("b", "baseline", conditions=conditions)]
+    (finding,) = check(rows, Limits())
+    assert (finding.effect, finding.implementation) == (Effect.INCONCLUSIVE, "")
+    assert "hw_thermal_slowdown (SM clock 900 to 1980 MHz)" in finding.sentence
+    assert "gpu_idle" not in finding.sentence
+
+
+def test_idle_and_set_clocks_are_no_throttling(make_row):
+    calm = Conditions(clock_event_reasons=["gpu_idle", "applications_clocks_setting"])
+    assert check([make_row(conditions=calm)], Limits()) == []
+
+
+def test_neighbours_make_the_case_inconclusive(make_row):
+    (finding,) = check([make_row(conditions=Conditions(competing_processes=1))], Limits())
+    assert finding.effect is Effect.INCONCLUSIVE
+    assert "1 other process" in finding.sentence
+
+
+def test_time_and_cycles_must_tell_the_same(make_row):
+    baseline = make_row("b", "baseline", 2.0, median_mcycles=2.0 * 1.98)
+    agrees = make_row("mine", median_ms=1.0, median_mcycles=1.0 * 1.97)
+    differs = make_row("mine", median_ms=1.0, median_mcycles=1.0 * 1.5)
+    assert check([baseline, agrees], Limits()) == []
+    (finding,) = check([baseline, differs], Limits())
+    assert (finding.effect, finding.implementation) == (Effect.INCONCLUSIVE, "mine")
+    assert "2.000 in time and 2.640 in cycles" in finding.sentence
+
+
+def test_other_sessions_and_unread_clocks_are_not_compared(make_row):
+    baseline = make_row("b", "baseline", 2.0, median_mcycles=3.96, session=1)
+    rows = [baseline, make_row(median_mcycles=1.5), make_row("c", session=1)]
+    assert check(rows, Limits()) == []

@@ -1,0 +1,66 @@
+import pytest
+
+from nsabench.checks import Effect, Finding, Limits, all_checks, run_all
+from nsabench.checks.controls import judge
+from nsabench.words import Status
+
+
+def control(make_row, **fields):
+    return make_row("cheat", "control", **{"caught_by": "parity", **fields})
+
+
+def wrong(make_row, **fields):
+    return control(make_row, status=Status.WRONG, reason="mae 0.148", median_ms=None, **fields)
+
+
+def test_a_caught_control_is_silent(make_row):
+    assert judge([wrong(make_row), wrong(make_row, L=64)], []) == []
+
+
+@pytest.mark.parametrize("status", [Status.OK, Status.IMPLAUSIBLE])
+def test_a_control_that_passes_for_right_once_invalidates_the_run(make_row, status):
+    (finding,) = judge([wrong(make_row), control(make_row, L=64, status=status)], [])
+    assert (finding.effect, finding.case_id) == (Effect.INVALID, "")
+    assert "did not catch the control in 1 of 2 cases" in finding.sentence
+    assert "L=64" in finding.sentence
+
+
+def test_it_must_be_caught_by_the_check_that_is_meant_for_it(make_row):
+    row = control(make_row, caught_by="baseline")
+    other = Finding("clocks", Effect.NOTE, "x", row.case_id, row.implementation)
+    meant = Finding("baseline", Effect.NOTE, "x", row.case_id, row.implementation)
+    elsewhere = Finding("baseline", Effect.NOTE, "x", "another case", row.implementation)
+    assert judge([row], [other, elsewhere])
+    assert judge([row], [other, meant]) == []
+    assert judge([wrong(make_row, caught_by="baseline")], [])
+
+
+def test_where_a_control_declines_it_need_not_be_caught(make_row):
+    declined = control(make_row, L=64, status=Status.UNSUPPORTED, reason="64 keys are all")
+    assert judge([declined, wrong(make_row)], []) == []
+    assert judge([declined], []) == []
+
+
+def test_a_control_that_only_crashes_proves_nothing(make_row):
+    crashed = control(make_row, status=Status.CRASHED, reason="signal 11", median_ms=None)
+    (finding,) = judge([crashed], [])
+    assert finding.effect is Effect.INVALID
+    assert "signal 11" in finding.sentence
+    (finding,) = judge([crashed, wrong(make_row, L=64)], [])
+    assert finding.effect is Effect.NOTE
+
+
+def test_candidates_are_never_judged_as_controls(make_row):
+    assert judge([make_row(), make_row("b", "baseline", status=Status.WRONG)], []) == []
+
+
+def test_run_all_finds_the_modules_and_judges_controls_last(make_row):
+    assert {"parity", "roofline", "scaling", "clocks", "baseline"} <= set(all_checks())
+    rows = [
+        control(make_row, mae=0.1),
+        control(make_row, D=64),
+        make_row("slow", "baseline", 5.0, L=128),
+        make_row("b", "baseline", 1.0, L=128),
+    ]
+    effects = [f.effect for f in run_all(rows, Limits())]
+    assert effects == [Effect.INVALID, Effect.WRONG, Effect.NOTE]

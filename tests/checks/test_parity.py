@@ -1,0 +1,56 @@
+import math
+
+import pytest
+
+from nsabench.checks import Effect, Limits
+from nsabench.checks.parity import check
+from nsabench.words import Status
+
+NONE = Limits()
+
+
+@pytest.mark.parametrize("role", ["candidate", "baseline", "control"])
+def test_mae_over_the_tolerance_is_wrong_for_every_role(make_row, role):
+    (finding,) = check([make_row("bad", role, mae=0.148), make_row("good", "baseline")], NONE)
+    assert (finding.effect, finding.implementation) == (Effect.WRONG, "bad")
+    assert "0.148" in finding.sentence
+    assert "0.001" in finding.sentence
+
+
+def test_nan_is_wrong(make_row):
+    assert check([make_row(mae=math.nan)], NONE)
+    assert check([make_row(rel_l2=math.nan), make_row("b", "baseline")], NONE)
+
+
+def test_relative_error_is_measured_against_the_best_valid_baseline(make_row):
+    rows = [
+        make_row("mine", rel_l2=5e-3),
+        make_row("b", "baseline", rel_l2=2e-3),
+        make_row("invalid", "baseline", mae=0.1, rel_l2=4e-3),
+    ]
+    assert [f.implementation for f in check(rows, NONE)] == ["mine", "invalid"]
+    rows[1] = make_row("b", "baseline", rel_l2=2.6e-3)
+    assert [f.implementation for f in check(rows, NONE)] == ["invalid"]
+
+
+def test_baselines_are_held_to_the_best_of_them(make_row):
+    rows = [make_row("a", "baseline", rel_l2=3e-4), make_row("b", "baseline", rel_l2=4e-3)]
+    assert [f.implementation for f in check(rows, NONE)] == ["b"]
+
+
+@pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])
+def test_errors_below_the_resolution_of_the_format_are_not_compared(make_row, dtype, flagged):
+    rows = [
+        make_row("mine", dtype=dtype, rel_l2=4e-3),
+        make_row("b", "baseline", dtype=dtype, rel_l2=1e-4),
+    ]
+    assert bool(check(rows, NONE)) is flagged
+
+
+def test_failed_records_and_other_cases_play_no_part(make_row):
+    rows = [
+        make_row("mine", rel_l2=5e-3),
+        make_row("b", "baseline", rel_l2=1e-5, status=Status.WRONG),
+        make_row("b", "baseline", rel_l2=1e-5, L=64),
+    ]
+    assert check(rows, NONE) == []
