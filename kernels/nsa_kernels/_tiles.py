@@ -107,12 +107,11 @@ def publish_and_merge(
     DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
 ):
     """Store this program's share of a row; the last program to arrive merges all shares.
 
     ``part_ptr`` fp32 [slots, H, DV] and ``plse_ptr`` fp32 [slots, H] (log2) are the workspace, the
-    row owns slots ``first_slot`` to ``first_slot + n_slots`` (n_slots <= BLOCK_S). The merge always
+    row owns slots ``first_slot`` to ``first_slot + n_slots``, none of them empty. The merge
     runs over the slots in order, so its result does not depend on who arrives last. The counter is
     zero before and after.
     """
@@ -130,23 +129,15 @@ def publish_and_merge(
     arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel")
     if arrived == n_slots - 1:
         tl.debug_barrier()
-        slots = tl.arange(0, BLOCK_S)
-        base = first_slot * H
-        lses = tl.load(
-            plse_ptr + base + slots[:, None] * H + heads[None, :],
-            mask=(slots[:, None] < n_slots) & heads_ok[None, :],
-            other=float("-inf"),
-            cache_modifier=".cg",
-        )
-        top = tl.max(lses, 0)
-        top = tl.where(heads_ok, top, 0.0)
-        total = tl.sum(tl.exp2(lses - top[None, :]), 0)
+        row0 = first_slot * H + heads
+        end = row0 + n_slots * H
+        top = tl.load(plse_ptr + row0, mask=heads_ok, other=0.0, cache_modifier=".cg")
+        total = tl.zeros([BLOCK_H], dtype=tl.float32)
         merged = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
         for j0 in range(0, n_slots, 4):
             for u in tl.static_range(4):
-                j = j0 + u
-                row = base + j * H + heads
-                live = heads_ok & (row < base + n_slots * H)
+                row = row0 + (j0 + u) * H
+                live = heads_ok & (row < end)
                 lse_j = tl.load(
                     plse_ptr + row, mask=live, other=float("-inf"), cache_modifier=".cg"
                 )
@@ -156,7 +147,12 @@ def publish_and_merge(
                     other=0.0,
                     cache_modifier=".cg",
                 )
-                merged += part * tl.exp2(lse_j - top)[:, None]
+                new_top = tl.maximum(top, lse_j)
+                old = tl.exp2(top - new_top)
+                new = tl.exp2(lse_j - new_top)
+                merged = merged * old[:, None] + part * new[:, None]
+                total = total * old + new
+                top = new_top
         total = tl.where(heads_ok, total, 1.0)
         tl.store(out_ptrs, (merged / total[:, None]).to(out_ptrs.dtype.element_ty), mask=keep)
         tl.store(lse_ptrs, (top + tl.log2(total)) * 0.6931471805599453, mask=heads_ok)

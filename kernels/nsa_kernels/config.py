@@ -101,3 +101,45 @@ def rows_config(
     chunk = cdiv(tiles, splits) * block_l
     splits = max(cdiv(length, chunk), 1)
     return Config(block_h, block_l, splits, chunk, head_tiles, 4, stages)
+
+
+@functools.lru_cache(maxsize=4096)
+def varlen_config(
+    n: int,
+    h: int,
+    total: int,
+    d: int,
+    dv: int,
+    max_seqlen: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Config:
+    """The configuration of ``selection_varlen``; ``chunk`` keys are one work item."""
+    limits = device_limits(device)
+    block_h, block_l, stages = _tile(h, d, dv, dtype.itemsize, limits, 64, 3)
+    head_tiles = cdiv(h, block_h)
+    want = cdiv(total * head_tiles, 4 * limits.processors)
+    chunk = min(max(cdiv(want, block_l), 2) * block_l, 1024)
+    return Config(block_h, block_l, 0, chunk, head_tiles, 4, stages)
+
+
+@functools.lru_cache(maxsize=4096)
+def ranges_config(
+    rows: int,
+    h: int,
+    n_spans: int,
+    s_kv: int,
+    d: int,
+    dv: int,
+    selected_len: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Config:
+    """The configuration of ``selection_ranges``; its splits share a row's keys evenly."""
+    limits = device_limits(device)
+    block_h, block_l, stages = _tile(h, d, dv, dtype.itemsize, limits, 64, 3)
+    head_tiles = cdiv(h, block_h)
+    bound = s_kv if selected_len is None else min(selected_len, s_kv)
+    tiles = max(cdiv(bound, block_l), 1)
+    splits = max(1, min(cdiv(2 * limits.processors, rows * head_tiles), tiles, 64))
+    return Config(block_h, block_l, splits, 0, head_tiles, 4, stages)

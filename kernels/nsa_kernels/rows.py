@@ -45,7 +45,7 @@ def rows_group_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    SPLIT: tl.constexpr,
     ONE_TILE: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -85,9 +85,7 @@ def rows_group_kernel(
             )
     out_ptrs = out_ptr + (n * H + heads)[:, None] * DV + dv[None, :]
     lse_ptrs = lse_ptr + n * H + heads
-    if BLOCK_S == 1:
-        store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
-    else:
+    if SPLIT:
         n_splits = tl.num_programs(1)
         publish_and_merge(
             out_ptrs,
@@ -108,8 +106,9 @@ def rows_group_kernel(
             DV,
             BLOCK_H,
             BLOCK_DV,
-            BLOCK_S,
         )
+    else:
+        store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
 
 
 @triton.jit
@@ -244,7 +243,7 @@ def selection_rows(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
-        BLOCK_S=check.next_power_of_2(config.splits),
+        SPLIT=config.splits > 1,
         ONE_TILE=length > 0 and config.chunk <= config.block_l,
         MASKED=length % config.block_l != 0,
         PRECISION="ieee",

@@ -1,0 +1,310 @@
+"""``selection_ranges``: any spans of a shared K/V, read in place.
+
+A row's spans are made disjoint in registers (each starts where the spans before it end), and their
+keys are numbered 0..total without gaps. A tile takes the next ``block_l`` numbers, whatever spans
+they fall in, and turns them into key positions. So short spans waste no part of a tile, overlaps
+count once, and nothing is packed or written. See docs/kernels.md.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks as check
+from ._tiles import load_tile, publish_and_merge, softmax_step, store_row
+from ._triton_compat import tl, triton
+from .config import Config, ranges_config
+from .spans import disjoint_spans
+from .workspace import counters, partials
+
+MAX_IN_REGISTERS = 64
+"""Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
+
+
+@triton.jit
+def ranges_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    spans_ptr,
+    before_ptr,
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    count_ptr,
+    q_sb,
+    q_ss,
+    q_sg,
+    q_sh,
+    q_sd,
+    k_sb,
+    k_sg,
+    k_sl,
+    k_sd,
+    v_sb,
+    v_sg,
+    v_sl,
+    v_sd,
+    r_sb,
+    r_ss,
+    r_sg,
+    r_sn,
+    r_se,
+    S,
+    G,
+    H,
+    S_KV,
+    n_spans,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (row, split, head tile); row = (b * S + s) * G + g."""
+    r = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    n_splits = tl.num_programs(1)
+    g = r % G
+    s = (r // G) % S
+    b = r // G // S
+    heads = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    q = load_tile(
+        q_ptr + b * q_sb + s * q_ss + g * q_sg,
+        heads.to(tl.int64),
+        d,
+        q_sh,
+        q_sd,
+        heads_ok,
+        D,
+        BLOCK_D,
+        True,
+    )
+    k_base = k_ptr + b * k_sb + g * k_sg
+    v_base = v_ptr + b * v_sb + g * v_sg
+    spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
+    before = before_ptr + r * (n_spans + 1)
+    if SEARCH_STEPS > 0:
+        total = tl.load(before + n_spans).to(tl.int32)
+    else:
+        i = tl.arange(0, BLOCK_N)
+        at = spans + i.to(tl.int64) * r_sn
+        # Absent spans become [S_KV, S_KV): they sort last and are empty.
+        low = tl.load(at, mask=i < n_spans, other=S_KV)
+        high = tl.load(at + r_se, mask=i < n_spans, other=S_KV)
+        low = tl.minimum(tl.maximum(low, 0), S_KV).to(tl.int32)
+        high = tl.minimum(tl.maximum(high, 0), S_KV).to(tl.int32)
+        # The same values once more along the other axis: a load is cheaper than a transpose.
+        j = tl.arange(0, BLOCK_N)
+        at_j = spans + j.to(tl.int64) * r_sn
+        low_j = tl.load(at_j, mask=j < n_spans, other=S_KV)
+        high_j = tl.load(at_j + r_se, mask=j < n_spans, other=S_KV)
+        low_j = tl.minimum(tl.maximum(low_j, 0), S_KV).to(tl.int32)
+        high_j = tl.minimum(tl.maximum(high_j, 0), S_KV).to(tl.int32)
+        earlier = (low_j[None, :] < low[:, None]) | (
+            (low_j[None, :] == low[:, None]) & (j[None, :] < i[:, None])
+        )
+        reach = tl.max(tl.where(earlier, high_j[None, :], 0), 1)
+        low = tl.maximum(low, reach)
+        count = tl.maximum(high - low, 0)
+        total = tl.sum(count, 0)
+        # Numbers follow the index order of the spans.
+        stop = tl.cumsum(count, 0)
+        number = stop - count
+        shift = low - number
+    tiles = tl.cdiv(total, BLOCK_L)
+    chunk = tl.maximum(tl.cdiv(tiles, n_splits), 1) * BLOCK_L
+    n_parts = tl.cdiv(total, chunk)
+    lo = split * chunk
+    if split < tl.maximum(n_parts, 1):
+        hi = tl.minimum(lo + chunk, total)
+        row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+        row_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
+        acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
+        for start in range(lo, hi, BLOCK_L):
+            pos = start + tl.arange(0, BLOCK_L)
+            valid = pos < hi
+            if SEARCH_STEPS > 0:
+                # The last span whose first number is <= pos; empty spans share a number with the
+                # next one and are passed over.
+                found = tl.zeros([BLOCK_L], dtype=tl.int32)
+                for step in tl.static_range(SEARCH_STEPS):
+                    trial = found + (1 << (SEARCH_STEPS - 1 - step))
+                    first = tl.load(before + trial, mask=trial < n_spans, other=2147483647)
+                    found = tl.where(first <= pos, trial, found)
+                key = tl.load(spans + found.to(tl.int64) * r_sn, mask=valid, other=0)
+                key += pos - tl.load(before + found, mask=valid, other=0)
+            else:
+                inside = (pos[:, None] >= number[None, :]) & (pos[:, None] < stop[None, :])
+                key = pos + tl.sum(tl.where(inside, shift[None, :], 0), 1)
+            at_key = key.to(tl.int64)
+            k = load_tile(k_base, at_key, d, k_sl, k_sd, valid, D, BLOCK_D, True)
+            v = load_tile(v_base, at_key, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
+            row_max, row_sum, acc = softmax_step(
+                q, k, v, valid, row_max, row_sum, acc, scale_log2, True, PRECISION
+            )
+        out_ptrs = out_ptr + (r * H + heads)[:, None] * DV + dv[None, :]
+        lse_ptrs = lse_ptr + r * H + heads
+        if SPLIT:
+            if n_parts > 1:
+                publish_and_merge(
+                    out_ptrs,
+                    lse_ptrs,
+                    part_ptr,
+                    plse_ptr,
+                    count_ptr + r * tl.num_programs(2) + tl.program_id(2),
+                    acc,
+                    row_max,
+                    row_sum,
+                    r * n_splits,
+                    split,
+                    n_parts,
+                    heads,
+                    heads_ok,
+                    dv,
+                    H,
+                    DV,
+                    BLOCK_H,
+                    BLOCK_DV,
+                )
+            else:
+                store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+        else:
+            store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+
+
+def check_ranges(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ranges: torch.Tensor
+) -> torch.Tensor:
+    """Check the inputs of ``selection_ranges``; returns ranges as a view [B,S,G,n,2].
+
+    Raises:
+        TypeError: unsupported or mixed dtypes, ranges not int32 or int64.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+    """
+    check.check_qkv("selection_ranges", q, k, v)
+    if ranges.dim() == 4:
+        ranges = ranges.unsqueeze(0)
+        ranges = ranges.expand(q.shape[0], -1, -1, -1, -1)
+    if not (
+        q.dim() == 5
+        and k.dim() == v.dim() == 4
+        and k.shape[:3] == v.shape[:3]
+        and k.shape[:2] == (q.shape[0], q.shape[2])
+        and ranges.dim() == 5
+        and ranges.shape[:3] == q.shape[:3]
+        and ranges.shape[4] == 2
+        and q.shape[3] >= 1
+    ):
+        raise ValueError(
+            "selection_ranges: expected q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], "
+            f"ranges [B,S,G,n,2] or [S,G,n,2] with h >= 1; got {tuple(q.shape)}, "
+            f"{tuple(k.shape)}, {tuple(v.shape)}, {tuple(ranges.shape)}"
+        )
+    if ranges.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"selection_ranges: ranges must be int32 or int64, got {ranges.dtype}")
+    if ranges.device != q.device:
+        raise ValueError(f"selection_ranges: ranges is on {ranges.device}, q on {q.device}")
+    if k.shape[2] >= 2**30:
+        raise ValueError(f"selection_ranges: S_kv must be below 2**30, got {k.shape[2]}")
+    return ranges
+
+
+def selection_ranges(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    selected_len: int | None = None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each row's h queries over the union of the row's spans.
+
+    Args:
+        q: [B, S, G, h, D], float16, bfloat16 or float32, any strides.
+        k: [B, G, S_kv, D], same dtype, any strides.
+        v: [B, G, S_kv, Dv], same dtype, any strides.
+        ranges: int32 or int64 [B, S, G, n, 2] (or [S, G, n, 2], the same for every batch entry):
+            half-open spans [start, end) in any order. They may overlap (a key counts once), reach
+            out of [0, S_kv] (clamped) or be reversed (empty). The values stay on the device.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        selected_len: upper bound of the keys a row selects, when the caller knows one; only a hint
+            for the number of splits, results do not depend on it being right.
+        config: launch configuration; chosen from the shapes when None.
+
+    Returns:
+        out [B, S, G, h, Dv] in q's dtype and lse [B, S, G, h] float32 (natural log), both
+        contiguous; a row that selects nothing gives out = 0, lse = -inf.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes, ranges not int32 or int64.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+    """
+    ranges = check_ranges(q, k, v, ranges)
+    b, s, g, h, d = q.shape
+    s_kv, dv = v.shape[2], v.shape[3]
+    n_spans = ranges.shape[3]
+    rows = b * s * g
+    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
+    if rows == 0:
+        return out, lse
+    if config is None:
+        config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
+    part = plse = count = lse
+    if config.splits > 1:
+        part, plse = partials(q.device, rows * config.splits, h, dv)
+        count = counters(q.device, rows * config.head_tiles)
+    spans = before = ranges
+    steps = 0
+    if n_spans > MAX_IN_REGISTERS:
+        spans, before = disjoint_spans(ranges, s_kv)
+        steps = (n_spans - 1).bit_length()
+    ranges_kernel[(rows, config.splits, config.head_tiles)](
+        q,
+        k,
+        v,
+        spans,
+        before,
+        out,
+        lse,
+        part,
+        plse,
+        count,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        *(spans.stride() if steps == 0 else (*spans.stride(), 0)),
+        s,
+        g,
+        h,
+        s_kv,
+        n_spans,
+        check.scale_log2(sm_scale, d),
+        D=d,
+        DV=dv,
+        BLOCK_D=check.next_power_of_2(d),
+        BLOCK_DV=check.next_power_of_2(dv),
+        BLOCK_H=config.block_h,
+        BLOCK_L=config.block_l,
+        BLOCK_N=1 if steps else max(check.next_power_of_2(n_spans), 2),
+        SEARCH_STEPS=steps,
+        SPLIT=config.splits > 1,
+        PRECISION="ieee",
+        num_warps=config.num_warps,
+        # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
+        num_stages=1 if steps else config.num_stages,
+    )
+    return out, lse

@@ -1,0 +1,231 @@
+"""``selection_varlen``: rows of unequal length, packed one after the other.
+
+The launch must not depend on the lengths (no host synchronisation), and one long row must not
+hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys, and item
+``cu_seqlens[n] // chunk + n`` is the first of row ``n``: that is monotone, gives every row at least
+``ceil(len / chunk)`` items, and bounds their number by ``N + total // chunk``. A program finds its
+row by counting the rows that start at or before its item.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks as check
+from ._tiles import load_tile, publish_and_merge, softmax_step, store_row
+from ._triton_compat import tl, triton
+from .config import Config, varlen_config
+from .workspace import counters, partials
+
+ROWS_A_BLOCK = 1024
+"""Rows looked at in each of the two steps of the search."""
+
+
+@triton.jit
+def find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.constexpr):
+    """The last row whose first work item is <= ``item``."""
+    step = tl.arange(0, BLOCK)
+    first = 0
+    if COARSE > 1:
+        at = tl.arange(0, COARSE) * BLOCK
+        cu = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
+        start = tl.minimum(tl.maximum(cu, 0), total) // chunk + at
+        first = (tl.sum(((start <= item) & (at < N)).to(tl.int32), 0) - 1) * BLOCK
+    at = first + step
+    cu = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
+    start = tl.minimum(tl.maximum(cu, 0), total) // chunk + at
+    return first + tl.sum(((start <= item) & (at < N)).to(tl.int32), 0) - 1
+
+
+@triton.jit
+def varlen_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cu_ptr,
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    count_ptr,
+    q_sn,
+    q_sh,
+    q_sd,
+    k_sl,
+    k_sd,
+    v_sl,
+    v_sd,
+    cu_s,
+    N,
+    H,
+    total,
+    chunk,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    COARSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (work item, head tile)."""
+    item = tl.program_id(0)
+    row = find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK_N, COARSE)
+    n = row.to(tl.int64)
+    begin = tl.minimum(tl.maximum(tl.load(cu_ptr + n * cu_s), 0), total)
+    end = tl.minimum(tl.maximum(tl.load(cu_ptr + (n + 1) * cu_s), begin), total)
+    length = end - begin
+    first_item = begin // chunk + row
+    n_parts = tl.cdiv(length, chunk)
+    part = item - first_item
+    # Equal shares: a row just above the chunk must not leave a tail of a few keys.
+    share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
+    n_parts = tl.cdiv(length, tl.maximum(share, 1))
+    if part < tl.maximum(n_parts, 1):
+        heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        heads_ok = heads < H
+        d = tl.arange(0, BLOCK_D)
+        dv = tl.arange(0, BLOCK_DV)
+        lo = begin + part * share
+        hi = tl.minimum(lo + share, end)
+        row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+        row_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
+        acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
+        q = load_tile(
+            q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True
+        )
+        for start in range(lo, hi, BLOCK_L):
+            pos = start + tl.arange(0, BLOCK_L)
+            valid = pos < hi
+            at = pos.to(tl.int64)
+            k = load_tile(k_ptr, at, d, k_sl, k_sd, valid, D, BLOCK_D, True)
+            v = load_tile(v_ptr, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
+            row_max, row_sum, acc = softmax_step(
+                q, k, v, valid, row_max, row_sum, acc, scale_log2, True, PRECISION
+            )
+        out_ptrs = out_ptr + (n * H + heads)[:, None] * DV + dv[None, :]
+        lse_ptrs = lse_ptr + n * H + heads
+        if n_parts > 1:
+            publish_and_merge(
+                out_ptrs,
+                lse_ptrs,
+                part_ptr,
+                plse_ptr,
+                count_ptr + n * tl.num_programs(1) + tl.program_id(1),
+                acc,
+                row_max,
+                row_sum,
+                first_item.to(tl.int64),
+                part,
+                n_parts,
+                heads,
+                heads_ok,
+                dv,
+                H,
+                DV,
+                BLOCK_H,
+                BLOCK_DV,
+            )
+        else:
+            store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+
+
+def selection_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    max_seqlen: int | None = None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each row's H queries over that row's slice of the packed keys.
+
+    Args:
+        q: [N, H, D], float16, bfloat16 or float32, any strides.
+        k: [total, D], same dtype, any strides.
+        v: [total, Dv], same dtype, any strides.
+        cu_seqlens: int32 [N + 1] on the same device, non-decreasing, from 0 to at most total;
+            row n owns keys cu_seqlens[n] to cu_seqlens[n + 1]. Its values are never read on the
+            host; values outside [0, total] are clamped on the device.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        max_seqlen: upper bound of the lengths, when the caller knows one; only a hint for the
+            choice of the work item's size, results do not depend on it being right.
+        config: launch configuration; chosen from the shapes when None.
+
+    Returns:
+        out [N, H, Dv] in q's dtype and lse [N, H] float32 (natural log), both contiguous; an
+        empty row gives out = 0, lse = -inf.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes, cu_seqlens not int32.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+    """
+    check.check_qkv("selection_varlen", q, k, v)
+    if not (
+        q.dim() == 3
+        and k.dim() == v.dim() == 2
+        and k.shape[0] == v.shape[0]
+        and cu_seqlens.shape == (q.shape[0] + 1,)
+        and q.shape[1] >= 1
+    ):
+        raise ValueError(
+            "selection_varlen: expected q [N,H,D], k [total,D], v [total,Dv], cu_seqlens [N+1] "
+            f"with H >= 1; got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
+            f"{tuple(cu_seqlens.shape)}"
+        )
+    if cu_seqlens.dtype != torch.int32:
+        raise TypeError(f"selection_varlen: cu_seqlens must be int32, got {cu_seqlens.dtype}")
+    if cu_seqlens.device != q.device:
+        raise ValueError(f"selection_varlen: cu_seqlens is on {cu_seqlens.device}, q on {q.device}")
+    n, h, d = q.shape
+    total, dv = v.shape
+    if total >= 2**31:
+        raise ValueError(f"selection_varlen: int32 cu_seqlens cannot address {total} keys")
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    if n == 0:
+        return out, lse
+    if config is None:
+        config = varlen_config(n, h, total, d, dv, max_seqlen, q.dtype, q.device)
+    items = n + total // config.chunk
+    part = plse = count = lse
+    if max_seqlen is None or max_seqlen > config.chunk:
+        part, plse = partials(q.device, items, h, dv)
+        count = counters(q.device, n * config.head_tiles)
+    varlen_kernel[(items, config.head_tiles)](
+        q,
+        k,
+        v,
+        cu_seqlens,
+        out,
+        lse,
+        part,
+        plse,
+        count,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        cu_seqlens.stride(0),
+        n,
+        h,
+        total,
+        config.chunk,
+        check.scale_log2(sm_scale, d),
+        D=d,
+        DV=dv,
+        BLOCK_D=check.next_power_of_2(d),
+        BLOCK_DV=check.next_power_of_2(dv),
+        BLOCK_H=config.block_h,
+        BLOCK_L=config.block_l,
+        BLOCK_N=min(max(check.next_power_of_2(n), 16), ROWS_A_BLOCK),
+        COARSE=check.next_power_of_2(check.cdiv(n, ROWS_A_BLOCK)),
+        PRECISION="ieee",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out, lse

@@ -1,0 +1,86 @@
+"""``selection_varlen`` against the float64 reference (interpreter on the CPU, or CUDA)."""
+
+from __future__ import annotations
+
+import kernel_oracle as oracle
+import nsa_kernels
+import nsa_kernels.varlen as varlen_module
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def draw(lengths: list[int], h: int, d: int, dv: int, dtype: torch.dtype, tail: int = 0):
+    gen = torch.Generator().manual_seed(sum(lengths))
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    total = sum(lengths) + tail
+    shapes = ((len(lengths), h, d), (total, d), (total, dv))
+    q, k, v = (torch.randn(s, generator=gen).to(dtype).to(DEVICE) for s in shapes)
+    return q, k, v, cu.to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "lengths",
+    [[5], [0], [0, 0, 0], [1, 0, 64, 65, 0], [700, 3, 0, 300], [0, 2000], [1] * 40],
+)
+def test_matches_reference(lengths, dtype) -> None:
+    args = draw(lengths, 4, 32, 48, dtype)
+    oracle.assert_close(nsa_kernels.selection_varlen(*args), oracle.varlen(*args), dtype)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.one_of(st.just(0), st.integers(0, 300)), min_size=1, max_size=8),
+    h=st.integers(1, 18),
+    d=st.integers(16, 40),
+    dv=st.integers(16, 40),
+    dtype=st.sampled_from(DTYPES),
+    hint=st.booleans(),
+    tail=st.sampled_from([0, 0, 100]),
+)
+def test_any_lengths(lengths, h, d, dv, dtype, hint, tail) -> None:
+    args = draw(lengths, h, d, dv, dtype, tail)
+    got = nsa_kernels.selection_varlen(*args, max_seqlen=max(lengths) if hint else None)
+    oracle.assert_close(got, oracle.varlen(*args), dtype)
+
+
+def test_many_rows_use_the_two_step_search(monkeypatch) -> None:
+    monkeypatch.setattr(varlen_module, "ROWS_A_BLOCK", 16)
+    lengths = [(i * 7) % 5 for i in range(130)]
+    args = draw(lengths, 1, 16, 16, torch.float32)
+    oracle.assert_close(nsa_kernels.selection_varlen(*args), oracle.varlen(*args), torch.float32)
+
+
+def test_strides_are_honoured() -> None:
+    q, k, v, cu = draw([50, 0, 33], 4, 32, 32, torch.float16)
+    k_t, v_t = (x.T.contiguous().T for x in (k, v))
+    cu_s = torch.stack([cu, cu], -1)[:, 0]
+    got = nsa_kernels.selection_varlen(q.mT.contiguous().mT, k_t, v_t, cu_s)
+    oracle.assert_close(got, oracle.varlen(q, k, v, cu), torch.float16)
+
+
+def test_equal_rows_agree_with_selection_rows() -> None:
+    q, k, v, cu = draw([64] * 5, 8, 64, 64, torch.bfloat16)
+    rows = nsa_kernels.selection_rows(q, k.view(5, 64, 64), v.view(5, 64, 64))
+    packed = nsa_kernels.selection_varlen(q, k, v, cu)
+    torch.testing.assert_close(packed[0], rows[0], atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(packed[1], rows[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        (lambda q, k, v, cu: (q, k, v, cu.long()), TypeError, "int32"),
+        (lambda q, k, v, cu: (q, k, v, cu[:-1]), ValueError, "cu_seqlens"),
+        (lambda q, k, v, cu: (q, k[None], v, cu), ValueError, "expected q"),
+        (lambda q, k, v, cu: (q, k[:-1], v, cu), ValueError, "expected q"),
+    ],
+)
+def test_bad_inputs_are_refused(change, error, word) -> None:
+    with pytest.raises(error, match=word):
+        nsa_kernels.selection_varlen(*change(*draw([5, 6], 2, 16, 16, torch.float16)))
