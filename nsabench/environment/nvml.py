@@ -45,13 +45,18 @@ class Reading:
     clock_event_reasons: tuple[str, ...]
 
 
-def initialised() -> bool:
-    """Whether NVML can be used here: False without a driver or its library."""
+def failure() -> str | None:
+    """Why NVML cannot be used here, in its own words; None when it can."""
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    return True
+    except pynvml.NVMLError as error:
+        return str(error)
+    return None
+
+
+def initialised() -> bool:
+    """Whether NVML can be used here: False without a driver or its library."""
+    return failure() is None
 
 
 def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
@@ -72,6 +77,13 @@ class Device:
     def by_bus_id(cls, bus_id: str) -> Device | None:
         handle = attempt(pynvml.nvmlDeviceGetHandleByPciBusId, bus_id) if initialised() else None
         return cls(handle) if handle is not None else None
+
+    @classmethod
+    def all(cls) -> list[Device]:
+        """Every device this process may see, in NVML's order."""
+        count = (attempt(pynvml.nvmlDeviceGetCount) or 0) if initialised() else 0
+        handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        return [cls(handle) for handle in handles if handle is not None]
 
     def read(self) -> Reading:
         h = self.handle
