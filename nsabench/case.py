@@ -89,7 +89,9 @@ class Case(BaseModel):
 
     @property
     def work(self) -> Work:
-        return ops.get(self.op).work(self.sizes, self.dtype, self.distribution, self.seed)
+        """Compulsory work of the case: one call a stream."""
+        one = ops.get(self.op).work(self.sizes, self.dtype, self.distribution, self.seed)
+        return Work(one.bytes_min * self.streams, one.flops * self.streams)
 
     @property
     def label(self) -> str:

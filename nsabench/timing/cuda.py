@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nsabench.timing.clock import now_s
-from nsabench.timing.timer import Sample
+from nsabench.timing.timer import DeviceLost, Sample
 
 FIRST_SPIN_CYCLES = 100_000  # about 60 us
 MAX_SPIN_CYCLES = 20_000_000  # about 10 ms
@@ -53,7 +53,10 @@ class CudaTimer:
     def sample(self, arm: str, call: Callable[[], Any]) -> tuple[Sample, Any]:
         spin = self._spin.get(arm, FIRST_SPIN_CYCLES)
         while True:
-            sample, result = self._once(spin, call)
+            try:
+                sample, result = self._once(spin, call)
+            except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
+                raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
             if sample.gap_hidden or spin == 0:
                 return sample, result
             # A call that outlasts the longest spin synchronises: stop hiding, and say so.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from nsabench.failure import Failure
 from nsabench.messages import Samples
 from nsabench.timing.clock import now_s
 from nsabench.timing.stopping import Rule
@@ -17,21 +18,20 @@ SETTLED = 0.03  # medians of two successive warm-up thirds agree this well
 MAX_WARMUP = 4  # times the asked time
 
 
-class ArmFailed(Exception):
-    """A call of an arm failed while it was timed; the arm leaves the case."""
-
-
 class Arm(Protocol):
     """One implementation, ready to be called on a set of inputs."""
 
     name: str
 
     def prepare(self, round_: int) -> Callable[[], Any]:
-        """Ready the inputs of this round, outside the timed region; return the call to time."""
+        """Ready the inputs of this round, outside the timed region; return the call to time.
+
+        That call raises `Failure` when the implementation does.
+        """
         ...
 
     def inspect(self, round_: int, result: Any) -> None:
-        """Look at what a timed call returned. Raises `ArmFailed` when it is wrong."""
+        """Look at what a timed call returned. Raises `Failure` when it is wrong."""
         ...
 
 
@@ -40,21 +40,20 @@ class Collected:
     """Samples an arm, and why arms left."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
-    failed: dict[str, ArmFailed] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
 
 
-def warm_up(arms: list[Arm], timer: Timer, seconds: float, out: Collected) -> None:
-    """Call each arm for `seconds`, and on until its times settle (at most four times as long)."""
-    for arm in arms:
-        times: list[float] = []
-        start = now_s()
-        try:
-            while not _warm(times, now_s() - start, seconds):
-                sample, result = timer.sample(arm.name, arm.prepare(0))
-                arm.inspect(0, result)
-                times.append(sample.time_ms)
-        except ArmFailed as error:
-            out.failed[arm.name] = error
+def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
+    """Call an arm for `seconds`, and on until its times settle (at most four times as long)."""
+    times: list[float] = []
+    start = now_s()
+    try:
+        while not _warm(times, now_s() - start, seconds):
+            sample, result = timer.sample(arm.name, arm.prepare(0))
+            arm.inspect(0, result)
+            times.append(sample.time_ms)
+    except Failure as failure:
+        out.failed[arm.name] = failure
 
 
 def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
@@ -65,7 +64,7 @@ def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
     return abs(last / before[len(before) // 2] - 1) < SETTLED or elapsed > MAX_WARMUP * seconds
 
 
-def collect(arms: list[Arm], timer: Timer, rule: Rule, rng: Random, out: Collected) -> None:
+def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Collected) -> None:
     """Sample the arms in rounds until `rule` has enough, into `out`."""
     by_name = {arm.name: arm for arm in arms if arm.name not in out.failed}
     out.samples = {name: Samples() for name in by_name}
@@ -78,8 +77,8 @@ def collect(arms: list[Arm], timer: Timer, rule: Rule, rng: Random, out: Collect
             try:
                 sample, result = timer.sample(name, by_name[name].prepare(round_))
                 by_name[name].inspect(round_, result)
-            except ArmFailed as error:
-                out.failed[name] = error
+            except Failure as failure:
+                out.failed[name] = failure
                 del out.samples[name], times[name]
                 continue
             taken = out.samples[name]

@@ -22,6 +22,14 @@ class Sample:
     gap_hidden: bool = True
 
 
+class DeviceLost(Exception):
+    """The device reported an error while an arm was timed: the CUDA context is of no more use."""
+
+    def __init__(self, arm: str, reason: str) -> None:
+        super().__init__(reason)
+        self.arm = arm
+
+
 class Timer(Protocol):
     """Times one call at a time, on cold caches."""
 

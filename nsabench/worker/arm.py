@@ -12,12 +12,15 @@ from torch import Tensor
 from nsabench.case import Case
 from nsabench.registry import Implementation
 from nsabench.timing.clock import now_s
-from nsabench.timing.sampling import ArmFailed
+from nsabench.failure import Failure
 from nsabench.words import Status
 from nsabench.worker import parity
-from nsabench.worker.guard import Failure, guarded
+from nsabench.worker.guard import classify, guarded
 from nsabench.worker.inputs import InputSets, poison_like
 from nsabench.worker.parity import Errors, WrongValues
+
+# What a call returned, each with the index of the inputs it was made from.
+Outputs = list[tuple[int, Any]]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 ORDER_SPIN_CYCLES = 2_000_000  # about 1 ms: long enough for unordered work to show
@@ -40,12 +43,51 @@ class CaseArm:
         self.compile_s: float | None = None
         self.peak_mem_bytes: int | None = None
         self._rng = rng
-        self._index = 0
         self._watched = False
+        self._streams = (
+            [torch.cuda.Stream() for _ in range(case.streams)] if case.streams > 1 else []
+        )
+        self._graphs: list[tuple[Any, Outputs]] = []
 
-    def call(self, index: int) -> Any:
+    def call(self, index: int) -> Outputs:
+        """One call on a set of inputs; with several streams, one call a stream, at once.
+
+        Each stream waits for the caller's and the caller's waits for each, so that the span of
+        the whole is what is timed.
+        """
+        if self.case.streams == 1:
+            return [(index, self._call_one(index))]
+        current = torch.cuda.current_stream()
+        outputs: Outputs = []
+        for i, stream in enumerate(self._streams):
+            at = (index + i) % len(self.sets)
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                outputs.append((at, self._call_one(at)))
+        for stream in self._streams:
+            current.wait_stream(stream)
+        return outputs
+
+    def _call_one(self, index: int) -> Any:
         inputs = self.sets.sets[index]
         return self.item.call(*inputs.tensors.values(), **inputs.options)
+
+    def capture(self) -> None:
+        """Record a CUDA graph a set of inputs; from here on timed calls are replays of them."""
+
+        def record() -> None:
+            for index in range(len(self.sets)):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    outputs = self.call(index)
+                self._graphs.append((graph, outputs))
+
+        guarded(record, self.device)
+
+    def _replay(self, index: int) -> Outputs:
+        graph, outputs = self._graphs[index]
+        graph.replay()
+        return outputs
 
     # --- parity, before anything is timed
 
@@ -67,27 +109,36 @@ class CaseArm:
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
         self._ordered_call()
 
-    def _checked_call(self, index: int) -> Errors:
-        oracle = self.sets.oracles[index]
-        poison_like(oracle, getattr(torch, self.case.dtype))
-        output = guarded(lambda: self.call(index), self.device)
-        return self._compare(index, output, "")
+    def _poison(self, index: int) -> None:
+        if self._graphs:
+            for _, output in self._graphs[index][1]:
+                output.fill_(float("nan"))
+        for _ in range(self.case.streams):
+            poison_like(self.sets.oracles[index], getattr(torch, self.case.dtype))
 
-    def _compare(self, index: int, output: object, when: str) -> Errors:
+    def _checked_call(self, index: int) -> Errors:
+        self._poison(index)
+        return self._compare(guarded(lambda: self.call(index), self.device), "")
+
+    def _compare(self, outputs: Outputs, when: str) -> Errors:
+        """The errors of the last output. Raises `Failure` for whichever is wrong first."""
+        for index, output in outputs:
+            errors = self._compare_one(index, output, when)
+        return errors
+
+    def _compare_one(self, index: int, output: object, when: str) -> Errors:
         changed = self.sets.changed(index)
         if changed:
             self.sets.restore(index, self.case, self.device)
             raise Failure(Status.WRONG, f"{when}it changed its input {changed}")
         oracle = self.sets.oracles[index]
-        tensor = parity.check_form(output, oracle, self.sets.sets[index])
         try:
+            tensor = parity.check_form(output, oracle, self.sets.sets[index])
             return parity.check_values(tensor, oracle, self.case)
         except WrongValues as error:
             self.errors = error.errors
             self.wrong_output, self.wrong_set = tensor, index
-            if when:
-                raise WrongValues(when + error.reason, error.errors) from None
-            raise
+            raise WrongValues(when + error.reason, error.errors) from None
 
     def _ordered_call(self) -> None:
         """Is the work ordered on the caller's stream, as its next operation will assume?
@@ -96,42 +147,40 @@ class CaseArm:
         is copied out in stream order: work that runs elsewhere sees old data, or comes too late.
         """
         self.sets.swap(self._rng)
-        fresh, other = self.sets.sets[0].clone(), self.sets.sets[1]
-        self.sets.sets[0].fill_from(other)
-        poison_like(self.sets.oracles[0], getattr(torch, self.case.dtype))
+        fresh = self.sets.sets[0].clone()
+        self.sets.sets[0].fill_from(self.sets.sets[1])
+        self._poison(0)
 
-        def queue() -> Any:
+        def queue() -> Outputs:
             if self.device == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda._sleep(ORDER_SPIN_CYCLES)
             self.sets.sets[0].fill_from(fresh)
-            output = self.call(0)
-            return output.clone() if type(output) is torch.Tensor else output
+            return [
+                (index, output.clone() if type(output) is torch.Tensor else output)
+                for index, output in self.call(0)
+            ]
 
-        output = guarded(queue, self.device)
-        self._compare(0, output, "read in stream order, ")
+        self._compare(guarded(queue, self.device), "read in stream order, ")
 
     # --- timing (the protocol of timing.sampling.Arm)
 
-    def prepare(self, round_: int) -> Callable[[], Any]:
-        self._index = round_ % len(self.sets)
+    def prepare(self, round_: int) -> Callable[[], Outputs]:
+        index = round_ % len(self.sets)
         self._watched = self._rng.random() < SPOT_CHECKS or round_ == 1
         if self._watched:
             self.sets.swap(self._rng)
-            poison_like(self.sets.oracles[self._index], getattr(torch, self.case.dtype))
-        index = self._index
+            self._poison(index)
+        do = self._replay if self._graphs else self.call
 
-        def call() -> Any:
+        def call() -> Outputs:
             try:
-                return self.call(index)
-            except BaseException as error:  # noqa: BLE001 - re-raised through the guard
-                raise ArmFailed from error
+                return do(index)
+            except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
+                raise classify(error) from error
 
         return call
 
-    def inspect(self, round_: int, result: Any) -> None:
+    def inspect(self, round_: int, result: Outputs) -> None:
         if self._watched:
-            try:
-                self._compare(self._index, result, f"in a timed call (round {round_}), ")
-            except Failure as error:
-                raise ArmFailed from error
+            self._compare(result, f"in a timed call (round {round_}), ")

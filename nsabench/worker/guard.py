@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from nsabench.failure import Failure
 from nsabench.registry import Unsupported
 from nsabench.words import Status
 
@@ -14,15 +15,6 @@ T = TypeVar("T")
 
 _COMPILER_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct")
 _RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
-
-
-class Failure(Exception):
-    """An implementation failed on a case: the status it earned, and why."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
 
 
 class DevicePoisoned(Exception):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nsabench.case import Case
 from nsabench.ops.contract import Inputs
+from nsabench.failure import Failure
 from nsabench.words import Status
-from nsabench.worker.guard import Failure
 
 
 @dataclass(frozen=True)

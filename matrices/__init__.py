@@ -1,0 +1,1 @@
+"""The matrices that ship, as package data."""

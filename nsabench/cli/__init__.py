@@ -1,0 +1,74 @@
+"""The command line: parses, hands over, and turns errors into a sentence and an exit code.
+
+Each module of this folder holds one command under the name `command`; adding a file adds one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from nsabench import __version__
+from nsabench.errors import NsabenchError
+
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+@click.pass_context
+def group(context: click.Context, debug: bool) -> None:
+    """Is a custom GPU kernel right, is it faster than PyTorch, and from which length on?
+
+    Example: nsabench all matrices/selection_rows.yaml --device cuda
+    """
+    context.obj = debug
+
+
+for _found in pkgutil.iter_modules(__path__):
+    if not _found.name.startswith("_"):
+        group.add_command(importlib.import_module(f"{__name__}.{_found.name}").command)
+
+
+def main() -> None:
+    """Entry point of `nsabench`."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        code = group.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(_interrupted())
+    except KeyboardInterrupt:
+        sys.exit(_interrupted())
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except NsabenchError as error:
+        if "--debug" in sys.argv:
+            raise
+        print(f"nsabench: {error}", file=sys.stderr)  # noqa: T201
+        if error.remedy:
+            print(f"  remedy: {error.remedy}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    print(  # noqa: T201
+        "nsabench: interrupted; a run goes on with `nsabench all --resume FOLDER`.",
+        file=sys.stderr,
+    )
+    return INTERRUPTED
+
+
+def _as_interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,39 @@
+"""What `all` and `run` have in common: measure a plan with progress on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsabench import run, terminal
+from nsabench.errors import UsageError
+from nsabench.run import Finished
+
+
+def measure(
+    matrices: Sequence[str],
+    device: str,
+    quick: bool,
+    out: Path | None,
+    resume: Path | None,
+    kernels: Path | None,
+    shard: str,
+) -> Finished:
+    """Start or resume a run as the options say."""
+    console = terminal.console()
+    if resume is not None:
+        if matrices or quick or out or kernels:
+            raise UsageError(
+                "--resume goes on with the plan of the run and takes no matrix, --quick, --out "
+                "or --kernels",
+                "leave them away.",
+            )
+        with terminal.Progress(console) as progress:
+            return run.resume(resume, progress)
+    if quick and matrices:
+        raise UsageError("--quick names a matrix by itself", "leave the others away.")
+    plan = run.make_plan(
+        ["quick"] if quick else matrices, run.choose_device(device), kernels, shard
+    )
+    with terminal.Progress(console) as progress:
+        return run.start(plan, out, progress)

@@ -1,0 +1,34 @@
+"""nsabench all"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsabench import terminal
+from nsabench.cli import _options
+from nsabench.cli._measure import measure
+from nsabench.outcome import failures
+
+
+@click.command("all")
+@_options.measuring
+def command(
+    matrices: tuple[str, ...],
+    device: str,
+    quick: bool,
+    out: Path | None,
+    resume: Path | None,
+    kernels: Path | None,
+    shard: str,
+) -> int:
+    """Check the machine, measure the matrices, decide, and report.
+
+    Without a MATRIX: all that ship on a GPU, the quick one on a CPU.
+
+    Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
+    """
+    finished = measure(matrices, device, quick, out, resume, kernels, shard)
+    terminal.summary(finished, terminal.console())
+    return 1 if failures(finished.results) else 0

@@ -1,0 +1,35 @@
+"""nsabench plan"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsabench import run
+from nsabench.cli import _options
+
+
+@click.command("plan")
+@_options.matrices
+@_options.device
+@_options.kernels
+@_options.shard
+@_options.as_json
+def command(
+    matrices: tuple[str, ...], device: str, kernels: Path | None, shard: str, as_json: bool
+) -> None:
+    """Print the resolved cases and their ids, without running them.
+
+    Example: nsabench plan matrices/selection_rows.yaml
+    """
+    plan = run.make_plan(matrices, run.choose_device(device), kernels, shard)
+    if as_json:
+        click.echo(json.dumps(plan.model_dump(mode="json"), indent=1))
+        return
+    for planned in plan.cases:
+        click.echo(f"{planned.id}  {planned.case.label}")
+    for item in plan.implementations:
+        click.echo(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
+    click.echo(f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records")

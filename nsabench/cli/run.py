@@ -1,0 +1,32 @@
+"""nsabench run"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsabench import terminal
+from nsabench.cli import _options
+from nsabench.cli._measure import measure
+from nsabench.outcome import failures
+
+
+@click.command("run")
+@_options.measuring
+def command(
+    matrices: tuple[str, ...],
+    device: str,
+    quick: bool,
+    out: Path | None,
+    resume: Path | None,
+    kernels: Path | None,
+    shard: str,
+) -> int:
+    """Parity and timing only, without looking at the machine first.
+
+    Example: nsabench run quick --device cpu
+    """
+    finished = measure(matrices, device, quick, out, resume, kernels, shard)
+    terminal.summary(finished, terminal.console())
+    return 1 if failures(finished.results) else 0

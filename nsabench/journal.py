@@ -1,0 +1,99 @@
+"""The journal of a run: one JSON line a finished case, fsynced before the next case starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from nsabench.errors import UsageError
+from nsabench.messages import Ceilings, Conditions, Described, Outcome
+
+
+class Header(BaseModel):
+    """Written each time a run is started or resumed, before its next case."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["header"] = "header"
+    run_id: str
+    started: datetime
+    described: Described
+    ceilings: Ceilings
+
+
+class Entry(BaseModel):
+    """Everything measured on one case: all its outcomes, since they were interleaved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["case"] = "case"
+    case_id: str
+    outcomes: list[Outcome]
+    conditions: dict[int, Conditions] = {}  # by session
+    wall_s: float = 0.0
+    measuring_s: float = 0.0
+
+
+LINE: TypeAdapter[Header | Entry] = TypeAdapter(
+    Annotated[Header | Entry, Field(discriminator="kind")]
+)
+
+
+@dataclass
+class Contents:
+    """All whole lines of a journal."""
+
+    headers: list[Header] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+
+class Journal:
+    """Append-only. Opening one for append removes a torn last line, and only that."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        contents, whole = _read(path) if path.exists() else (Contents(), 0)
+        self.done = {entry.case_id for entry in contents.entries}
+        self._file: BinaryIO = path.open("ab")
+        self._file.truncate(whole)
+
+    def append(self, line: Header | Entry) -> None:
+        """Raises `OSError` when the disk is full; the torn line is forgiven on resume."""
+        self._file.write(line.model_dump_json().encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if isinstance(line, Entry):
+            self.done.add(line.case_id)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> Contents:
+    """All whole lines. Raises `UsageError` when a line other than a torn last one is broken."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Contents, int]:
+    contents, whole = Contents(), 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            parsed = LINE.validate_json(line)
+        except ValidationError:
+            raise UsageError(
+                f"{path}:{number}: not a line of a run's journal",
+                "the file was altered or the disk is bad: start a new run.",
+            ) from None
+        if isinstance(parsed, Header):
+            contents.headers.append(parsed)
+        else:
+            contents.entries.append(parsed)
+        whole += len(line)
+    return contents, whole

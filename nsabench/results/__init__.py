@@ -1,0 +1,1 @@
+"""From the journal to Parquet: columns, records, samples."""

@@ -1,0 +1,46 @@
+"""Writing results so that a reader sees a whole file or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsabench.messages import Samples
+from nsabench.results.assemble import Results
+from nsabench.results.columns import RECORDS, SAMPLES, schema
+from nsabench.verdict import Key
+
+
+def write(results: Results, run_id: str, folder: Path) -> None:
+    """Write records.parquet and samples.parquet into the run folder."""
+    records = pa.Table.from_pylist(results.records, schema=schema(RECORDS))
+    _replace(folder / "records.parquet", records)
+    _replace(folder / "samples.parquet", _samples(run_id, results.samples))
+
+
+def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
+    columns: dict[str, list[Any]] = {c.name: [] for c in SAMPLES}
+    for (case_id, implementation), (session, samples) in taken.items():
+        count = len(samples.time_ms)
+        fixed = (run_id, case_id, implementation, session)
+        for name, value in zip(("run_id", "case_id", "implementation", "session"), fixed, strict=True):
+            columns[name] += [value] * count
+        for name in type(samples).model_fields:
+            columns[name] += getattr(samples, name)
+    return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
+
+
+def _replace(path: Path, table: pa.Table) -> None:
+    temporary = path.with_suffix(".tmp")
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

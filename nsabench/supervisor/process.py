@@ -1,0 +1,288 @@
+"""One worker process: start it, talk to it under a deadline, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from nsabench.errors import NsabenchError
+from nsabench.messages import REPLY, Message, Refused, Reply, Step
+from nsabench.plan import Device
+
+START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
+TERM_GRACE_S = 2.0
+POLL_S = 0.25
+LOG_HEAD_BYTES = 256 << 10
+LOG_TAIL_BYTES = 64 << 10
+MAX_REPLY_BYTES = 64 << 20
+PR_SET_CHILD_SUBREAPER = 36
+
+# Inherited by everything a worker starts, so that its orphans can be told from other children.
+MARK = "NSABENCH_WORKER_OF"
+_mark = f"{os.getpid()}-{time.monotonic_ns()}"
+_workers: set[int] = set()
+
+
+class WorkerLost(Exception):
+    """The worker is gone. `step` is what it was last busy with."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step.phase)
+        self.step = step
+
+
+class WorkerTimedOut(WorkerLost):
+    """A step took longer than it may; the whole process group was killed."""
+
+    def __init__(self, step: Step, limit_s: float) -> None:
+        super().__init__(step)
+        self.limit_s = limit_s
+
+
+class WorkerDied(WorkerLost):
+    """The process ended by itself, with this exit code (negative: the signal) and last words."""
+
+    def __init__(self, step: Step, returncode: int, log: str) -> None:
+        super().__init__(step)
+        self.returncode = returncode
+        self.log = log
+
+
+class WorkerTooLarge(WorkerLost):
+    """The process group took more host memory than it may; it was killed."""
+
+    def __init__(self, step: Step, limit_bytes: int) -> None:
+        super().__init__(step)
+        self.limit_bytes = limit_bytes
+
+
+class Log:
+    """What a worker prints, bounded: its beginning and its end are kept, the middle is counted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._head = bytearray()
+            self._tail: deque[bytes] = deque()
+            self._tail_bytes = self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            room = LOG_HEAD_BYTES - len(self._head)
+            self._head += data[:room]
+            rest = data[room:] if room < len(data) else b""
+            if rest:
+                self._tail.append(rest)
+                self._tail_bytes += len(rest)
+            while self._tail and self._tail_bytes - len(self._tail[0]) >= LOG_TAIL_BYTES:
+                gone = self._tail.popleft()
+                self._tail_bytes -= len(gone)
+                self._dropped += len(gone)
+
+    def text(self) -> str:
+        with self._lock:
+            middle = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
+            raw = bytes(self._head) + middle.encode() + b"".join(self._tail)
+        return raw.decode("utf-8", "replace")
+
+
+class WorkerProcess:
+    """A worker in a session (process group) of its own."""
+
+    def __init__(
+        self, device: Device, kernels: Path | None, *, memory_limit_bytes: int | None = None
+    ) -> None:
+        _adopt_orphans()
+        command = [sys.executable, "-m", "nsabench.worker", "--device", device]
+        command += ["--parent", str(os.getpid())]
+        if kernels is not None:
+            command += ["--kernels", str(kernels)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=worker_environment(device),
+            bufsize=0,
+        )
+        _workers.add(self.pid)
+        self.log = Log()
+        self._step = Step(phase="start")
+        self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
+        self._buffer = bytearray()
+        # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
+        self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
+        self._drain.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: Message, limit_s: float) -> Iterator[Reply]:
+        """Send a request and yield the replies up to and including the one that answers it.
+
+        `limit_s` bounds each step. Raises a `WorkerLost` when the worker goes, or the
+        `NsabenchError` that it refuses with.
+        """
+        assert self._process.stdin is not None
+        self._step = Step(phase="start")
+        line = request.model_dump_json().encode() + b"\n"
+        try:
+            self._process.stdin.write(line)
+        except BrokenPipeError:
+            raise self._died() from None
+        step_limit = max(START_TIMEOUT_S, limit_s)
+        while True:
+            reply = self._receive(step_limit)
+            if isinstance(reply, Step):
+                self._step = reply
+                if reply.phase != "start":
+                    step_limit = limit_s
+            elif isinstance(reply, Refused):
+                self.stop()
+                error = NsabenchError(reply.sentence, reply.remedy)
+                error.exit_code = reply.exit_code
+                raise error
+            yield reply
+            if not isinstance(reply, Step):
+                return
+
+    def _receive(self, limit_s: float) -> Reply:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self.stop()
+                    raise WorkerTimedOut(self._step, limit_s)
+                if self._memory_in_use() > self._memory_limit:
+                    self.stop()
+                    raise WorkerTooLarge(self._step, self._memory_limit)
+                if not selector.select(min(left, POLL_S)):
+                    continue
+                data = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not data or len(self._buffer) > MAX_REPLY_BYTES:
+                    raise self._died()
+                self._buffer += data
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = bytearray(rest)
+        try:
+            return REPLY.validate_json(bytes(line))
+        except ValidationError:
+            # Foreign code wrote on our descriptor: nothing this process says counts any more.
+            self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
+            raise self._died() from None
+
+    def _died(self) -> WorkerDied:
+        try:
+            returncode = self._process.wait(TERM_GRACE_S)
+        except subprocess.TimeoutExpired:
+            returncode = 0  # it closed its end but lives; it is killed below
+        self.stop()
+        self._drain.join(TERM_GRACE_S)
+        return WorkerDied(self._step, returncode, self.log.text())
+
+    def _memory_in_use(self) -> int:
+        total = 0
+        for process in _family(self.pid):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total
+
+    def children(self) -> list[psutil.Process]:
+        """Processes the worker started and left."""
+        return [p for p in _family(self.pid) if p.pid != self.pid]
+
+    def _drain_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while data := os.read(self._process.stderr.fileno(), 1 << 16):
+            self.log.write(data)
+
+    def stop(self) -> None:
+        """End the worker, its process group and all its descendants: TERM, then KILL."""
+        family = _family(self.pid)
+        for signum, grace in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signum)
+            if self._process.poll() is not None and not _alive(family):
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
+            family = psutil.wait_procs(_alive(family), grace)[1]
+        _workers.discard(self.pid)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        reap_orphans()
+
+
+def worker_environment(device: Device) -> dict[str, str]:
+    env = dict(os.environ)
+    env["PYTHONUNBUFFERED"] = "1"
+    env[MARK] = _mark
+    # A pool of compile processes would compete with the calls that are timed.
+    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        env["TRITON_INTERPRET"] = "1"
+    for name in [n for n in env if n.startswith("NSABENCH_SIGNING_KEY")]:
+        del env[name]  # foreign code has no business with the key
+    return env
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    alive = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def _adopt_orphans() -> None:
+    """Have descendants that lose their parent given to this process, so that none gets away."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans() -> None:
+    """Kill what workers left behind: our children that carry the mark and are no worker of ours."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.pid in _workers or child.environ().get(MARK) != _mark:
+                continue
+            for process in _family(child.pid):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            child.wait(TERM_GRACE_S)

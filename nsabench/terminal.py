@@ -1,0 +1,225 @@
+"""What a run shows in a terminal: progress while it goes, tables and a summary at its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from nsabench.checks.finding import Effect
+from nsabench.journal import Entry
+from nsabench.messages import Ceilings, Described, Step
+from nsabench.outcome import failures
+from nsabench.plan import Plan, PlannedCase
+from nsabench.run import Finished
+from nsabench.words import Role, Status, Verdict
+
+STYLES = {
+    Status.OK: "green",
+    Status.SKIPPED: "dim",
+    Status.UNSUPPORTED: "dim",
+    Verdict.FASTER: "bold green",
+    Verdict.SLOWER: "red",
+    Verdict.SAME: "cyan",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.INVALID: "bold red",
+}
+SHOWN_FAILURES = 12
+SHOWN_FINDINGS = 12
+
+
+def interactive(console: Console) -> bool:
+    return console.is_terminal and not os.environ.get("CI") and "NO_COLOR" not in os.environ
+
+
+class Progress:
+    """Progress of a run: one live line on a terminal, one plain line a case elsewhere.
+
+    The live line is redrawn when the worker reports a step, and it reports none while it times.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = Live(console=console, auto_refresh=False) if interactive(console) else None
+        self._began = time.monotonic()
+        self._where = ""
+        self._ran = self._to_run = 0
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:
+        software, device = described.software, described.device
+        self.console.print(
+            f"run {plan.run_id}: {len(plan.cases)} cases on {device.get('name') or plan.device}, "
+            f"torch {software.get('torch')}, triton {software.get('triton')}"
+        )
+        rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in ceilings.tflop_s.items())
+        self.console.print(f"measured ceilings: copy {ceilings.copy_gb_s or 0:.4g} GB/s, {rates}")
+        self._began = time.monotonic()
+
+    def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
+        left = total - number + 1
+        eta = ""
+        if self._ran:
+            seconds = (time.monotonic() - self._began) / self._ran * left
+            eta = f" (about {seconds / 60:.0f} min left)" if seconds > 90 else f" ({seconds:.0f} s left)"
+        self._where = f"[{number}/{total}] {planned.case.label}{eta}"
+        self._draw("")
+
+    def step(self, step: Step) -> None:
+        self._draw(f"{step.phase} {step.implementation}".strip())
+
+    def _draw(self, doing: str) -> None:
+        if self._live:
+            self._live.update(Text(f"{self._where}  {doing}", "cyan"), refresh=True)
+
+    def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
+        self._ran += 1
+        counts = Counter(outcome.status.value for outcome in entry.outcomes)
+        said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        where = self._where.partition(" (")[0]
+        self.console.print(f"{where}: {said} ({entry.wall_s:.1f} s)", highlight=False)
+
+
+def summary(finished: Finished, console: Console) -> None:
+    """The tables and the last panel of a run."""
+    records = finished.results.records
+    console.print(candidates_table(records))
+    console.print(baselines_table(records))
+    _findings(finished, console)
+    console.print(_panel(finished))
+
+
+def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
+    """One line a case and candidate, with the baseline it has to beat."""
+    table = Table(title="candidates", title_justify="left", header_style="bold")
+    for name, justify in (
+        ("case", "left"),
+        ("candidate", "left"),
+        ("status", "left"),
+        ("MAE", "right"),
+        ("median ms", "right"),
+        ("roofline", "right"),
+        ("best baseline", "left"),
+        ("ms", "right"),
+        ("speed-up [95 %]", "right"),
+        ("verdict", "left"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    times = {(r["case_id"], r["implementation"]): r["median_ms"] for r in records}
+    for r in records:
+        if r["role"] != Role.CANDIDATE:
+            continue
+        ratio = "" if r["speedup"] is None else (
+            f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]"
+        )
+        table.add_row(
+            describe_case(r),
+            r["implementation"],
+            Text(r["status"], STYLES.get(r["status"], "bold red")),
+            number(r["mae"], ".1e"),
+            number(r["median_ms"], ".4f"),
+            number(r["roofline_fraction"], ".0%"),
+            r["best_baseline"],
+            number(times.get((r["case_id"], r["best_baseline"])), ".4f"),
+            ratio,
+            Text(r["verdict"] or "-", STYLES.get(r["verdict"], "")),
+        )
+    return table
+
+
+def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
+    """One line a baseline or control: how often it was what, and how often it was the best."""
+    table = Table(title="baselines and controls", title_justify="left", header_style="bold")
+    for name in ("implementation", "role", "outcomes", "best of its case", "example"):
+        table.add_column(name)
+    best = Counter(r["best_baseline"] for r in {r["case_id"]: r for r in records
+                                                  if r["best_baseline"]}.values())
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for r in records:
+        if r["role"] != Role.CANDIDATE:
+            groups.setdefault((r["implementation"], r["role"]), []).append(r)
+    for (name, role), rows in groups.items():
+        counts = Counter(r["status"] for r in rows)
+        reasons = [r["diagnosis"] or r["reason"] for r in rows if r["status"] != Status.OK]
+        table.add_row(
+            name,
+            role,
+            ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
+            str(best[name]) if role == Role.BASELINE else "caught" if all(
+                r["caught"] is not False for r in rows) else "NOT CAUGHT",
+            reasons[0][:100] if reasons else "",
+        )
+    return table
+
+
+def _findings(finished: Finished, console: Console) -> None:
+    shown = [
+        f
+        for f in finished.results.findings
+        if f.effect in (Effect.INVALID, Effect.IMPLAUSIBLE, Effect.INCONCLUSIVE)
+        or (f.effect is Effect.NOTE and not f.case_id)
+    ]
+    for finding in shown[:SHOWN_FINDINGS]:
+        who = f"{finding.implementation}: " if finding.implementation else ""
+        console.print(f"[yellow]{finding.check}[/]: {who}{finding.sentence}", highlight=False)
+    if len(shown) > SHOWN_FINDINGS:
+        console.print(f"... and {len(shown) - SHOWN_FINDINGS} more findings")
+
+
+def _panel(finished: Finished) -> Panel:
+    records = finished.results.records
+    verdicts = Counter(r["verdict"] for r in records if r["verdict"])
+    failed = failures(finished.results)
+    harness = finished.wall_s - finished.measuring_s
+    lines = [
+        "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none"),
+        f"{len(records)} records in {finished.wall_s:.1f} s; the harness took {harness:.1f} s of "
+        f"it ({harness / max(finished.wall_s, 1e-9):.0%}, "
+        f"{1e3 * harness / max(len(records), 1):.0f} ms a record)",
+        *(f"failed: {line}" for line in failed[:SHOWN_FAILURES]),
+        *([f"... and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []),
+        f"results: {finished.folder.path}",
+    ]
+    return Panel(Text("\n".join(lines)), title="failed" if failed else "complete",
+                 border_style="red" if failed else "green")
+
+
+def describe_case(record: dict[str, Any]) -> str:
+    """The sizes of a record's case on one line."""
+    from nsabench import ops
+
+    sizes = ops.get(record["op"]).shape_model.model_fields
+    said = [f"{size}{record[size]}" for size in sizes if record.get(size) is not None]
+    extra = [record["dtype"].replace("float", "f")]
+    if record["distribution"] != ops.get(record["op"]).distributions[0]:
+        extra.append(record["distribution"])
+    if record["streams"] != 1:
+        extra.append(f"{record['streams']} streams")
+    return " ".join([*said, *extra])
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def console() -> Console:
+    """Standard output; wide enough for its tables when that is no terminal."""
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, soft_wrap=False)

@@ -1,0 +1,132 @@
+"""One case in the worker: inputs and oracles, parity of each arm, then interleaved samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random, SystemRandom
+
+from nsabench.case import Case
+from nsabench.environment import nvml
+from nsabench.messages import Conditions, Measured, Outcome, Step
+from nsabench.registry import Implementation
+from nsabench.timing import sampling, stopping
+from nsabench.timing.clock import now_s
+from nsabench.timing.sampling import Collected
+from nsabench.timing.timer import DeviceLost, Timer
+from nsabench.failure import Failure
+from nsabench.words import Role, Runs, Status
+from nsabench.worker.arm import CaseArm
+from nsabench.worker.conditions import ConditionMonitor
+from nsabench.worker.guard import DevicePoisoned
+from nsabench.worker.inputs import InputSets
+
+PARITY_ONLY = "parity only: Triton's interpreter is not timed"
+
+Report = Callable[[Step], None]
+
+
+class ArmLost(Exception):
+    """The device was lost while this implementation used it."""
+
+    def __init__(self, implementation: str, reason: str) -> None:
+        super().__init__(reason)
+        self.implementation = implementation
+
+
+def measure(
+    case: Case,
+    items: list[Implementation],
+    *,
+    device: str,
+    session: int,
+    timer: Timer,
+    sensors: nvml.Device | None,
+    report: Report,
+) -> Measured:
+    """Measure `items` on `case`, interleaved. Raises `ArmLost` when the device is lost."""
+    report(Step(phase="inputs"))
+    rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
+    sets = InputSets(case, device)
+    start = now_s()
+    outcomes: dict[str, Outcome] = {}
+    arms: list[CaseArm] = []
+    for item in items:
+        report(Step(phase="parity", implementation=item.name))
+        arm = CaseArm(item, case, device, sets, rng)
+        try:
+            arm.check()
+            if case.timing.mode == "graph" and device == "cuda":
+                arm.capture()
+        except Failure as failure:
+            outcomes[item.name] = _outcome(arm, session, failure)
+        except DevicePoisoned as error:
+            raise ArmLost(item.name, str(error)) from error
+        else:
+            outcomes[item.name] = _outcome(arm, session)
+            if device == "cuda" or Runs.CPU in item.devices:
+                arms.append(arm)
+            else:
+                outcomes[item.name].notes.append(PARITY_ONLY)
+    conditions = Conditions()
+    if arms:
+        try:
+            conditions = _time(case, arms, outcomes, session, timer, sensors, report)
+        except DeviceLost as error:
+            raise ArmLost(error.arm, str(error)) from error
+    return Measured(
+        outcomes=[outcomes[item.name] for item in items],
+        conditions=conditions,
+        measuring_s=now_s() - start,
+    )
+
+
+def _time(
+    case: Case,
+    arms: list[CaseArm],
+    outcomes: dict[str, Outcome],
+    session: int,
+    timer: Timer,
+    sensors: nvml.Device | None,
+    report: Report,
+) -> Conditions:
+    """Sample the arms; put their samples, or why they left, into `outcomes`."""
+    rule = stopping.build(
+        case.timing.stopping,
+        {a.name for a in arms if a.item.role is Role.CANDIDATE},
+        {a.name for a in arms if a.item.role is Role.BASELINE},
+    )
+    out = Collected()
+    with ConditionMonitor(sensors) as monitor:
+        for arm in arms:
+            report(Step(phase="warm-up", implementation=arm.name))
+            sampling.warm_up(arm, timer, case.timing.warmup_s, out)
+        report(Step(phase="timing"))
+        start = now_s()
+        sampling.collect(arms, timer, rule, Random(case.seed), out)
+    for name, samples in out.samples.items():
+        monitor.annotate(samples, start)
+        outcomes[name].samples = samples
+    for arm in arms:
+        if arm.name in out.failed:
+            outcomes[arm.name] = _outcome(arm, session, out.failed[arm.name])
+    return monitor.summary()
+
+
+def _outcome(arm: CaseArm, session: int, failure: Failure | None = None) -> Outcome:
+    errors = arm.errors
+    return Outcome(
+        implementation=arm.name,
+        status=failure.status if failure else Status.OK,
+        reason=failure.reason if failure else "",
+        mae=_finite(errors.mae) if errors else None,
+        max_abs_err=_finite(errors.max_abs_err) if errors else None,
+        rel_l2=_finite(errors.rel_l2) if errors else None,
+        compile_s=arm.compile_s,
+        peak_mem_bytes=arm.peak_mem_bytes,
+        session=session,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,61 @@
+"""What a worker keeps warm between cases: the timer, the sensors, the imported implementations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from nsabench import registry
+from nsabench.environment import nvml
+from nsabench.errors import EnvironmentRefused
+from nsabench.messages import Measure, Measured
+from nsabench.registry import Implementation
+from nsabench.timing.timer import CpuTimer, Timer
+from nsabench.worker.measure import Report, measure
+
+
+@dataclass(frozen=True)
+class Session:
+    device: str
+    timer: Timer
+    sensors: nvml.Device | None
+    items: dict[tuple[str, str], Implementation]
+
+    @classmethod
+    @cache
+    def open(cls, device: str, kernels: Path | None) -> Session:
+        """Made once a process. The timer first: it binds its clocks before foreign code runs.
+
+        Raises `EnvironmentRefused` when torch sees no such device.
+        """
+        timer, sensors = _cuda() if device == "cuda" else (CpuTimer(), None)
+        items = {(item.op, item.name): item for item in registry.load(kernels)}
+        return cls(device, timer, sensors, items)
+
+    def measure(self, request: Measure, report: Report) -> Measured:
+        case = request.case
+        return measure(
+            case,
+            [self.items[case.op, name] for name in request.implementations],
+            device=self.device,
+            session=request.session,
+            timer=self.timer,
+            sensors=self.sensors,
+            report=report,
+        )
+
+
+def _cuda() -> tuple[Timer, nvml.Device | None]:
+    if not torch.cuda.is_available():
+        raise EnvironmentRefused(
+            f"torch {torch.__version__} sees no CUDA device",
+            "run `nsabench doctor`, or measure on the CPU with --device cpu.",
+        )
+    from nsabench.timing.cuda import CudaTimer
+
+    bus = torch.cuda.get_device_properties(torch.cuda.current_device())
+    bus_id = f"{bus.pci_domain_id:08x}:{bus.pci_bus_id:02x}:{bus.pci_device_id:02x}.0"
+    return CudaTimer(), nvml.Device.by_bus_id(bus_id)
