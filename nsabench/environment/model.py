@@ -12,6 +12,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 1
+# The reason for whatever only torch knows, when no process with torch was started to ask.
+NO_WORKER = "no worker was asked"
 
 
 class Part(BaseModel):

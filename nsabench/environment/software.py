@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsabench import __version__
 from nsabench.environment.identifiers import Redactor
-from nsabench.environment.model import Distribution, Library, Software, Torch
+from nsabench.environment.model import NO_WORKER, Distribution, Library, Software, Torch
 from nsabench.messages import Described
 
 LOCK_VARIABLE = "NSABENCH_LOCK_FILE"  # set by our images: the lock that they were built from
@@ -37,7 +37,7 @@ def read_software(
 ) -> Software:
     """The installation, and the worker's account of it where there is one."""
     told = described.software if described is not None else {}
-    silent = "no worker was asked" if described is None else "the worker did not say"
+    silent = NO_WORKER if described is None else "the worker did not say"
     torch = _torch(told)
     if torch is None:
         absent["software.torch"] = told.get("torch.why") or silent

@@ -1,0 +1,52 @@
+"""What is wrong with this machine, and what to do about it. Silent on a healthy one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from nsabench.doctor import driver, gpu, host, software, variables
+from nsabench.doctor.problem import Problem, Severity
+from nsabench.doctor.render import as_json, render
+from nsabench.environment.model import Environment
+
+__all__ = ["Problem", "Severity", "as_json", "examine", "render", "worst"]
+
+
+def examine(environment: Environment, *, results: Path) -> list[Problem]:
+    """All problems, worst first. `results` is the folder that will hold the runs; it may not exist.
+
+    Nothing but that folder's disk is looked at here: the rest is judged from `environment`.
+    """
+    checks = [*driver.CHECKS, *software.CHECKS, *host.CHECKS]
+    found = [check(environment) for check in checks]
+    found += variables.examine(environment)
+    found += [check(device) for device in gpu.watched(environment) for check in gpu.CHECKS]
+    found += [host.low_disk(_free_bytes(results)), host.unwritable(_writable(results))]
+    problems = [problem for problem in found if problem is not None]
+    order = list(Severity)
+    return sorted(problems, key=lambda problem: order.index(problem.severity))
+
+
+def worst(problems: list[Problem]) -> Severity | None:
+    """The severity of the worst problem; None when there is none."""
+    found = {problem.severity for problem in problems}
+    return next((severity for severity in Severity if severity in found), None)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder or, while it is not made yet, the nearest one above it."""
+    folder = folder.absolute()
+    return next((f for f in (folder, *folder.parents) if f.is_dir()), Path(folder.anchor))
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(_existing(folder)).free
+    except OSError:
+        return None
+
+
+def _writable(folder: Path) -> bool:
+    return os.access(_existing(folder), os.W_OK | os.X_OK)
