@@ -113,7 +113,7 @@ def find_matrix(given: str) -> Path:
         return path
     shipped = shipped_matrices()
     # `matrices/NAME.yaml` also works where the checkout is not the working directory.
-    if path.stem in shipped and path.parent in (Path("."), Path("matrices")):
+    if path.stem in shipped and path.parent in (Path(), Path("matrices")):
         return shipped[path.stem]
     raise UsageError(f"there is no matrix {given!r}", nearest(path.stem, list(shipped)))
 

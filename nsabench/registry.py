@@ -104,7 +104,7 @@ def load(kernels: Path | None = None) -> list[Implementation]:
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.value):
         origin = point.dist.name if point.dist else point.value
         with _collecting_from(origin):
-            _import(lambda point=point: point.load(), f"entry point {point.name!r} of {origin}")
+            _import(point.load, f"entry point {point.name!r} of {origin}")
     if kernels is not None:
         with _collecting_from(f"{kernels.name}@{hashlib.sha256(_read(kernels)).hexdigest()[:12]}"):
             _import(lambda: _exec(kernels), str(kernels))
@@ -135,7 +135,7 @@ def _import(load_it: Callable[[], Any], what: str) -> None:
         load_it()
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may raise anything
+    except (Exception, SystemExit) as error:
         where = _last_line_of(error)
         raise UsageError(
             f"{what} cannot be imported: {type(error).__name__}: {error}{where}",
@@ -164,9 +164,7 @@ def _validate(found: Sequence[Implementation]) -> None:
                 "rename one of them.",
             )
         try:
-            inspect.signature(item.call).bind(
-                *op.arguments, **dict.fromkeys(op.options, None)
-            )
+            inspect.signature(item.call).bind(*op.arguments, **dict.fromkeys(op.options, None))
         except TypeError as error:
             raise UsageError(
                 f"implementation {item.name!r} ({item.source}) cannot be called as "

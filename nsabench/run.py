@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nsabench import journal, plan as planning
+from nsabench import journal
+from nsabench import plan as planning
 from nsabench.environment.collect import collect
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.journal import Header, Journal

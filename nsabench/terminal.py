@@ -78,7 +78,11 @@ class Progress:
         eta = ""
         if self._ran:
             seconds = (time.monotonic() - self._began) / self._ran * left
-            eta = f" (about {seconds / 60:.0f} min left)" if seconds > 90 else f" ({seconds:.0f} s left)"
+            eta = (
+                f" (about {seconds / 60:.0f} min left)"
+                if seconds > 90
+                else f" ({seconds:.0f} s left)"
+            )
         self._where = f"[{number}/{total}] {planned.case.label}{eta}"
         self._draw("")
 
@@ -126,8 +130,10 @@ def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
     for r in records:
         if r["role"] != Role.CANDIDATE:
             continue
-        ratio = "" if r["speedup"] is None else (
-            f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]"
+        ratio = (
+            ""
+            if r["speedup"] is None
+            else (f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]")
         )
         table.add_row(
             describe_case(r),
@@ -149,8 +155,10 @@ def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="baselines and controls", title_justify="left", header_style="bold")
     for name in ("implementation", "role", "outcomes", "best of its case", "example"):
         table.add_column(name)
-    best = Counter(r["best_baseline"] for r in {r["case_id"]: r for r in records
-                                                  if r["best_baseline"]}.values())
+    best = Counter(
+        r["best_baseline"]
+        for r in {r["case_id"]: r for r in records if r["best_baseline"]}.values()
+    )
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in records:
         if r["role"] != Role.CANDIDATE:
@@ -162,8 +170,11 @@ def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
             name,
             role,
             ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
-            str(best[name]) if role == Role.BASELINE else "caught" if all(
-                r["caught"] is not False for r in rows) else "NOT CAUGHT",
+            str(best[name])
+            if role == Role.BASELINE
+            else "caught"
+            if all(r["caught"] is not False for r in rows)
+            else "NOT CAUGHT",
             reasons[0][:100] if reasons else "",
         )
     return table
@@ -197,8 +208,11 @@ def _panel(finished: Finished) -> Panel:
         *([f"... and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []),
         f"results: {finished.folder.path}",
     ]
-    return Panel(Text("\n".join(lines)), title="failed" if failed else "complete",
-                 border_style="red" if failed else "green")
+    return Panel(
+        Text("\n".join(lines)),
+        title="failed" if failed else "complete",
+        border_style="red" if failed else "green",
+    )
 
 
 def describe_case(record: dict[str, Any]) -> str:

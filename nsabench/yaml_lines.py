@@ -75,7 +75,7 @@ def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> An
         return out
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node, deep=True)
     except yaml.YAMLError as error:
         raise UsageError(f"{file}:{lines[at]}: {error}", "mend the value there.") from None
 

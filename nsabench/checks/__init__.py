@@ -16,6 +16,7 @@ from functools import cache
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
 from nsabench.checks.row import Row
+from nsabench.messages import Ceilings
 
 __all__ = ["Effect", "Finding", "Limits", "Row", "all_checks", "run_all"]
 
@@ -32,10 +33,12 @@ def all_checks() -> dict[str, Check]:
     return {m.__name__.rpartition(".")[2]: m.check for m in modules if hasattr(m, "check")}
 
 
-def run_all(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+def run_all(rows: Sequence[Row], limits: Limits | Ceilings) -> list[Finding]:
     """What every check finds in the rows of one run, the gravest first."""
     from nsabench.checks import controls
 
+    if isinstance(limits, Ceilings):
+        limits = Limits.measured(limits)
     found = [finding for check in all_checks().values() for finding in check(rows, limits)]
     found += controls.judge(rows, found)
     gravity = list(Effect)

@@ -41,12 +41,16 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
                 f"mean absolute error {row.mae:.3g} against the oracle is over the tolerance "
                 f"of {row.mae_tolerance:.3g}"
             )
-        elif best is not None and row.rel_l2 is not None:
-            limit = max(row.rel_l2_ratio * best, EPSILON[row.dtype])
+        elif row.rel_l2 is not None:
+            epsilon = EPSILON[row.dtype]
+            yardstick = (
+                f"the best valid baseline has {best:.3g}" if best else "there is no baseline"
+            )
+            limit = max(row.rel_l2_ratio * best, epsilon) if best else row.rel_l2_ratio * epsilon
             if not row.rel_l2 <= limit:
                 sentence = (
-                    f"relative L2 error {row.rel_l2:.3g} is over {limit:.3g}: the best valid "
-                    f"baseline has {best:.3g}, {row.dtype} resolves {EPSILON[row.dtype]:.3g}"
+                    f"relative L2 error {row.rel_l2:.3g} is over {limit:.3g}: {yardstick}, "
+                    f"{row.dtype} resolves {epsilon:.3g}"
                 )
         if sentence:
             yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)

@@ -32,4 +32,6 @@ def command(
         click.echo(f"{planned.id}  {planned.case.label}")
     for item in plan.implementations:
         click.echo(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
-    click.echo(f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records")
+    click.echo(
+        f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records"
+    )

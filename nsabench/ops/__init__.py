@@ -13,9 +13,7 @@ from nsabench.ops.contract import Op
 
 @cache
 def names() -> tuple[str, ...]:
-    return tuple(
-        sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "contract")
-    )
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "contract"))
 
 
 def get(name: str, asked_by: str = "") -> Op:

@@ -81,9 +81,7 @@ class Op(ABC):
         """Compulsory bytes and FLOPs of one call on the inputs that `draw` makes of this seed."""
 
     @abstractmethod
-    def draw(
-        self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         """Fresh inputs from `seed`, in the case's dtype, on `device`. Never zeros or constants."""
 
     @abstractmethod

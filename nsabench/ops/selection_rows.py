@@ -53,9 +53,7 @@ class SelectionRows(Op):
         elements = n * (h * d + length * d + length * dv + h * dv)
         return Work(elements * dtype.itemsize, 2 * n * h * length * (d + dv))
 
-    def draw(
-        self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str
-    ) -> Inputs:
+    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         import torch
 
         assert isinstance(shape, RowsShape)

@@ -98,7 +98,9 @@ def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
 
 
 def _mcycles(taken: Samples) -> float | None:
-    cycles = [t * mhz / 1e3 for t, mhz in zip(taken.time_ms, taken.sm_clock_mhz, strict=False) if mhz]
+    cycles = [
+        t * mhz / 1e3 for t, mhz in zip(taken.time_ms, taken.sm_clock_mhz, strict=False) if mhz
+    ]
     return quantile(cycles, 0.5) if cycles else None
 
 

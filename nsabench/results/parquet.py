@@ -28,7 +28,9 @@ def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
     for (case_id, implementation), (session, samples) in taken.items():
         count = len(samples.time_ms)
         fixed = (run_id, case_id, implementation, session)
-        for name, value in zip(("run_id", "case_id", "implementation", "session"), fixed, strict=True):
+        for name, value in zip(
+            ("run_id", "case_id", "implementation", "session"), fixed, strict=True
+        ):
             columns[name] += [value] * count
         for name in type(samples).model_fields:
             columns[name] += getattr(samples, name)

@@ -76,7 +76,9 @@ class _Group:
         session = next(self.sessions)
         measured = self.executor.measure(self.case, names, session)
         if [outcome.implementation for outcome in measured.outcomes] != names:
-            raise GroupLost("", Status.CRASHED, "the worker answered for others than it was asked", "")
+            raise GroupLost(
+                "", Status.CRASHED, "the worker answered for others than it was asked", ""
+            )
         self.conditions[session] = measured.conditions
         self.measuring_s += measured.measuring_s
         log = self.executor.log()
@@ -137,5 +139,3 @@ def _write_log(path: Path, entry: Entry) -> None:
         path.write_text(
             "".join(f"=== {', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
         )
-
-

@@ -46,7 +46,7 @@ def _cuda(timer: Timer) -> Ceilings:
         n = MATMUL_SIZE if dtype.itemsize == 2 else MATMUL_SIZE // 2
         a = torch.randn(n, n, dtype=dtype, device="cuda")
         b = torch.randn(n, n, dtype=dtype, device="cuda")
-        best = _best(timer, f"matmul {dtype}", lambda a=a, b=b: a @ b)  # type: ignore[misc]
+        best = _best(timer, f"matmul {dtype}", lambda a=a, b=b: a @ b)
         rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / best / 1e9
     return Ceilings(
         copy_gb_s=2 * size / copy_ms / 1e6,

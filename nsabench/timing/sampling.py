@@ -37,10 +37,11 @@ class Arm(Protocol):
 
 @dataclass
 class Collected:
-    """Samples an arm, and why arms left."""
+    """Samples an arm, why arms left, and the time that went into warm-up and timed calls."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
+    busy_s: float = 0.0
 
 
 def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
@@ -54,6 +55,7 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
             times.append(sample.time_ms)
     except Failure as failure:
         out.failed[arm.name] = failure
+    out.busy_s += now_s() - start
 
 
 def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
@@ -75,7 +77,10 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
         rng.shuffle(order)
         for position, name in enumerate(order):
             try:
-                sample, result = timer.sample(name, by_name[name].prepare(round_))
+                call = by_name[name].prepare(round_)
+                before = now_s()
+                sample, result = timer.sample(name, call)
+                out.busy_s += now_s() - before
                 by_name[name].inspect(round_, result)
             except Failure as failure:
                 out.failed[name] = failure

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from nsabench.case import Case
+from nsabench.failure import Failure
 from nsabench.registry import Implementation
 from nsabench.timing.clock import now_s
-from nsabench.failure import Failure
 from nsabench.words import Status
 from nsabench.worker import parity
 from nsabench.worker.guard import classify, guarded
@@ -176,7 +176,7 @@ class CaseArm:
         def call() -> Outputs:
             try:
                 return do(index)
-            except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
+            except BaseException as error:
                 raise classify(error) from error
 
         return call

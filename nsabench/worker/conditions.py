@@ -31,7 +31,10 @@ class ConditionMonitor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self._stop.set()
         if self._thread is not None:
@@ -61,7 +64,9 @@ class ConditionMonitor:
             sm_clock_mhz_min=min(clocks, default=None),
             sm_clock_mhz_max=max(clocks, default=None),
             mem_clock_mhz=readings[-1].mem_clock_mhz,
-            temperature_c_max=max((r.temperature_c for r in readings if r.temperature_c), default=None),
+            temperature_c_max=max(
+                (r.temperature_c for r in readings if r.temperature_c), default=None
+            ),
             power_w_max=max((r.power_w for r in readings if r.power_w), default=None),
             clock_event_reasons=sorted({x for r in readings for x in r.clock_event_reasons}),
             competing_processes=len(self._device.process_ids() - {os.getpid()}),

@@ -13,7 +13,11 @@ from nsabench.words import Status
 
 T = TypeVar("T")
 
-_COMPILER_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct")
+_COMPILER_ERRORS = (
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "UnsupportedLanguageConstruct",
+)
 _RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
 
 
@@ -27,7 +31,7 @@ def guarded(call: Callable[[], T], device: str) -> T:
         result = call()
         if device == "cuda":
             torch.cuda.synchronize()
-    except BaseException as error:  # noqa: BLE001 - foreign code: sys.exit and worse are outcomes
+    except BaseException as error:
         failure = classify(error)
         if device == "cuda":
             _probe(failure)

@@ -8,13 +8,13 @@ from random import Random, SystemRandom
 
 from nsabench.case import Case
 from nsabench.environment import nvml
+from nsabench.failure import Failure
 from nsabench.messages import Conditions, Measured, Outcome, Step
 from nsabench.registry import Implementation
 from nsabench.timing import sampling, stopping
 from nsabench.timing.clock import now_s
 from nsabench.timing.sampling import Collected
 from nsabench.timing.timer import DeviceLost, Timer
-from nsabench.failure import Failure
 from nsabench.words import Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.conditions import ConditionMonitor
@@ -48,7 +48,6 @@ def measure(
     report(Step(phase="inputs"))
     rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
     sets = InputSets(case, device)
-    start = now_s()
     outcomes: dict[str, Outcome] = {}
     arms: list[CaseArm] = []
     for item in items:
@@ -68,16 +67,16 @@ def measure(
                 arms.append(arm)
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)
-    conditions = Conditions()
+    conditions, busy_s = Conditions(), 0.0
     if arms:
         try:
-            conditions = _time(case, arms, outcomes, session, timer, sensors, report)
+            conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)
         except DeviceLost as error:
             raise ArmLost(error.arm, str(error)) from error
     return Measured(
         outcomes=[outcomes[item.name] for item in items],
         conditions=conditions,
-        measuring_s=now_s() - start,
+        measuring_s=busy_s + sum(o.compile_s or 0.0 for o in outcomes.values()),
     )
 
 
@@ -89,8 +88,11 @@ def _time(
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
-) -> Conditions:
-    """Sample the arms; put their samples, or why they left, into `outcomes`."""
+) -> tuple[Conditions, float]:
+    """Sample the arms; put their samples, or why they left, into `outcomes`.
+
+    Returns what the sensors said, and the seconds that went into warm-up and timed calls.
+    """
     rule = stopping.build(
         case.timing.stopping,
         {a.name for a in arms if a.item.role is Role.CANDIDATE},
@@ -110,7 +112,7 @@ def _time(
     for arm in arms:
         if arm.name in out.failed:
             outcomes[arm.name] = _outcome(arm, session, out.failed[arm.name])
-    return monitor.summary()
+    return monitor.summary(), out.busy_s
 
 
 def _outcome(arm: CaseArm, session: int, failure: Failure | None = None) -> Outcome:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsabench.case import Case
-from nsabench.ops.contract import Inputs
 from nsabench.failure import Failure
+from nsabench.ops.contract import Inputs
 from nsabench.words import Status
 
 
@@ -30,7 +31,7 @@ def measure(output: Tensor, oracle: Tensor) -> Errors:
     return Errors(float(difference.abs().mean()), float(difference.abs().max()), relative)
 
 
-def check_form(output: object, oracle: Tensor, inputs: Inputs) -> Tensor:
+def check_form(output: Any, oracle: Tensor, inputs: Inputs) -> Tensor:
     """The output as a plain tensor. Raises `Failure` (wrong) when its form is not the op's."""
     if type(output) is not torch.Tensor:
         raise Failure(
