@@ -32,7 +32,7 @@ class Catch(StrEnum):
     CAUGHT = "caught"
     MISSED = "missed"
     DECLINED = "declined"  # it would have been right here, or cannot run on this device
-    UNPROVEN = "unproven"  # it failed, or nothing was there to compare it with
+    UNPROVEN = "unproven"  # it failed before that check, or there was nothing to compare it with
 
 
 def judge(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
@@ -59,8 +59,8 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
     if row.caught_by == "parity":
         found = row.status is Status.WRONG or any(_names(f, row) for f in findings)
         return Catch.CAUGHT if found else Catch.MISSED
-    if row.median_ms is None and row.status is Status.OK:
-        return Catch.UNPROVEN
+    if row.status is Status.WRONG or row.median_ms is None:
+        return Catch.UNPROVEN  # another check was there first, or it was never timed
     if row.caught_by == "timer":
         return _gained(row, best_baseline(case))
     if row.caught_by == "baseline" and best_baseline(case) is None:
@@ -70,7 +70,7 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
 
 def _gained(row: Row, best: Row | None) -> Catch:
     if best is None or not best.median_ms or not row.median_ms:
-        return Catch.UNPROVEN if row.status is Status.OK else Catch.MISSED
+        return Catch.UNPROVEN
     return Catch.MISSED if row.median_ms < GAINED * best.median_ms else Catch.CAUGHT
 
 

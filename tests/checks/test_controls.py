@@ -26,13 +26,14 @@ def test_a_control_that_passes_for_right_once_invalidates_the_run(make_row, stat
 
 
 def test_it_must_be_caught_by_the_check_that_is_meant_for_it(make_row):
-    row = control(make_row, caught_by="baseline")
+    row = control(make_row, caught_by="roofline")
     other = Finding("clocks", Effect.NOTE, "x", row.case_id, row.implementation)
-    meant = Finding("baseline", Effect.NOTE, "x", row.case_id, row.implementation)
-    elsewhere = Finding("baseline", Effect.NOTE, "x", "another case", row.implementation)
+    meant = Finding("roofline", Effect.NOTE, "x", row.case_id, row.implementation)
+    elsewhere = Finding("roofline", Effect.NOTE, "x", "another case", row.implementation)
     assert judge([row], [other, elsewhere])
     assert judge([row], [other, meant]) == []
-    assert judge([wrong(make_row, caught_by="baseline")], [])
+    (finding,) = judge([wrong(make_row, caught_by="roofline")], [])
+    assert finding.effect is Effect.NOTE
 
 
 def test_where_a_control_declines_it_need_not_be_caught(make_row):
@@ -41,12 +42,25 @@ def test_where_a_control_declines_it_need_not_be_caught(make_row):
     assert judge([declined], []) == []
 
 
-def test_a_control_that_only_crashes_proves_nothing(make_row):
+def test_a_control_that_crashes_proves_nothing_and_is_said(make_row):
     crashed = control(make_row, status=Status.CRASHED, reason="signal 11", median_ms=None)
-    (finding,) = judge([crashed], [])
-    assert finding.effect is Effect.INVALID
-    assert "signal 11" in finding.sentence
     (finding,) = judge([crashed, wrong(make_row, L=64)], [])
+    assert finding.effect is Effect.NOTE
+    assert "signal 11" in finding.sentence
+
+
+def test_a_trick_on_the_clock_is_defeated_if_it_gained_nothing(make_row):
+    baseline = make_row("b", "baseline", 1.0)
+    assert judge([control(make_row, caught_by="timer", median_ms=1.02), baseline], []) == []
+    (finding,) = judge([control(make_row, caught_by="timer", median_ms=0.5), baseline], [])
+    assert finding.effect is Effect.INVALID
+    assert "0.5 ms" in finding.sentence
+
+
+@pytest.mark.parametrize("check", ["timer", "baseline"])
+def test_without_a_valid_baseline_nothing_is_proven(make_row, check):
+    broken = make_row("b", "baseline", 1.0, status=Status.WRONG)
+    (finding,) = judge([control(make_row, caught_by=check), broken], [])
     assert finding.effect is Effect.NOTE
 
 

@@ -49,8 +49,13 @@ def test_errors_below_the_resolution_of_the_format_are_not_compared(make_row, dt
 
 def test_failed_records_and_other_cases_play_no_part(make_row):
     rows = [
-        make_row("mine", rel_l2=5e-3),
+        make_row("mine", rel_l2=1.5e-3),
         make_row("b", "baseline", rel_l2=1e-5, status=Status.WRONG),
         make_row("b", "baseline", rel_l2=1e-5, L=64),
     ]
     assert check(rows, NONE) == []
+
+
+def test_without_a_baseline_the_resolution_of_the_format_is_the_yardstick(make_row):
+    assert check([make_row(rel_l2=1.5e-3)], NONE) == []
+    assert check([make_row(rel_l2=3e-3)], NONE)
