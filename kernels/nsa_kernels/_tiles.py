@@ -65,32 +65,37 @@ def softmax_step(
 
 @triton.jit
 def store_row(
-    out_ptrs,
-    lse_ptrs,
+    out_ptr,
+    lse_ptr,
     acc,
     row_max,
     row_sum,
-    heads_ok,
-    cols,
+    first_head,
+    H,
     DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
 ):
-    """Write the result of a whole row; no key at all gives out = 0 and lse = -inf."""
+    """Write a whole row at ``out_ptr``, ``lse_ptr``; no key at all gives out = 0, lse = -inf."""
+    cols = tl.arange(0, BLOCK_DV)
+    heads = first_head + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
     some = row_sum > 0
     safe = tl.where(some, row_sum, 1.0)
     out = acc / safe[:, None]
     lse = tl.where(some, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
     tl.store(
-        out_ptrs,
-        out.to(out_ptrs.dtype.element_ty),
+        out_ptr + heads[:, None] * DV + cols[None, :],
+        out.to(out_ptr.dtype.element_ty),
         mask=heads_ok[:, None] & (cols[None, :] < DV),
     )
-    tl.store(lse_ptrs, lse, mask=heads_ok)
+    tl.store(lse_ptr + heads, lse, mask=heads_ok)
 
 
 @triton.jit
 def publish_and_merge(
-    out_ptrs,
-    lse_ptrs,
+    out_ptr,
+    lse_ptr,
     part_ptr,
     plse_ptr,
     count_ptr,
@@ -100,27 +105,30 @@ def publish_and_merge(
     first_slot,
     slot,
     n_slots,
-    heads,
-    heads_ok,
-    cols,
+    first_head,
     H,
     DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    MERGE_H: tl.constexpr,
+    MERGE_S: tl.constexpr,
 ):
     """Store this program's share of a row; the last program to arrive merges all shares.
 
-    ``part_ptr`` fp32 [slots, H, DV] and ``plse_ptr`` fp32 [slots, H] (log2) are the workspace, the
-    row owns slots ``first_slot`` to ``first_slot + n_slots``, none of them empty. The merge
-    runs over the slots in order, so its result does not depend on who arrives last. The counter is
-    zero before and after.
+    ``out_ptr`` and ``lse_ptr`` point at the row. ``part_ptr`` fp32 [slots, H, DV] and ``plse_ptr``
+    fp32 [slots, H] (log2) are the workspace; the row owns ``n_slots`` of them from ``first_slot``
+    on, none of them empty. The merge takes ``MERGE_S`` slots and ``MERGE_H`` heads at a time, in
+    the order of the slots, so its result does not depend on who arrives last. The counter is zero
+    before and after.
     """
-    keep = heads_ok[:, None] & (cols[None, :] < DV)
+    cols = tl.arange(0, BLOCK_DV)
+    heads = first_head + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
     here = (first_slot + slot) * H
     tl.store(
         part_ptr + (here + heads)[:, None] * DV + cols[None, :],
         acc / row_sum[:, None],
-        mask=keep,
+        mask=heads_ok[:, None] & (cols[None, :] < DV),
     )
     tl.store(plse_ptr + here + heads, row_max + tl.log2(row_sum), mask=heads_ok)
     # All threads' stores come before the one thread that does the atomic; acq_rel orders them
@@ -129,31 +137,35 @@ def publish_and_merge(
     arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel")
     if arrived == n_slots - 1:
         tl.debug_barrier()
-        row0 = first_slot * H + heads
-        end = row0 + n_slots * H
-        top = tl.load(plse_ptr + row0, mask=heads_ok, other=0.0, cache_modifier=".cg")
-        total = tl.zeros([BLOCK_H], dtype=tl.float32)
-        merged = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
-        for j0 in range(0, n_slots, 4):
-            for u in tl.static_range(4):
-                row = row0 + (j0 + u) * H
-                live = heads_ok & (row < end)
-                lse_j = tl.load(
-                    plse_ptr + row, mask=live, other=float("-inf"), cache_modifier=".cg"
-                )
-                part = tl.load(
-                    part_ptr + row[:, None] * DV + cols[None, :],
-                    mask=live[:, None] & (cols[None, :] < DV),
+        slots = tl.arange(0, MERGE_S)
+        for h0 in range(first_head, tl.minimum(first_head + BLOCK_H, H), MERGE_H):
+            h = h0 + tl.arange(0, MERGE_H)
+            h_ok = h < H
+            row0 = first_slot * H + h
+            top = tl.load(plse_ptr + row0, mask=h_ok, other=0.0, cache_modifier=".cg")
+            total = tl.zeros([MERGE_H], dtype=tl.float32)
+            merged = tl.zeros([MERGE_H, BLOCK_DV], dtype=tl.float32)
+            for s0 in range(0, n_slots, MERGE_S):
+                live = (s0 + slots < n_slots)[:, None] & h_ok[None, :]
+                row = row0[None, :] + (s0 + slots)[:, None] * H
+                lses = tl.load(plse_ptr + row, mask=live, other=float("-inf"), cache_modifier=".cg")
+                parts = tl.load(
+                    part_ptr + row[:, :, None] * DV + cols[None, None, :],
+                    mask=live[:, :, None] & (cols[None, None, :] < DV),
                     other=0.0,
                     cache_modifier=".cg",
                 )
-                new_top = tl.maximum(top, lse_j)
+                new_top = tl.maximum(top, tl.max(lses, 0))
                 old = tl.exp2(top - new_top)
-                new = tl.exp2(lse_j - new_top)
-                merged = merged * old[:, None] + part * new[:, None]
-                total = total * old + new
+                weight = tl.exp2(lses - new_top[None, :])
+                merged = merged * old[:, None] + tl.sum(parts * weight[:, :, None], 0)
+                total = total * old + tl.sum(weight, 0)
                 top = new_top
-        total = tl.where(heads_ok, total, 1.0)
-        tl.store(out_ptrs, (merged / total[:, None]).to(out_ptrs.dtype.element_ty), mask=keep)
-        tl.store(lse_ptrs, (top + tl.log2(total)) * 0.6931471805599453, mask=heads_ok)
+            total = tl.where(h_ok, total, 1.0)
+            tl.store(
+                out_ptr + h[:, None] * DV + cols[None, :],
+                (merged / total[:, None]).to(out_ptr.dtype.element_ty),
+                mask=h_ok[:, None] & (cols[None, :] < DV),
+            )
+            tl.store(lse_ptr + h, (top + tl.log2(total)) * 0.6931471805599453, mask=h_ok)
         tl.store(count_ptr, 0)

@@ -63,6 +63,8 @@ def ranges_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
+    MERGE_H: tl.constexpr,
+    MERGE_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -75,7 +77,8 @@ def ranges_kernel(
     g = r % G
     s = (r // G) % S
     b = r // G // S
-    heads = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    head0 = tl.program_id(2) * BLOCK_H
+    heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
@@ -153,13 +156,13 @@ def ranges_kernel(
             row_max, row_sum, acc = softmax_step(
                 q, k, v, valid, row_max, row_sum, acc, scale_log2, True, PRECISION
             )
-        out_ptrs = out_ptr + (r * H + heads)[:, None] * DV + dv[None, :]
-        lse_ptrs = lse_ptr + r * H + heads
+        out_row = out_ptr + r * H * DV
+        lse_row = lse_ptr + r * H
         if SPLIT:
             if n_parts > 1:
                 publish_and_merge(
-                    out_ptrs,
-                    lse_ptrs,
+                    out_row,
+                    lse_row,
                     part_ptr,
                     plse_ptr,
                     count_ptr + r * tl.num_programs(2) + tl.program_id(2),
@@ -169,18 +172,18 @@ def ranges_kernel(
                     r * n_splits,
                     split,
                     n_parts,
-                    heads,
-                    heads_ok,
-                    dv,
+                    head0,
                     H,
                     DV,
                     BLOCK_H,
                     BLOCK_DV,
+                    MERGE_H,
+                    MERGE_S,
                 )
             else:
-                store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
         else:
-            store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
 
 
 def check_ranges(
@@ -299,6 +302,8 @@ def selection_ranges(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
+        MERGE_H=config.merge_h,
+        MERGE_S=config.merge_s,
         BLOCK_N=1 if steps else max(check.next_power_of_2(n_spans), 2),
         SEARCH_STEPS=steps,
         SPLIT=config.splits > 1,

@@ -45,6 +45,8 @@ def rows_group_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
+    MERGE_H: tl.constexpr,
+    MERGE_S: tl.constexpr,
     SPLIT: tl.constexpr,
     ONE_TILE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -53,7 +55,8 @@ def rows_group_kernel(
     """Program (row, split, head tile): keys ``split * chunk`` up to ``chunk`` further."""
     n = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
-    heads = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    head0 = tl.program_id(2) * BLOCK_H
+    heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
@@ -83,13 +86,13 @@ def rows_group_kernel(
             row_max, row_sum, acc = softmax_step(
                 q, k, v, valid, row_max, row_sum, acc, scale_log2, MASKED, PRECISION
             )
-    out_ptrs = out_ptr + (n * H + heads)[:, None] * DV + dv[None, :]
-    lse_ptrs = lse_ptr + n * H + heads
+    out_row = out_ptr + n * H * DV
+    lse_row = lse_ptr + n * H
     if SPLIT:
         n_splits = tl.num_programs(1)
         publish_and_merge(
-            out_ptrs,
-            lse_ptrs,
+            out_row,
+            lse_row,
             part_ptr,
             plse_ptr,
             count_ptr + n * tl.num_programs(2) + tl.program_id(2),
@@ -99,16 +102,16 @@ def rows_group_kernel(
             n * n_splits,
             split,
             n_splits,
-            heads,
-            heads_ok,
-            dv,
+            head0,
             H,
             DV,
             BLOCK_H,
             BLOCK_DV,
+            MERGE_H,
+            MERGE_S,
         )
     else:
-        store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
 
 
 @triton.jit
@@ -243,6 +246,8 @@ def selection_rows(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
+        MERGE_H=config.merge_h,
+        MERGE_S=config.merge_s,
         SPLIT=config.splits > 1,
         ONE_TILE=length > 0 and config.chunk <= config.block_l,
         MASKED=length % config.block_l != 0,

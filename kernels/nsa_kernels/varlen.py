@@ -67,6 +67,8 @@ def varlen_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
+    MERGE_H: tl.constexpr,
+    MERGE_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     COARSE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -85,7 +87,8 @@ def varlen_kernel(
     share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
     n_parts = tl.cdiv(length, tl.maximum(share, 1))
     if part < tl.maximum(n_parts, 1):
-        heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        head0 = tl.program_id(1) * BLOCK_H
+        heads = head0 + tl.arange(0, BLOCK_H)
         heads_ok = heads < H
         d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
@@ -106,12 +109,12 @@ def varlen_kernel(
             row_max, row_sum, acc = softmax_step(
                 q, k, v, valid, row_max, row_sum, acc, scale_log2, True, PRECISION
             )
-        out_ptrs = out_ptr + (n * H + heads)[:, None] * DV + dv[None, :]
-        lse_ptrs = lse_ptr + n * H + heads
+        out_row = out_ptr + n * H * DV
+        lse_row = lse_ptr + n * H
         if n_parts > 1:
             publish_and_merge(
-                out_ptrs,
-                lse_ptrs,
+                out_row,
+                lse_row,
                 part_ptr,
                 plse_ptr,
                 count_ptr + n * tl.num_programs(1) + tl.program_id(1),
@@ -121,16 +124,16 @@ def varlen_kernel(
                 first_item.to(tl.int64),
                 part,
                 n_parts,
-                heads,
-                heads_ok,
-                dv,
+                head0,
                 H,
                 DV,
                 BLOCK_H,
                 BLOCK_DV,
+                MERGE_H,
+                MERGE_S,
             )
         else:
-            store_row(out_ptrs, lse_ptrs, acc, row_max, row_sum, heads_ok, dv, DV)
+            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
 
 
 def selection_varlen(
@@ -222,6 +225,8 @@ def selection_varlen(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
+        MERGE_H=config.merge_h,
+        MERGE_S=config.merge_s,
         BLOCK_N=min(max(check.next_power_of_2(n), 16), ROWS_A_BLOCK),
         COARSE=check.next_power_of_2(check.cdiv(n, ROWS_A_BLOCK)),
         PRECISION="ieee",
