@@ -1,0 +1,60 @@
+"""Trying the hypotheses on the evidence, within a time limit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from nsabench.diagnosis import generic
+from nsabench.diagnosis.evidence import Evidence, Hypothesis, gather
+from nsabench.diagnosis.location import locate
+from nsabench.ops.contract import Inputs, Op
+from nsabench.timing.clock import now_s
+
+EXPLAINS = 0.2  # an explanation leaves at most this share of the error
+BETTER = 0.9  # a later hypothesis must beat an earlier one by this much
+TIME_LIMIT_S = 2.0
+
+
+def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> str:
+    """The hypothesis that reproduces the output, or else where the output is off."""
+    bad = ~torch.isfinite(output)
+    if bad.any():
+        return f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
+    evidence = gather(op, inputs, output, previous)
+    mae = _mae(evidence.output, evidence.oracle)
+    best, error = _best(evidence)
+    if best is not None and error <= EXPLAINS * mae:
+        return f"{best.text} (MAE {error:.2g} against that hypothesis, {mae:.3g} against the op)"
+    off = (evidence.output - evidence.oracle).abs()
+    where = locate(off > off.max() / 4)
+    nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {mae:.2g}" if best else ""
+    return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
+
+
+def _best(evidence: Evidence) -> tuple[Hypothesis | None, float]:
+    best: Hypothesis | None = None
+    error = float("inf")
+    end = now_s() + TIME_LIMIT_S
+    for hypothesis in chain(_of_the_op(evidence), generic.hypotheses(evidence)):
+        tried = _mae(evidence.output, hypothesis.predict())
+        if tried < BETTER * error:
+            best, error = hypothesis, tried
+        if now_s() > end:
+            break
+    return best, error
+
+
+def _of_the_op(evidence: Evidence) -> Iterator[Hypothesis]:
+    name = f"{__package__}.{evidence.op.name}"
+    if importlib.util.find_spec(name) is not None:
+        yield from importlib.import_module(name).hypotheses(evidence)
+
+
+def _mae(output: Tensor, expected: Tensor) -> float:
+    return float((output - expected).abs().mean())

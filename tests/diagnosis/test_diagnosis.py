@@ -1,0 +1,163 @@
+"""Each known mistake, made on purpose in the case's own dtype, is named."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from nsabench import ops
+from nsabench.diagnosis import diagnose
+from nsabench.ops.contract import Inputs
+from nsabench.words import DType
+
+OP = ops.get("selection_rows")
+
+
+def draw(N=8, H=4, D=64, L=256, dtype=DType.FLOAT16, seed=1):
+    shape = OP.shape_model.model_validate({"N": N, "H": H, "D": D, "L": L})
+    return OP.draw(shape, dtype, "dense", seed, "cpu")
+
+
+def attend(inputs: Inputs, keys=slice(None), scale=None, mask=None, k=None, v=None):
+    q, k, v = (
+        inputs.tensors["q"],
+        *(inputs.tensors[n] if t is None else t for n, t in (("k", k), ("v", v))),
+    )
+    k, v = k[:, keys], v[:, keys]
+    scores = q.double() @ k.double().mT * (scale or inputs.options["sm_scale"])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return (torch.softmax(scores, -1) @ v.double()).to(q.dtype)
+
+
+def padded(inputs, count):
+    _, k, v = inputs.tensors.values()
+    zeros = torch.zeros_like(k[:, :count])
+    return attend(inputs, k=torch.cat([k, zeros], 1), v=torch.cat([v, zeros], 1))
+
+
+def counted_twice(inputs, start, stop):
+    _, k, v = inputs.tensors.values()
+    return attend(
+        inputs, k=torch.cat([k, k[:, start:stop]], 1), v=torch.cat([v, v[:, start:stop]], 1)
+    )
+
+
+def causal(inputs, offset):
+    heads, length = inputs.tensors["q"].shape[1], inputs.tensors["k"].shape[1]
+    return attend(inputs, mask=torch.ones(heads, length).tril(offset).bool())
+
+
+MISTAKES = {
+    "attends to the first 64 of 256 keys": lambda i: attend(i, slice(0, 64)),
+    "attends to the first 201 of 256 keys": lambda i: attend(i, slice(0, 201)),
+    "attends to key 0 only": lambda i: attend(i, slice(0, 1)),
+    "attends to the last 64 of 256 keys": lambda i: attend(i, slice(192, None)),
+    "attends to the last 255 of 256 keys": lambda i: attend(i, slice(1, None)),
+    "causal mask, aligned top-left": lambda i: causal(i, 0),
+    "causal mask, aligned bottom-right": lambda i: causal(i, 252),
+    "softmax scale 1, that is, none": lambda i: attend(i, scale=1.0),
+    "softmax scale 1/D = 1/64": lambda i: attend(i, scale=1 / 64),
+    "without the factor log2(e)": lambda i: attend(i, scale=0.125 * math.log(2)),
+    "times log2(e)": lambda i: attend(i, scale=0.125 / math.log(2)),
+    "has K and V swapped": lambda i: attend(i, k=i.tensors["v"], v=i.tensors["k"]),
+    "takes V of the next row": lambda i: attend(i, v=i.tensors["v"].roll(-1, 0)),
+    "takes K of the previous row": lambda i: attend(i, k=i.tensors["k"].roll(1, 0)),
+    "the result of the next one": lambda i: attend(i).roll(-1, 0),
+    "has heads permuted (head 0 holds head 3": lambda i: attend(i).flip(1),
+    "holds head 0 in every head": lambda i: attend(i)[:, :1].expand(-1, 4, -1),
+    "is zero everywhere": lambda i: torch.zeros_like(attend(i)),
+    "is the plain mean of V": lambda i: i.tensors["v"].mean(1, keepdim=True).expand(-1, 4, -1),
+    "does not divide by the sum": lambda i: unnormalised(i),
+    "takes no softmax": lambda i: scores(i) @ i.tensors["v"],
+    "off by a constant 0.005": lambda i: attend(i) + 0.005,
+    "is 1.1 times the right one": lambda i: attend(i) * 1.1,
+}
+
+
+def scores(inputs):
+    return inputs.tensors["q"] @ inputs.tensors["k"].mT * inputs.options["sm_scale"]
+
+
+def unnormalised(inputs):
+    s = scores(inputs).double()
+    weights = torch.exp(s - s.amax(-1, keepdim=True))
+    return (weights @ inputs.tensors["v"].double()).half()
+
+
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_it_names_the_mistake(expected):
+    inputs = draw()
+    said = diagnose(OP, inputs, MISTAKES[expected](inputs))
+    assert expected in said
+    assert "against that hypothesis" in said
+
+
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        ("counts 51 zero keys of padding after the 77", lambda i: padded(i, 51)),
+        ("counts keys 13 to 63 twice: two tiles of 64", lambda i: counted_twice(i, 13, 64)),
+        ("attends to the first 64 of 77 keys", lambda i: attend(i, slice(0, 64))),
+    ],
+)
+def test_it_names_mistakes_in_the_last_tile(expected, make):
+    inputs = draw(L=77)
+    assert expected in diagnose(OP, inputs, make(inputs))
+
+
+def test_it_names_a_stale_output():
+    earlier, inputs = attend(draw(seed=2)), draw(seed=1)
+    said = diagnose(OP, inputs, earlier, previous_output=earlier)
+    assert "is the output of an earlier call" in said
+
+
+def test_it_names_a_low_precision_accumulator():
+    inputs = draw(N=4, L=1024, D=32)
+    shares = torch.softmax(scores(inputs).double(), -1)
+    total = torch.zeros(4, 4, 32, dtype=torch.bfloat16)
+    for part, v in zip(shares.split(32, -1), inputs.tensors["v"].split(32, 1), strict=True):
+        total += part @ v.double()
+    assert "accumulates in bfloat16, a tile of 32" in diagnose(OP, inputs, total.half())
+
+
+def test_the_sentence_holds_both_errors():
+    inputs = draw(N=16, H=8, L=1024)
+    said = diagnose(OP, inputs, attend(inputs, slice(0, 64)))
+    hypothesis, op = (float(x.split()[0]) for x in said.split("(MAE ")[1].split(", "))
+    assert hypothesis < 1e-4
+    assert 0.14 < op < 0.16
+
+
+def test_what_nothing_explains_is_at_least_located():
+    inputs = draw()
+    output = attend(inputs)
+    output[6:, 1] += torch.randn(64, generator=torch.Generator().manual_seed(0))
+    said = diagnose(OP, inputs, output)
+    assert said.startswith("no hypothesis explains it")
+    assert "axis 0: 6 to 7 of 8, axis 1: 1 of 4" in said
+
+
+def test_nan_is_located():
+    inputs = draw()
+    output = attend(inputs)
+    output[5:] = math.nan
+    assert "768 of 2048 elements are NaN or infinite: axis 0: 5 to 7 of 8" in diagnose(
+        OP, inputs, output
+    )
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_it_is_quick_and_thins_large_cases_out(dtype):
+    inputs = draw(N=256, H=8, D=128, L=512, dtype=dtype)
+    wrong = attend(inputs, slice(0, 64))
+    start = time.perf_counter()
+    said = diagnose(OP, inputs, wrong)
+    assert time.perf_counter() - start < 3
+    assert "first 64 of 512" in said
+
+
+def test_the_smallest_case():
+    inputs = draw(N=1, H=1, D=1, L=1)
+    assert diagnose(OP, inputs, torch.zeros(1, 1, 1, dtype=torch.float16))
