@@ -47,7 +47,7 @@ def collect(
     gpus = read_gpus(described, redactor, absent)
     if not gpus:
         absent["gpus"] = driver.nvml_failure or "NVML shows no device"
-    software = read_software(described, variables, redactor, absent)
+    software = read_software(described, variables, absent)
     on_cuda = _on_cuda(described, plan)
     if on_cuda and gpus and not any(gpu.used for gpu in gpus):
         absent["gpus"] = "it is not known which device is measured on"

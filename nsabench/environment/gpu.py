@@ -48,8 +48,6 @@ def read_gpus(described: Described | None, redactor: Redactor, absent: dict[str,
                 name=_string(facts, "name"),
                 compute_capability=_string(facts, "compute_capability"),
                 memory_bytes=_integer(facts, "memory_bytes"),
-                uuid=redactor.identifier("uuid", _string(facts, "uuid")),
-                pci_bus_id=redactor.identifier("pci", _string(facts, "pci_bus_id")),
                 **_torch_fields(facts),
             )
         )
@@ -80,7 +78,7 @@ def _read_gpu(
     uuid = _text(ask("uuid", "UUID"))
     pci = ask("pci_bus_id", "PciInfo")
     bus_id = _text(pci.busId) if pci is not None else None
-    used = _is_used(uuid, bus_id, facts)
+    used = facts.get("nvml_index") == index
     capability = ask("compute_capability", "CudaComputeCapability")
     memory = ask("memory", "MemoryInfo")
     limits = ask("power_limits", "PowerManagementLimitConstraints")
@@ -166,23 +164,6 @@ def _competing(processes: list[Any] | None) -> tuple[int, int] | None:
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     others = [p for p in processes if p.pid not in ours]
     return len(others), sum(p.usedGpuMemory or 0 for p in others)
-
-
-def _is_used(
-    uuid: str | None, bus_id: str | None, facts: dict[str, str | int | float | None]
-) -> bool:
-    theirs = _string(facts, "uuid")
-    # torch leaves out NVML's "GPU-"; a MIG slice has a uuid of its own, but its parent's bus id.
-    if uuid and theirs and uuid.lower().endswith(theirs.lower()):
-        return True
-    where = _bus_numbers(_string(facts, "pci_bus_id"))
-    return where is not None and where == _bus_numbers(bus_id)
-
-
-def _bus_numbers(bus_id: str | None) -> tuple[int, ...] | None:
-    """NVML writes eight digits of domain, CUDA four."""
-    found = re.match(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)", bus_id or "")
-    return tuple(int(part, 16) for part in found.groups()) if found else None
 
 
 def _kernel_module(root: Path) -> str | None:

@@ -86,5 +86,6 @@ class Redactor:
         if self._home:
             value = re.sub(re.escape(self._home) + r"(?=$|[/:,\s])", "~", value)
         if self._hostname:
-            value = value.replace(self._hostname, self.identifier("hostname", self._hostname) or "")
+            hidden = self.identifier("hostname", self._hostname) or ""
+            value = re.sub(rf"(?<!\w){re.escape(self._hostname)}(?!\w)", hidden, value)
         return value

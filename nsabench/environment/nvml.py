@@ -85,6 +85,10 @@ class Device:
         handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         return [cls(handle) for handle in handles if handle is not None]
 
+    def index(self) -> int | None:
+        """Its place in NVML's order, the same in every process that sees the same devices."""
+        return attempt(pynvml.nvmlDeviceGetIndex, self.handle)
+
     def read(self) -> Reading:
         h = self.handle
         power = attempt(pynvml.nvmlDeviceGetPowerUsage, h)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from nsabench import __version__
-from nsabench.environment.identifiers import Redactor
 from nsabench.environment.model import NO_WORKER, Distribution, Library, Software, Torch
 from nsabench.messages import Described
 
@@ -32,7 +30,6 @@ LIBRARIES = (
 def read_software(
     described: Described | None,
     variables: Mapping[str, str],
-    redactor: Redactor,
     absent: dict[str, str],
 ) -> Software:
     """The installation, and the worker's account of it where there is one."""
@@ -49,10 +46,7 @@ def read_software(
         if told.get(name) is None:
             absent[f"software.libraries.{name}"] = told.get(f"{name}.why") or silent
         else:
-            file = told.get(f"{name}.file")
-            libraries[name] = Library(
-                version=told[name], file=redactor.text(_portable(file)) if file else None
-            )
+            libraries[name] = Library(version=told[name], file=told.get(f"{name}.file"))
     return Software(
         nsabench=__version__,
         python=platform.python_version(),
@@ -114,14 +108,6 @@ def _torch(told: Mapping[str, str | None]) -> Torch | None:
         requires_triton=triton_pinned_by_torch(),
         settings={k: v for k, v in settings.items() if not k.endswith(".why")},
     )
-
-
-def _portable(file: str) -> str:
-    """The same text on every machine for a file of this Python installation."""
-    path = Path(file)
-    if path.is_relative_to(sys.prefix):
-        return str("{prefix}" / path.relative_to(sys.prefix))
-    return file
 
 
 def _lock(variables: Mapping[str, str], absent: dict[str, str]) -> str | None:

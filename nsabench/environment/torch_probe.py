@@ -1,7 +1,8 @@
 """What only a process with torch in it can tell. Runs in the worker; never fails.
 
 A value that cannot be had is None, and `NAME.why` beside it says why. Versions of libraries are
-what the loaded library answers, not what some package on disk is called.
+what the loaded library answers, not what some package on disk is called. Nothing in it identifies
+the machine: which device is meant is told by its place in NVML's order.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import ctypes
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from nsabench.environment import nvml
+from nsabench.environment.identifiers import Redactor
 from nsabench.messages import Described
 
 # What an import of torch or triton ends in when the installation is broken.
@@ -44,7 +48,16 @@ def describe(device: str) -> Described:
         _describe_cpu(torch, facts)
     # After the device was touched: a library that loads lazily is loaded by now, if ever.
     _describe_libraries(torch, software)
-    return Described(software=software, device=facts)
+    return Described(software=_without_names(software), device=facts)
+
+
+def _without_names(software: Software) -> Software:
+    """Paths and messages without the user's home folder and the host's name."""
+    redact = Redactor(plain=False).text
+    return {
+        key: redact(value) if value and key.endswith((".file", ".why")) else value
+        for key, value in software.items()
+    }
 
 
 def pci_bus_id(torch: Any, index: int) -> str | None:
@@ -142,9 +155,10 @@ def _describe_cuda_device(torch: Any, device: str, facts: DeviceFacts, software:
     facts["l2_bytes"] = getattr(properties, "L2_cache_size", None)
     facts["shared_memory_bytes"] = getattr(properties, "shared_memory_per_block_optin", None)
     facts["warp_size"] = getattr(properties, "warp_size", None)
-    uuid = getattr(properties, "uuid", None)
-    facts["uuid"] = str(uuid) if uuid is not None else None
-    facts["pci_bus_id"] = pci_bus_id(torch, index)
+    bus_id = pci_bus_id(torch, index)
+    watched = nvml.Device.by_bus_id(bus_id) if bus_id is not None else None
+    # A MIG slice has its parent's bus id, and NVML's sensors are the parent's too.
+    facts["nvml_index"] = watched.index() if watched is not None else None
 
 
 def _describe_ptxas(triton: Path, software: Software) -> None:
@@ -162,7 +176,7 @@ def _describe_ptxas(triton: Path, software: Software) -> None:
             software[f"{name}.why"] = "this triton has none"
             continue
         _attempt(software, name, lambda path=path: _ptxas_version(path))  # type: ignore[misc]
-        software[f"{name}.file"] = str(path.resolve())
+        software[f"{name}.file"] = _portable(str(path.resolve()))
 
 
 def _ptxas_version(path: Path) -> str:
@@ -201,14 +215,22 @@ def _describe_libraries(torch: Any, software: Software) -> None:
             software[f"{name}.why"] = f"{library} is not loaded"
             continue
         _attempt(software, name, lambda ask=ask, path=path: ask(ctypes.CDLL(path)))  # type: ignore[misc]
-        software[f"{name}.file"] = path
+        software[f"{name}.file"] = _portable(path)
     if torch is not None:
         _attempt(software, "cudnn", lambda: _cudnn_version(torch.backends.cudnn.version()))
         _attempt(software, "nccl", lambda: ".".join(map(str, torch.cuda.nccl.version())))
     for name in ("cudnn", "nccl"):
         path = _mapped(mapped, f"lib{name}")
         if path is not None:
-            software[f"{name}.file"] = path
+            software[f"{name}.file"] = _portable(path)
+
+
+def _portable(file: str) -> str:
+    """The same text on every machine for a file of this Python installation."""
+    path = Path(file)
+    if path.is_relative_to(sys.prefix):
+        return str("{prefix}" / path.relative_to(sys.prefix))
+    return file
 
 
 def _mapped_libraries() -> list[str]:

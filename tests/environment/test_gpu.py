@@ -21,8 +21,7 @@ FACTS: dict[str, str | int | float | None] = {
     "multiprocessors": 132,
     "l2_bytes": 60 << 20,
     "shared_memory_bytes": 232_448,
-    "uuid": None,
-    "pci_bus_id": "0000:19:00.0",
+    "nvml_index": 0,
 }
 
 
@@ -67,20 +66,15 @@ def test_nothing_but_hashes_of_identifiers(h200: Callable[..., None], redactor: 
     assert gpu.uuid and gpu.uuid.startswith("hmac:")
 
 
-@pytest.mark.parametrize(
-    ("facts", "used"),
-    [
-        ({"uuid": "11111111-2222-3333-4444-555555555555", "pci_bus_id": None}, True),
-        ({"uuid": "MIG-99999999-2222-3333-4444-555555555555"}, True),  # by its parent's bus id
-        ({"pci_bus_id": "0000:1a:00.0"}, False),
-        ({"pci_bus_id": None}, False),
-    ],
-)
+@pytest.mark.parametrize(("index", "used"), [(0, [True, False]), (1, [False, True])])
 def test_which_device_is_used(
-    h200: Callable[..., None], plain: Redactor, facts: dict[str, str | None], used: bool
+    h200: Callable[..., None], plain: Redactor, index: int, used: list[bool]
 ) -> None:
-    h200()
-    assert read_gpus(described(**facts), plain, {})[0].used is used
+    h200(DeviceGetCount=2)
+    gpus = read_gpus(described(nvml_index=index), plain, {})
+    assert [gpu.used for gpu in gpus] == used
+    assert gpus[index].multiprocessors == 132
+    assert gpus[1 - index].multiprocessors is None
 
 
 def test_our_own_processes_do_not_compete(h200: Callable[..., None], plain: Redactor) -> None:
@@ -95,7 +89,7 @@ def test_our_own_processes_do_not_compete(h200: Callable[..., None], plain: Reda
 def test_a_device_that_only_torch_sees(h200: Callable[..., None], plain: Redactor) -> None:
     h200(Init=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     absent: dict[str, str] = {}
-    [gpu] = read_gpus(described(), plain, absent)
+    [gpu] = read_gpus(described(nvml_index=None), plain, absent)
     assert (gpu.used, gpu.name, gpu.multiprocessors) == (True, "NVIDIA H200", 132)
     assert "gpus.nvml" in absent
 

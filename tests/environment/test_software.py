@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nsabench.environment import software
-from nsabench.environment.identifiers import Redactor
 from nsabench.environment.model import NO_WORKER
 from nsabench.environment.pairs import PAIRS, numbers, pair_of
 from nsabench.messages import Described
@@ -26,15 +25,15 @@ TOLD: dict[str, str | None] = {
     "setting.cudnn_tf32": None,
     "setting.cudnn_tf32.why": "AttributeError",
     "cudnn": "9.13.0",
-    "cudnn.file": f"{sys.prefix}/lib/libcudnn.so.9",
+    "cudnn.file": "{prefix}/lib/libcudnn.so.9",
     "nccl": None,
     "nccl.why": "libnccl is not loaded",
 }
 
 
-def test_what_the_worker_told(redactor: Redactor) -> None:
+def test_what_the_worker_told() -> None:
     absent: dict[str, str] = {}
-    read = software.read_software(Described(software=TOLD, device={}), {}, redactor, absent)
+    read = software.read_software(Described(software=TOLD, device={}), {}, absent)
     assert read.torch is not None
     assert (read.torch.version, read.torch.cuda) == ("2.11.0+cu130", "13.0")
     assert read.torch.architectures == ["sm_80", "sm_90", "compute_90"]
@@ -47,9 +46,9 @@ def test_what_the_worker_told(redactor: Redactor) -> None:
     assert absent["software.libraries.ptxas"] == "the worker did not say"
 
 
-def test_without_a_worker_the_distributions_still_speak(redactor: Redactor) -> None:
+def test_without_a_worker_the_distributions_still_speak() -> None:
     absent: dict[str, str] = {}
-    read = software.read_software(None, {}, redactor, absent)
+    read = software.read_software(None, {}, absent)
     assert read.torch is None
     assert absent["software.torch"] == NO_WORKER
     assert read.installed("pydantic") == metadata.version("pydantic")
@@ -93,14 +92,14 @@ def test_the_triton_that_torch_pins(
     assert software.triton_pinned_by_torch() == version
 
 
-def test_lock(tmp_path: Path, redactor: Redactor) -> None:
+def test_lock(tmp_path: Path) -> None:
     lock = tmp_path / "lock.txt"
     lock.write_text("torch==2.11.0\n")
     absent: dict[str, str] = {}
-    read = software.read_software(None, {software.LOCK_VARIABLE: str(lock)}, redactor, absent)
+    read = software.read_software(None, {software.LOCK_VARIABLE: str(lock)}, absent)
     assert read.lock_sha256 == hashlib.sha256(lock.read_bytes()).hexdigest()
     assert "software.lock" not in absent
-    software.read_software(None, {software.LOCK_VARIABLE: "/missing"}, redactor, absent)
+    software.read_software(None, {software.LOCK_VARIABLE: "/missing"}, absent)
     assert absent["software.lock"] == "the lock cannot be read: No such file or directory"
 
 

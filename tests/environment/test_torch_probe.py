@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,13 +85,16 @@ def fake_torch(**properties: Any) -> Any:
     return SimpleNamespace(cuda=cuda)
 
 
-def test_a_cuda_device() -> None:
+def test_a_cuda_device(h200: Callable[..., None]) -> None:
     torch = fake_torch(
         L2_cache_size=60 << 20,
-        uuid="11111111-2222",
         pci_domain_id=0,
         pci_bus_id=0x19,
         pci_device_id=0,
+    )
+    h200(
+        DeviceGetHandleByPciBusId={"0000:19:00.0": "handle"}.__getitem__,
+        DeviceGetIndex=3,
     )
     facts: torch_probe.DeviceFacts = {}
     torch_probe._describe_cuda_device(torch, "cuda:1", facts, {})
@@ -98,13 +102,13 @@ def test_a_cuda_device() -> None:
     assert facts["compute_capability"] == "9.0"
     assert facts["l2_bytes"] == 60 << 20
     assert facts["shared_memory_bytes"] is None  # this torch does not say
-    assert facts["pci_bus_id"] == "0000:19:00.0"
+    assert facts["nvml_index"] == 3
 
 
 def test_a_torch_that_does_not_say_the_bus_id_is_no_failure() -> None:
     facts: torch_probe.DeviceFacts = {}
     torch_probe._describe_cuda_device(fake_torch(), "cuda", facts, {})
-    assert (facts["index"], facts["pci_bus_id"]) == (0, None)
+    assert (facts["index"], facts["nvml_index"]) == (0, None)
 
 
 def test_a_deferred_failure_is_told() -> None:
@@ -155,6 +159,23 @@ def test_mapped_libraries() -> None:
     assert torch_probe._mapped(paths, "libcublas") == "/x/libcublas.so.13"
     assert torch_probe._mapped(paths, "libcudart") == "/x/libcudart-8774224f.so.12"
     assert torch_probe._mapped(paths, "libnvrtc") is None
+
+
+def test_nothing_that_names_the_user_or_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(
+        "TRITON_PTXAS_PATH", str(script(tmp_path, "echo 'Cuda compilation tools, V12.4.131'"))
+    )
+    triton = SimpleNamespace(__file__="/x/triton/__init__.py", __version__="3.6.0")
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    told = torch_probe.describe("cpu")
+    assert told.software["ptxas.file"] == "~/ptxas"
+    inside = f"{sys.prefix}/lib/libcudnn.so.9"
+    assert torch_probe._portable(inside) == "{prefix}/lib/libcudnn.so.9"
+    assert torch_probe._portable("/usr/lib/libcuda.so.1") == "/usr/lib/libcuda.so.1"
 
 
 def script(folder: Path, text: str) -> Path:
