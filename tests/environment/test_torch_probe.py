@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nsabench.environment import torch_probe
+from nsabench.environment import loaded, torch_probe
 from nsabench.messages import REPLY
 
 
@@ -118,7 +118,7 @@ def test_a_deferred_failure_is_told() -> None:
         raise DeferredCudaCallError("CUDA call failed lazily")
 
     torch.cuda.get_device_properties = fail
-    told: torch_probe.Software = {}
+    told: loaded.Software = {}
     torch_probe._describe_cuda_device(torch, "cuda", {}, told)
     assert told["torch.cuda_usable"] == "false"
 
@@ -128,7 +128,7 @@ def test_a_deferred_failure_is_told() -> None:
     [(91300, "9.13.0"), (90100, "9.1.0"), (8902, "8.9.2"), (None, None)],
 )
 def test_cudnn_version(packed: int | None, version: str | None) -> None:
-    assert torch_probe._cudnn_version(packed) == version
+    assert loaded._cudnn_version(packed) == version
 
 
 def test_versions_that_libraries_answer() -> None:
@@ -141,24 +141,24 @@ def test_versions_that_libraries_answer() -> None:
         return 0
 
     library: Any = SimpleNamespace(version=packed, properties=properties, broken=lambda out: 3)
-    assert torch_probe._packed(library, "version") == "13.2"
-    assert torch_probe._property(library, "properties") == "13.1.2"
+    assert loaded._packed(library, "version") == "13.2"
+    assert loaded._property(library, "properties") == "13.1.2"
     with pytest.raises(RuntimeError, match="broken answered 3"):
-        torch_probe._packed(library, "broken")
+        loaded._packed(library, "broken")
 
 
 def test_mapped_libraries() -> None:
     ctypes.CDLL(None)
-    assert any("libc" in Path(p).name for p in torch_probe._mapped_libraries())
+    assert any("libc" in Path(p).name for p in loaded._mapped_libraries())
     paths = [
         "/x/libcublasLt.so.13",
         "/x/libcublas.so.13",
         "/x/libnvrtc-builtins.so.13.0",
         "/x/libcudart-8774224f.so.12",
     ]
-    assert torch_probe._mapped(paths, "libcublas") == "/x/libcublas.so.13"
-    assert torch_probe._mapped(paths, "libcudart") == "/x/libcudart-8774224f.so.12"
-    assert torch_probe._mapped(paths, "libnvrtc") is None
+    assert loaded._mapped(paths, "libcublas") == "/x/libcublas.so.13"
+    assert loaded._mapped(paths, "libcudart") == "/x/libcudart-8774224f.so.12"
+    assert loaded._mapped(paths, "libnvrtc") is None
 
 
 def test_nothing_that_names_the_user_or_the_machine(
@@ -174,8 +174,8 @@ def test_nothing_that_names_the_user_or_the_machine(
     told = torch_probe.describe("cpu")
     assert told.software["ptxas.file"] == "~/ptxas"
     inside = f"{sys.prefix}/lib/libcudnn.so.9"
-    assert torch_probe._portable(inside) == "{prefix}/lib/libcudnn.so.9"
-    assert torch_probe._portable("/usr/lib/libcuda.so.1") == "/usr/lib/libcuda.so.1"
+    assert loaded._portable(inside) == "{prefix}/lib/libcudnn.so.9"
+    assert loaded._portable("/usr/lib/libcuda.so.1") == "/usr/lib/libcuda.so.1"
 
 
 def script(folder: Path, text: str) -> Path:
@@ -190,8 +190,8 @@ def test_a_ptxas_that_the_environment_names(
 ) -> None:
     program = script(tmp_path, "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(program))
-    told: torch_probe.Software = {}
-    torch_probe._describe_ptxas(tmp_path / "triton", told)
+    told: loaded.Software = {}
+    loaded.describe_ptxas(tmp_path / "triton", told)
     assert (told["ptxas"], told["ptxas.file"]) == ("12.4.131", str(program))
     assert (told["ptxas_blackwell"], told["ptxas_blackwell.why"]) == (None, "this triton has none")
 
@@ -202,9 +202,9 @@ def test_a_ptxas_that_the_environment_names(
 def test_a_ptxas_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
-    monkeypatch.setattr(torch_probe, "_PTXAS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(loaded, "_PTXAS_TIMEOUT_S", 0.2)
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(script(tmp_path, f"exec {text}")))
-    told: torch_probe.Software = {}
-    torch_probe._describe_ptxas(tmp_path, told)
+    told: loaded.Software = {}
+    loaded.describe_ptxas(tmp_path, told)
     assert told["ptxas"] is None
     assert why in (told["ptxas.why"] or "")
