@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -93,7 +93,7 @@ def explain(
 ) -> UsageError:
     """The first validation error of a document as one sentence with a remedy."""
     first = error.errors()[0]
-    field = (*at, *(part for part in first["loc"] if _is_field(part, document, at)))
+    field = _field(document, at, first["loc"])
     where = document.where(field)
     if first["type"] == "extra_forbidden":
         valid = _siblings(model, first["loc"])
@@ -106,9 +106,14 @@ def explain(
     return UsageError(f"{where}: {message[0].lower()}{message[1:]}{shown}", "correct the value.")
 
 
-def _is_field(part: str | int, document: Document, at: Path_) -> bool:
-    # pydantic puts the tags of unions into a location; they are no keys of the file.
-    return not (isinstance(part, str) and ("[" in part or part in _TAGS))
+def _field(document: Document, at: Path_, location: tuple[str | int, ...]) -> Path_:
+    """A pydantic location without the tags of unions, which are no keys of the file."""
+    field = at
+    for part in location[:-1]:
+        if (*field, part) in document.lines:
+            field = (*field, part)
+    last = location[-1:]
+    return (*field, *last) if not last or last[0] not in _TAGS else field
 
 
 _TAGS = frozenset({"int", "str", "float", "bool"})
@@ -122,20 +127,21 @@ def nearest(key: str, valid: list[str]) -> str:
 
 def _siblings(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
     """The keys that were valid where an unknown one was found."""
-    current: type[BaseModel] = model
+    current: list[type[BaseModel]] = [model]
     for part in location[:-1]:
-        field = current.model_fields.get(str(part))
-        inner = _model_in(field.annotation, str(part)) if field else _model_in(model, str(part))
-        current = inner or current
-    return [f.alias or name for name, f in current.model_fields.items()]
+        tagged = [m for m in current if _kind(m) == part]
+        fields = (m.model_fields.get(str(part)) for m in current)
+        current = tagged or [x for f in fields if f for x in _models_in(f.annotation)] or current
+    return sorted({name for m in current for name in m.model_fields})
 
 
-def _model_in(annotation: Any, tag: str) -> type[BaseModel] | None:
+def _kind(model: type[BaseModel]) -> object:
+    """The tag of a member of a discriminated union."""
+    field = model.model_fields.get("kind")
+    return get_args(field.annotation)[0] if field and get_args(field.annotation) else None
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    args = getattr(annotation, "__args__", ())
-    for arg in args:
-        found = _model_in(arg, tag)
-        if found is not None:
-            return found
-    return None
+        return [annotation]
+    return [found for arg in get_args(annotation) for found in _models_in(arg)]

@@ -12,13 +12,14 @@ LAST_LINES = 3
 
 # Looked for in the last words of a process that is already known to have died, most telling first.
 SIGNATURES: tuple[tuple[str, Status, re.Pattern[str]], ...] = (
-    ("ptxas", Status.COMPILE_ERROR, re.compile(r"ptxas (?:fatal|error).*")),
-    ("MLIR", Status.COMPILE_ERROR, re.compile(r".*(?:mlir|triton).*Assertion .* failed.*")),
-    ("LLVM", Status.COMPILE_ERROR, re.compile(r"LLVM ERROR:.*")),
-    ("CUDA out of memory", Status.OUT_OF_MEMORY, re.compile(r".*CUDA out of memory.*")),
-    ("CUDA", Status.CRASHED, re.compile(r".*CUDA error:.*|.*CUDA_ERROR_\w+.*")),
-    ("host out of memory", Status.OUT_OF_MEMORY, re.compile(r".*(?:MemoryError|bad_alloc).*")),
+    ("ptxas", Status.COMPILE_ERROR, re.compile(r"ptxas (fatal|error)")),
+    ("MLIR", Status.COMPILE_ERROR, re.compile(r"(mlir|triton).{0,500}Assertion .{0,500} failed")),
+    ("LLVM", Status.COMPILE_ERROR, re.compile(r"LLVM ERROR:")),
+    ("CUDA out of memory", Status.OUT_OF_MEMORY, re.compile(r"CUDA out of memory")),
+    ("CUDA", Status.CRASHED, re.compile(r"CUDA error:|CUDA_ERROR_\w+")),
+    ("host out of memory", Status.OUT_OF_MEMORY, re.compile(r"MemoryError|bad_alloc")),
 )
+MAX_LINE = 1000  # foreign output: a line may be a gigabyte long
 
 
 def classify(lost: WorkerLost) -> tuple[Status, str]:
@@ -37,20 +38,20 @@ def classify(lost: WorkerLost) -> tuple[Status, str]:
 
 def _of_death(died: WorkerDied, during: str) -> tuple[Status, str]:
     how = _how(died.returncode)
+    lines = [line[:MAX_LINE].strip() for line in died.log.splitlines() if line.strip()]
     for name, status, pattern in SIGNATURES:
-        found = pattern.search(died.log)
-        if found:
+        telling = next((line for line in lines if pattern.search(line)), None)
+        if telling is not None:
             # A compiler that aborts the process is worse than one that reports an error.
             if status is Status.COMPILE_ERROR and died.returncode < 0:
                 status = Status.CRASHED
-            return status, f"{how} {during}; {name}: {found[0].strip()[:300]}"
+            return status, f"{how} {during}; {name}: {telling[:300]}"
     if died.returncode == -signal.SIGKILL:
         return (
             Status.OUT_OF_MEMORY,
             f"{how} {during}, not by nsabench: most likely the kernel's out-of-memory killer",
         )
-    last = [line.strip() for line in died.log.splitlines() if line.strip()][-LAST_LINES:]
-    words = f"; last words: {' | '.join(last)[:300]}" if last else ""
+    words = f"; last words: {' | '.join(lines[-LAST_LINES:])[:300]}" if lines else ""
     return Status.CRASHED, f"{how} {during}{words}"
 
 

@@ -1,0 +1,194 @@
+"""Implementations that misbehave in every way we know of, for `--kernels`."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from nsabench import Unsupported, implementation
+
+
+def honest(q, k, v, sm_scale):
+    out = scaled_dot_product_attention(
+        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, enable_gqa=True
+    )
+    return out.squeeze(2)
+
+
+def hostile(call):
+    """Register `call(q, k, v)`; what it returns, if anything, is the output."""
+
+    @implementation(op="selection_rows", name=call.__name__, devices=("cuda", "cpu"))
+    def run(q, k, v, *, sm_scale):
+        out = call(q, k, v)
+        return honest(q, k, v, sm_scale) if out is None else out
+
+    return call
+
+
+@hostile
+def well_behaved(q, k, v):
+    return None
+
+
+@hostile
+def loop_in_python(q, k, v):
+    while True:
+        pass
+
+
+@hostile
+def loop_in_c_that_ignores_term(q, k, v):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).pause()  # with the GIL released, as a kernel launch would
+    while True:
+        ctypes.PyDLL(None).pause()  # with the GIL held
+
+
+@hostile
+def abort(q, k, v):
+    os.abort()
+
+
+@hostile
+def segfault(q, k, v):
+    ctypes.string_at(0)
+
+
+@hostile
+def sys_exit(q, k, v):
+    sys.exit(0)
+
+
+@hostile
+def hard_exit(q, k, v):
+    os._exit(0)
+
+
+@hostile
+def out_of_memory(q, k, v):
+    hoard = []
+    while True:
+        hoard.append(bytearray(os.urandom(1 << 20)) * 64)
+
+
+@hostile
+def memory_error(q, k, v):
+    raise MemoryError("no more")
+
+
+@hostile
+def raises(q, k, v):
+    raise ValueError("not today")
+
+
+@hostile
+def raises_with_hostile_text(q, k, v):
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError("no text for you")
+
+    raise Unprintable
+
+
+@hostile
+def keyboard_interrupt(q, k, v):
+    raise KeyboardInterrupt
+
+
+@hostile
+def unsupported(q, k, v):
+    raise Unsupported("head dimensions over 8")
+
+
+@hostile
+def wrong_shape(q, k, v):
+    return torch.zeros(q.shape[0], q.shape[1], v.shape[2] + 1, dtype=q.dtype)
+
+
+@hostile
+def wrong_dtype(q, k, v):
+    return torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64)
+
+
+@hostile
+def wrong_device(q, k, v):
+    return torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device="meta")
+
+
+@hostile
+def returns_no_tensor(q, k, v):
+    return [1.0]
+
+
+@hostile
+def nan(q, k, v):
+    return torch.full((q.shape[0], q.shape[1], v.shape[2]), float("nan"), dtype=q.dtype)
+
+
+@hostile
+def child_left_behind(q, k, v):
+    # A session of its own, so that killing the worker's process group does not reach it.
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+
+
+@hostile
+def orphan_left_behind(q, k, v):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+
+
+@hostile
+def gigabyte_of_stderr(q, k, v):
+    line = b"x" * (1 << 20)
+    for _ in range(1024):
+        os.write(2, line)
+    os.abort()
+
+
+@hostile
+def prints_to_stdout(q, k, v):
+    print('{"kind": "measured", "outcomes": []}', flush=True)
+    os.write(1, b"garbage\n")
+
+
+@hostile
+def writes_on_every_descriptor(q, k, v):
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b"garbage\n")
+        except OSError:
+            continue
+
+
+@hostile
+def mlir_assertion(q, k, v):
+    os.write(
+        2,
+        b"python: /source/llvm-project/mlir/lib/IR/Types.cpp:126: unsigned int "
+        b"mlir::Type::getIntOrFloatBitWidth() const: Assertion `isIntOrFloat() && "
+        b'"only integers and floats have a bitwidth"\' failed.\n',
+    )
+    os.abort()
+
+
+@hostile
+def fails_only_when_timed(q, k, v):
+    fails_only_when_timed.calls = getattr(fails_only_when_timed, "calls", 0) + 1
+    if fails_only_when_timed.calls > 8:
+        raise ValueError("tired")
+
+
+@hostile
+def dies_only_when_timed(q, k, v):
+    dies_only_when_timed.calls = getattr(dies_only_when_timed, "calls", 0) + 1
+    if dies_only_when_timed.calls > 9:
+        os.abort()

@@ -1,0 +1,141 @@
+"""Real workers, really hostile implementations: none may take the run or a neighbour down."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nsabench.journal import Entry, Journal, read
+from nsabench.messages import Outcome
+from nsabench.plan import PlannedCase
+from nsabench.supervisor import process, schedule
+from nsabench.supervisor.executor import WorkerExecutor
+from nsabench.words import Status
+from tests.supervisor.conftest import HOSTILE, MakePlan
+
+
+class Silent:
+    def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
+
+    def case_finished(self, planned: PlannedCase, entry: Entry) -> None: ...
+
+
+def measure(
+    make_plan: MakePlan,
+    tmp_path: Path,
+    hostile: str,
+    *,
+    memory_limit_bytes: int | None = None,
+    timeout_s: float = 3.0,
+) -> dict[str, Outcome]:
+    plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
+    (tmp_path / "logs").mkdir()
+    executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
+    with closing(executor), closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        schedule.run(plan, executor, journal, tmp_path / "logs", Silent())
+    assert leftovers() == []
+    [entry] = read(tmp_path / "journal.jsonl").entries
+    return {outcome.implementation: outcome for outcome in entry.outcomes}
+
+
+def leftovers() -> list[int]:
+    """Processes with our mark that are still alive."""
+    found = []
+    for candidate in psutil.process_iter():
+        try:
+            marked = candidate.environ().get(process.MARK) == process._mark
+            if marked and candidate.status() != psutil.STATUS_ZOMBIE:
+                found.append(candidate.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hostile", "status", "reason"),
+    [
+        ("well_behaved", Status.OK, ""),
+        ("loop_in_python", Status.TIMEOUT, "no answer within 3 s during parity"),
+        ("loop_in_c_that_ignores_term", Status.TIMEOUT, "no answer within 3 s"),
+        ("abort", Status.CRASHED, "SIGABRT"),
+        ("segfault", Status.CRASHED, "SIGSEGV"),
+        ("sys_exit", Status.CRASHED, "sys.exit(0)"),
+        ("hard_exit", Status.CRASHED, "exit code 0"),
+        ("memory_error", Status.OUT_OF_MEMORY, "MemoryError: no more"),
+        ("raises", Status.CRASHED, "ValueError: not today (hostile.py:"),
+        ("raises_with_hostile_text", Status.CRASHED, "its text cannot be read"),
+        ("keyboard_interrupt", Status.CRASHED, "KeyboardInterrupt"),
+        ("unsupported", Status.UNSUPPORTED, "head dimensions over 8"),
+        ("wrong_shape", Status.WRONG, "shape (4, 2, 33)"),
+        ("wrong_dtype", Status.WRONG, "dtype torch.float64"),
+        ("wrong_device", Status.WRONG, "device meta"),
+        ("returns_no_tensor", Status.WRONG, "returned a list"),
+        ("nan", Status.WRONG, "are NaN"),
+        ("prints_to_stdout", Status.OK, ""),
+        ("mlir_assertion", Status.CRASHED, "only integers and floats have a bitwidth"),
+        ("fails_only_when_timed", Status.CRASHED, "ValueError: tired"),
+        ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
+    ],
+)
+def test_one_hostile_implementation(
+    make_plan: MakePlan, tmp_path: Path, hostile: str, status: Status, reason: str
+) -> None:
+    outcomes = measure(make_plan, tmp_path, hostile)
+    assert outcomes[hostile].status == status, outcomes[hostile].reason
+    assert reason in outcomes[hostile].reason
+    if status is not Status.OK:
+        assert outcomes[hostile].samples.time_ms == []
+    assert outcomes["sdpa_gqa"].status == Status.OK
+    assert len(outcomes["sdpa_gqa"].samples.time_ms) >= 10
+
+
+def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60)
+    assert outcomes["out_of_memory"].status == Status.OUT_OF_MEMORY
+    assert "2.0 GiB" in outcomes["out_of_memory"].reason
+    assert outcomes["sdpa_gqa"].status == Status.OK
+
+
+def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
+    assert outcomes["gigabyte_of_stderr"].status == Status.CRASHED
+    [log] = (tmp_path / "logs").iterdir()
+    limit = process.LOG_HEAD_BYTES + 2 * process.LOG_TAIL_BYTES + (1 << 16)
+    assert "bytes left out" in log.read_text()
+    assert log.stat().st_size < limit
+
+
+@pytest.mark.parametrize("hostile", ["child_left_behind", "orphan_left_behind"])
+def test_no_process_is_left_alive(make_plan: MakePlan, tmp_path: Path, hostile: str) -> None:
+    outcomes = measure(make_plan, tmp_path, hostile)
+    assert outcomes["sdpa_gqa"].status == Status.OK
+    if hostile == "child_left_behind":
+        assert any("left behind and killed" in note for note in outcomes[hostile].notes)
+
+
+def test_writing_on_the_workers_channel_is_a_crash(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(make_plan, tmp_path, "writes_on_every_descriptor")
+    assert outcomes["writes_on_every_descriptor"].status == Status.CRASHED
+    assert outcomes["sdpa_gqa"].status == Status.OK
+
+
+def test_other_children_of_this_process_are_left_alone(
+    make_plan: MakePlan, tmp_path: Path
+) -> None:
+    """The supervisor adopts orphans; it must not mistake its host's children for them."""
+    with psutil.Popen(["sleep", "60"]) as ours:
+        measure(make_plan, tmp_path, "abort")
+        alive = ours.is_running() and ours.status() != psutil.STATUS_ZOMBIE
+        ours.kill()
+    assert alive
+
+
+def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan, tmp_path: Path) -> None:
+    began = time.monotonic()
+    measure(make_plan, tmp_path, "loop_in_python")
+    # Twice the limit (together, then alone), plus starting workers on a busy machine.
+    assert time.monotonic() - began < 120
