@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,9 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     git(tmp_path, "init", "-q")
@@ -26,6 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@needs_git
 def test_a_clean_checkout_then_a_dirty_one(checkout: Path) -> None:
     clean = read_checkout("kernels", checkout, {})
     assert clean.commit and len(clean.commit) == 40
@@ -40,6 +45,7 @@ def test_a_clean_checkout_then_a_dirty_one(checkout: Path) -> None:
     assert dirty.diff_sha256 != read_checkout("kernels", checkout, {}).diff_sha256
 
 
+@needs_git
 def test_an_untracked_folder_is_not_from_the_commit_around_it(checkout: Path) -> None:
     (checkout / ".venv/nsabench").mkdir(parents=True)
     absent: dict[str, str] = {}
@@ -47,6 +53,7 @@ def test_an_untracked_folder_is_not_from_the_commit_around_it(checkout: Path) ->
     assert "not part of" in absent["run.checkouts.nsabench"]
 
 
+@needs_git
 def test_variables_of_a_hook_do_not_lead_astray(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +61,7 @@ def test_variables_of_a_hook_do_not_lead_astray(
     assert read_checkout("kernels", checkout, {}).commit
 
 
+@needs_git
 def test_no_checkout_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent: dict[str, str] = {}
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
