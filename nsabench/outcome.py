@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nsabench.checks.controls import Catch
 from nsabench.results.assemble import Results
 from nsabench.words import BENIGN, Role
 
@@ -12,8 +13,8 @@ def failures(results: Results) -> list[str]:
     for record in results.records:
         who = f"{record['implementation']} on {record['case_id']}"
         if record["role"] == Role.CONTROL:
-            if record["caught"] is False:
-                lines.append(f"control {who} was not caught")
+            if record["caught"] == Catch.MISSED:
+                lines.append(f"control {who} was not caught by {record['caught_by']}")
         elif record["status"] not in BENIGN:
             lines.append(f"{who}: {record['status']}: {record['reason']}")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -65,7 +66,8 @@ class Plan(BaseModel):
     created: datetime
     nsabench: str = __version__
     device: Device
-    kernels: str = ""
+    kernels: str = ""  # path of the user's file, as it was given
+    kernels_sha256: str = ""
     shard: str = "1/1"
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
@@ -123,7 +125,7 @@ def resolve(
     implementations: Sequence[ImplementationInfo],
     *,
     device: Device,
-    kernels: str = "",
+    kernels: Path | None = None,
     shard: str = "1/1",
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
@@ -131,23 +133,60 @@ def resolve(
 
     Raises `UsageError` when a pattern matches no implementation or the shard is not `i/n`.
     """
-    cases: dict[str, PlannedCase] = {}
+    chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
         for case in loaded.cases:
             names = _select(loaded, case.op, implementations)
-            cases.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
-    used = {(c.case.op, name) for c in cases.values() for name in c.implementations}
+            chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
+    cases = _with_controls(_shard(list(chosen.values()), shard), implementations)
+    used = {(c.case.op, name) for c in cases for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
         run_id=f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
         created=now,
         device=device,
-        kernels=kernels,
+        kernels=str(kernels) if kernels else "",
+        kernels_sha256=hashlib.sha256(kernels.read_bytes()).hexdigest() if kernels else "",
         shard=shard,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
-        cases=_shard(list(cases.values()), shard),
+        cases=cases,
     )
+
+
+def _with_controls(
+    cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
+) -> list[PlannedCase]:
+    """Add the controls to the least and the most work of each op, dtype and direction.
+
+    What catches a control is the bench, not the shape; on every case they would take longer than
+    what is measured.
+    """
+    groups: dict[tuple[str, str, str], list[PlannedCase]] = {}
+    for planned in cases:
+        case = planned.case
+        groups.setdefault((case.op, case.dtype, case.direction), []).append(planned)
+    watched = set()
+    for group in groups.values():
+        by_work = sorted(group, key=lambda planned: planned.case.work.bytes_min)
+        watched |= {by_work[0].id, by_work[-1].id}
+    return [
+        planned.model_copy(
+            update={
+                "implementations": (
+                    *planned.implementations,
+                    *(
+                        i.name
+                        for i in implementations
+                        if i.op == planned.case.op and i.role is Role.CONTROL
+                    ),
+                )
+            }
+        )
+        if planned.id in watched
+        else planned
+        for planned in cases
+    ]
 
 
 def _select(
@@ -161,7 +200,7 @@ def _select(
                 f"{loaded.file}: no implementation of {op} matches {pattern!r}",
                 nearest(pattern, [i.name for i in of_op]),
             )
-    return tuple(i.name for i in of_op if i.role is Role.CONTROL or _wanted(i.name, selection))
+    return tuple(i.name for i in of_op if i.role is not Role.CONTROL and _wanted(i.name, selection))
 
 
 def _wanted(name: str, selection: Selection) -> bool:

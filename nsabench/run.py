@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import subprocess
 import time
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ def make_plan(
         loaded,
         found,
         device=device,
-        kernels=str(kernels.resolve()) if kernels else "",
+        kernels=kernels,
         shard=shard,
     )
 
@@ -96,7 +97,20 @@ def resume(path: Path, view: View) -> Finished:
     """Go on with a run that was interrupted; cases that are journaled are not run again."""
     folder = RunFolder.existing(path)
     folder.logs.mkdir(exist_ok=True)
-    return _measure(folder, Plan.read(folder.plan), view)
+    plan = Plan.read(folder.plan)
+    if plan.kernels and _sha256(Path(plan.kernels)) != plan.kernels_sha256:
+        raise UsageError(
+            f"{plan.kernels} is not what it was when the run began",
+            "start a new run, or go on from the folder where the run was started.",
+        )
+    return _measure(folder, plan, view)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
@@ -112,7 +126,6 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         contents = journal.read(folder.journal)
         results = assemble(plan, contents)
         parquet.write(results, plan.run_id, folder.path)
-        _write_environment(folder, plan, contents.headers[0].described)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
@@ -154,6 +167,9 @@ def _open(
                     f"this run was begun on {what} {then} and cannot go on with {now}",
                     "start a new run here.",
                 )
+    else:
+        # As the machine is before the first case: clocks, temperature, other processes.
+        _write_environment(folder, plan, described)
     records.append(
         Header(
             run_id=plan.run_id,

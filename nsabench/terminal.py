@@ -153,7 +153,7 @@ def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
 def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
     """One line a baseline or control: how often it was what, and how often it was the best."""
     table = Table(title="baselines and controls", title_justify="left", header_style="bold")
-    for name in ("implementation", "role", "outcomes", "best of its case", "example"):
+    for name in ("implementation", "role", "outcomes", "best of, caught", "example"):
         table.add_column(name)
     best = Counter(
         r["best_baseline"]
@@ -170,14 +170,15 @@ def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
             name,
             role,
             ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
-            str(best[name])
-            if role == Role.BASELINE
-            else "caught"
-            if all(r["caught"] is not False for r in rows)
-            else "NOT CAUGHT",
+            str(best[name]) if role == Role.BASELINE else _catches(rows),
             reasons[0][:100] if reasons else "",
         )
     return table
+
+
+def _catches(rows: Sequence[dict[str, Any]]) -> str:
+    counts = Counter(r["caught"] for r in rows)
+    return ", ".join(f"{n} {became}" for became, n in sorted(counts.items()))
 
 
 def _findings(finished: Finished, console: Console) -> None:

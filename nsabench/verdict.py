@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from nsabench.checks.baselines import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
 from nsabench.messages import Samples
@@ -58,7 +59,8 @@ def _judge(
             return Judgement(Verdict.INVALID, finding.sentence)
     if row.timed_ms is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")
-    best = best_baseline(row, case)
+    # Only what was interleaved with the candidate may form a ratio with it.
+    best = best_baseline([other for other in case if other.session == row.session])
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
     mine = samples[row.case_id, row.implementation]
@@ -70,18 +72,6 @@ def _judge(
         if finding.effect is Effect.INCONCLUSIVE:
             verdict, why = Verdict.INCONCLUSIVE, finding.sentence
     return Judgement(verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi)
-
-
-def best_baseline(row: Row, case: Sequence[Row]) -> Row | None:
-    """The fastest valid baseline whose samples were interleaved with the candidate's."""
-    timed = [
-        other
-        for other in case
-        if other.role is Role.BASELINE
-        and other.session == row.session
-        and other.timed_ms is not None
-    ]
-    return min(timed, key=lambda other: other.timed_ms or 0.0, default=None)
 
 
 def _from_interval(value: float, lo: float, hi: float) -> tuple[Verdict, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsabench import checks, ops
-from nsabench.checks.controls import caught
+from nsabench.checks.controls import Catch, catch
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
@@ -40,6 +40,9 @@ def assemble(plan: Plan, contents: Contents) -> Results:
     findings = checks.run_all(rows, limits)
     rows = [_with_findings(row, findings) for row in rows]
     judgements = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(row.case_id, []).append(row)
     records = [
         _record(
             plan,
@@ -47,6 +50,7 @@ def assemble(plan: Plan, contents: Contents) -> Results:
             row,
             outcomes[row.case_id, row.implementation],
             judgements.get((row.case_id, row.implementation), Judgement()),
+            catch(row, cases[row.case_id], findings) if row.role is Role.CONTROL else None,
             findings,
             limits,
         )
@@ -125,6 +129,7 @@ def _record(
     row: Row,
     outcome: Outcome,
     judgement: Judgement,
+    became: Catch | None,
     findings: Sequence[Finding],
     limits: Limits,
 ) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def _record(
         "speedup_hi": judgement.speedup_hi,
         "verdict": judgement.verdict.value if judgement.verdict else None,
         "caught_by": row.caught_by,
-        "caught": caught(row, findings) if row.role is Role.CONTROL else None,
+        "caught": became.value if became else None,
         "compile_s": outcome.compile_s,
         "peak_mem_bytes": outcome.peak_mem_bytes,
         "sm_clock_mhz_min": row.conditions.sm_clock_mhz_min,

@@ -63,7 +63,7 @@ RECORDS: list[Column] = [
     Column("speedup_hi", _F, "1", "upper end of the 95 % interval of speedup"),
     Column("verdict", _S, "", "faster, slower, same, inconclusive or invalid"),
     Column("caught_by", _S, "", "of a control: the check meant to catch it"),
-    Column("caught", _B, "", "of a control: whether it was caught"),
+    Column("caught", _S, "", "of a control: caught, missed, declined or unproven"),
     Column("compile_s", _F, "s", "wall time of the first call, compilation included"),
     Column("peak_mem_bytes", _I, "byte", "device memory a call allocates at its peak"),
     Column("sm_clock_mhz_min", _I, "MHz", "lowest SM clock seen during the case"),

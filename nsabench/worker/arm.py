@@ -40,6 +40,7 @@ class CaseArm:
         self.errors: Errors | None = None
         self.wrong_output: Tensor | None = None  # kept for the diagnosis
         self.wrong_set = 0
+        self.previous: Tensor | None = None  # what the call before was expected to return
         self.compile_s: float | None = None
         self.peak_mem_bytes: int | None = None
         self._rng = rng
@@ -99,6 +100,7 @@ class CaseArm:
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
+        self.previous = self.sets.oracles[0]
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from random import Random, SystemRandom
 
+from nsabench import ops
 from nsabench.case import Case
+from nsabench.diagnosis import diagnose
 from nsabench.environment import nvml
 from nsabench.failure import Failure
 from nsabench.messages import Conditions, Measured, Outcome, Step
@@ -58,7 +60,7 @@ def measure(
             if case.timing.mode == "graph" and device == "cuda":
                 arm.capture()
         except Failure as failure:
-            outcomes[item.name] = _outcome(arm, session, failure)
+            outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
         except DevicePoisoned as error:
             raise ArmLost(item.name, str(error)) from error
         else:
@@ -111,16 +113,29 @@ def _time(
         outcomes[name].samples = samples
     for arm in arms:
         if arm.name in out.failed:
-            outcomes[arm.name] = _outcome(arm, session, out.failed[arm.name])
+            failure = out.failed[arm.name]
+            outcomes[arm.name] = _outcome(arm, session, failure, _diagnose(arm, report))
     return monitor.summary(), out.busy_s
 
 
-def _outcome(arm: CaseArm, session: int, failure: Failure | None = None) -> Outcome:
+def _diagnose(arm: CaseArm, report: Report) -> str:
+    """Which known mistake reproduces the wrong output, if there is one to look at."""
+    if arm.wrong_output is None:
+        return ""
+    report(Step(phase="diagnosis", implementation=arm.name))
+    inputs = arm.sets.sets[arm.wrong_set]
+    return diagnose(ops.get(arm.case.op), inputs, arm.wrong_output, arm.previous)
+
+
+def _outcome(
+    arm: CaseArm, session: int, failure: Failure | None = None, diagnosis: str = ""
+) -> Outcome:
     errors = arm.errors
     return Outcome(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
         reason=failure.reason if failure else "",
+        diagnosis=diagnosis,
         mae=_finite(errors.mae) if errors else None,
         max_abs_err=_finite(errors.max_abs_err) if errors else None,
         rel_l2=_finite(errors.rel_l2) if errors else None,

@@ -10,6 +10,7 @@ import torch
 
 from nsabench import registry
 from nsabench.environment import nvml
+from nsabench.environment.torch_probe import pci_bus_id
 from nsabench.errors import EnvironmentRefused
 from nsabench.messages import Measure, Measured
 from nsabench.registry import Implementation
@@ -56,6 +57,5 @@ def _cuda() -> tuple[Timer, nvml.Device | None]:
         )
     from nsabench.timing.cuda import CudaTimer
 
-    bus = torch.cuda.get_device_properties(torch.cuda.current_device())
-    bus_id = f"{bus.pci_domain_id:08x}:{bus.pci_bus_id:02x}:{bus.pci_device_id:02x}.0"
-    return CudaTimer(), nvml.Device.by_bus_id(bus_id)
+    bus_id = pci_bus_id(torch, torch.cuda.current_device())
+    return CudaTimer(), nvml.Device.by_bus_id(bus_id) if bus_id else None

@@ -1,0 +1,49 @@
+"""nsabench doctor"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from nsabench import doctor, run, terminal
+from nsabench.cli import _options
+from nsabench.environment.collect import collect
+from nsabench.errors import EnvironmentRefused
+from nsabench.supervisor.executor import GroupLost, WorkerExecutor
+
+
+@click.command("doctor")
+@_options.device
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    help="Folder that will hold the runs; its disk is looked at.",
+)
+@_options.as_json
+def command(device: str, results: Path, as_json: bool) -> int:
+    """What this machine is, what is wrong with it, and what to do about it.
+
+    Exits with 3 when something is wrong that makes measuring pointless.
+
+    Example: nsabench doctor --json
+    """
+    chosen = run.choose_device(device)
+    try:
+        with closing(WorkerExecutor(chosen)) as executor:
+            described = executor.describe()
+    except GroupLost as lost:
+        # A worker that cannot even tell its versions is itself a finding, not a reason to stop.
+        described = None
+        click.echo(f"nsabench: torch could not be asked: {lost.reason}", err=True)
+    environment = collect(described, None)
+    problems = doctor.examine(environment, results=results)
+    if as_json:
+        click.echo(json.dumps(doctor.as_json(environment, problems), indent=1))
+    else:
+        terminal.console().print(doctor.render(environment, problems))
+    bad = doctor.worst(problems) is doctor.Severity.ERROR
+    return EnvironmentRefused.exit_code if bad else 0
