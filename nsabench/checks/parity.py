@@ -38,8 +38,8 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
         sentence = ""
         if _over(row):
             sentence = (
-                f"mean absolute error {row.mae:.3g} against the oracle is over the tolerance "
-                f"of {row.mae_tolerance:.3g}"
+                f"mean absolute error {row.mae:.3g} against {row.errors_against} is over the "
+                f"tolerance of {row.mae_tolerance:.3g}"
             )
         elif row.rel_l2 is not None:
             epsilon = EPSILON[row.dtype]

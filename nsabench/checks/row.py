@@ -31,6 +31,7 @@ class Row:
     session: int = 0
     mae: float | None = None
     rel_l2: float | None = None
+    errors_against: str = "the float64 oracle"
     mae_tolerance: float = 1e-3
     rel_l2_ratio: float = 2.0
     median_ms: float | None = None
