@@ -105,7 +105,7 @@ class CaseArm:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         # What one call must hold must not depend on what another left behind.
-        self.sets.swap(self._rng)
+        self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
@@ -131,7 +131,7 @@ class CaseArm:
     def _compare_one(self, index: int, output: object, when: str) -> Errors:
         changed = self.sets.changed(index)
         if changed:
-            self.sets.restore(index, self.case, self.device)
+            self.sets.restore(index)
             raise Failure(Status.WRONG, f"{when}it changed its input {changed}")
         oracle = self.sets.oracles[index]
         try:
@@ -148,7 +148,7 @@ class CaseArm:
         New data is written in stream order behind a spin, then the call is queued, then the output
         is copied out in stream order: work that runs elsewhere sees old data, or comes too late.
         """
-        self.sets.swap(self._rng)
+        self.sets.swap(0, self._rng)
         fresh = self.sets.sets[0].clone()
         self.sets.sets[0].fill_from(self.sets.sets[1])
         self._poison(0)
@@ -171,7 +171,7 @@ class CaseArm:
         index = round_ % len(self.sets)
         self._watched = self._rng.random() < SPOT_CHECKS or round_ == 1
         if self._watched:
-            self.sets.swap(self._rng)
+            self.sets.swap(index, self._rng)
             self._poison(index)
         do = self._replay if self._graphs else self.call
 

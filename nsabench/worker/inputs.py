@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from nsabench.ops.contract import Inputs
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 SEED_STRIDE = 7919
+FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 
 
 class InputSets:
@@ -23,48 +25,57 @@ class InputSets:
     """
 
     def __init__(self, case: Case, device: str) -> None:
-        op = ops.get(case.op)
+        self._case, self._device = case, device
         count = _affordable(case, device)
-        self.sets = [
-            op.draw(case.sizes, case.dtype, case.distribution, case.seed + i * SEED_STRIDE, device)
-            for i in range(count)
-        ]
-        self.oracles = [op.oracle(inputs) for inputs in self.sets]
+        self._seeds = [case.seed + i * SEED_STRIDE for i in range(count)]
+        self.sets = [self._draw(seed) for seed in self._seeds]
+        self.oracles = [ops.get(case.op).oracle(inputs) for inputs in self.sets]
         self._checksums = [checksum(inputs) for inputs in self.sets]
 
     def __len__(self) -> int:
         return len(self.sets)
 
-    def swap(self, rng: Random) -> None:
-        """Exchange the values (and oracles) of two sets in place."""
-        i, j = rng.sample(range(len(self.sets)), 2)
+    def _draw(self, seed: int) -> Inputs:
+        case = self._case
+        return ops.get(case.op).draw(case.sizes, case.dtype, case.distribution, seed, self._device)
+
+    def swap(self, i: int, rng: Random) -> None:
+        """Exchange the values (and oracles) of set i with those of another one, in place."""
+        j = rng.choice([other for other in range(len(self.sets)) if other != i])
         kept = self.sets[i].clone()
         self.sets[i].fill_from(self.sets[j])
         self.sets[j].fill_from(kept)
-        for paired in (self.oracles, self._checksums):
-            paired[i], paired[j] = paired[j], paired[i]
+        of_set: list[Any]
+        for of_set in (self.oracles, self._checksums, self._seeds):
+            of_set[i], of_set[j] = of_set[j], of_set[i]
 
     def changed(self, index: int) -> str:
         """The name of an argument of this set whose values are not what they were, or ''."""
         now = checksum(self.sets[index])
-        return next((n for n, s in now.items() if s != self._checksums[index][n]), "")
+        before = self._checksums[index]
+        return next((n for n, sums in now.items() if not torch.equal(sums, before[n])), "")
 
-    def restore(self, index: int, case: Case, device: str) -> None:
-        """Draw a mutated set anew."""
-        op = ops.get(case.op)
-        seed = case.seed + index * SEED_STRIDE
-        drawn = op.draw(case.sizes, case.dtype, case.distribution, seed, device)
-        self.sets[index].fill_from(drawn)
-        self.oracles[index] = op.oracle(drawn)
-        self._checksums[index] = checksum(drawn)
+    def restore(self, index: int) -> None:
+        """Give a mutated set back the values it held."""
+        self.sets[index].fill_from(self._draw(self._seeds[index]))
 
 
-def checksum(inputs: Inputs) -> dict[str, int]:
-    """The sum of each tensor's bits, by name: cheap, exact, and it changes with any one element."""
+def checksum(inputs: Inputs) -> dict[str, Tensor]:
+    """Sums of each tensor's bits along rows and columns of a fold, by name.
+
+    Cheap and exact; it changes with any one element, and with elements that change places.
+    """
     return {
-        name: int(t.view(_BITS[t.element_size()]).sum(dtype=torch.int64))
+        name: _fold(t.view(_BITS[t.element_size()]).reshape(-1))
         for name, t in inputs.tensors.items()
     }
+
+
+def _fold(bits: Tensor) -> Tensor:
+    folded = bits[: bits.numel() // FOLD * FOLD].view(-1, FOLD)
+    rest = bits[folded.numel() :]
+    sums = (folded.sum(0, dtype=torch.int64), folded.sum(1, dtype=torch.int64), rest.long())
+    return torch.cat(sums)
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
