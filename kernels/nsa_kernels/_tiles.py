@@ -1,4 +1,4 @@
-"""Device functions that every forward kernel shares: tile load, softmax step, split merge.
+"""Device functions that every forward kernel shares: tile load, softmax step, merge of shares.
 
 Logits live in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
 LSE that leaves a kernel is the natural logarithm.
@@ -43,13 +43,17 @@ def softmax_step(
     v,
     valid,
     row_max,
-    row_sum,
+    sums,
     acc,
     scale_log2,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One online-softmax update with a tile of keys; at least one key of the tile is valid."""
+    """One online-softmax update with a tile of keys; at least one key of the tile is valid.
+
+    ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
+    would cost a barrier of all warps in every step.
+    """
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
     if MASKED:
@@ -57,10 +61,20 @@ def softmax_step(
     new_max = tl.maximum(row_max, tl.max(s, 1))
     p = tl.exp2(s - new_max[:, None])
     alpha = tl.exp2(row_max - new_max)
-    row_sum = row_sum * alpha + tl.sum(p, 1)
+    sums = sums * alpha[:, None] + p
     acc = acc * alpha[:, None]
     acc = dot(p.to(v.dtype), v, acc, PRECISION)
-    return new_max, row_sum, acc
+    return new_max, sums, acc
+
+
+@triton.jit
+def late(q, now):
+    """``q``, given a condition that always holds but that the compiler cannot see through.
+
+    Otherwise q is staged in shared memory before the loop, and the first keys are asked for only
+    after q has arrived: one round trip to memory more on every row.
+    """
+    return tl.where(now, q, tl.zeros_like(q))
 
 
 @triton.jit
@@ -93,79 +107,71 @@ def store_row(
 
 
 @triton.jit
-def publish_and_merge(
-    out_ptr,
-    lse_ptr,
+def store_share(
     part_ptr,
     plse_ptr,
-    count_ptr,
+    slot,
     acc,
     row_max,
     row_sum,
-    first_slot,
-    slot,
-    n_slots,
     first_head,
     H,
     DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    MERGE_H: tl.constexpr,
-    MERGE_S: tl.constexpr,
 ):
-    """Store this program's share of a row; the last program to arrive merges all shares.
+    """Write the share of a row, one key at least, to slot ``slot`` (int64) of the workspace.
 
-    ``out_ptr`` and ``lse_ptr`` point at the row. ``part_ptr`` fp32 [slots, H, DV] and ``plse_ptr``
-    fp32 [slots, H] (log2) are the workspace; the row owns ``n_slots`` of them from ``first_slot``
-    on, none of them empty. The merge takes ``MERGE_S`` slots and ``MERGE_H`` heads at a time, in
-    the order of the slots, so its result does not depend on who arrives last. The counter is zero
-    before and after.
+    ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
     """
     cols = tl.arange(0, BLOCK_DV)
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    here = (first_slot + slot) * H
+    at = slot * H + heads
     tl.store(
-        part_ptr + (here + heads)[:, None] * DV + cols[None, :],
+        part_ptr + at[:, None] * DV + cols[None, :],
         acc / row_sum[:, None],
         mask=heads_ok[:, None] & (cols[None, :] < DV),
     )
-    tl.store(plse_ptr + here + heads, row_max + tl.log2(row_sum), mask=heads_ok)
-    # All threads' stores come before the one thread that does the atomic; acq_rel orders them
-    # for the program that sees the full count.
-    tl.debug_barrier()
-    arrived = tl.atomic_add(count_ptr, 1, sem="acq_rel")
-    if arrived == n_slots - 1:
-        tl.debug_barrier()
-        slots = tl.arange(0, MERGE_S)
-        for h0 in range(first_head, tl.minimum(first_head + BLOCK_H, H), MERGE_H):
-            h = h0 + tl.arange(0, MERGE_H)
-            h_ok = h < H
-            row0 = first_slot * H + h
-            top = tl.load(plse_ptr + row0, mask=h_ok, other=0.0, cache_modifier=".cg")
-            total = tl.zeros([MERGE_H], dtype=tl.float32)
-            merged = tl.zeros([MERGE_H, BLOCK_DV], dtype=tl.float32)
-            for s0 in range(0, n_slots, MERGE_S):
-                live = (s0 + slots < n_slots)[:, None] & h_ok[None, :]
-                row = row0[None, :] + (s0 + slots)[:, None] * H
-                lses = tl.load(plse_ptr + row, mask=live, other=float("-inf"), cache_modifier=".cg")
-                parts = tl.load(
-                    part_ptr + row[:, :, None] * DV + cols[None, None, :],
-                    mask=live[:, :, None] & (cols[None, None, :] < DV),
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                new_top = tl.maximum(top, tl.max(lses, 0))
-                old = tl.exp2(top - new_top)
-                weight = tl.exp2(lses - new_top[None, :])
-                merged = merged * old[:, None] + tl.sum(parts * weight[:, :, None], 0)
-                total = total * old + tl.sum(weight, 0)
-                top = new_top
-            total = tl.where(h_ok, total, 1.0)
-            tl.store(
-                out_ptr + h[:, None] * DV + cols[None, :],
-                (merged / total[:, None]).to(out_ptr.dtype.element_ty),
-                mask=h_ok[:, None] & (cols[None, :] < DV),
-            )
-            tl.store(lse_ptr + h, (top + tl.log2(total)) * 0.6931471805599453, mask=h_ok)
-        tl.store(count_ptr, 0)
+    tl.store(plse_ptr + at, row_max + tl.log2(row_sum), mask=heads_ok)
+
+
+@triton.jit
+def merge_shares(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    first_slot,
+    n_slots,
+    at,
+    h,
+    H,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Merge the shares of one head ``h`` of a row, in the order of the slots, into ``at``."""
+    cols = tl.arange(0, BLOCK_DV)
+    slots = tl.arange(0, BLOCK_S)
+    top = float("-inf")
+    total = 0.0
+    merged = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    for s0 in range(0, n_slots, BLOCK_S):
+        live = s0 + slots < n_slots
+        row = (first_slot + s0 + slots) * H + h
+        lses = tl.load(plse_ptr + row, mask=live, other=float("-inf"))
+        parts = tl.load(
+            part_ptr + row[:, None] * DV + cols[None, :],
+            mask=live[:, None] & (cols[None, :] < DV),
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lses, 0))
+        old = tl.exp2(top - new_top)
+        weight = tl.exp2(lses - new_top)
+        merged = merged * old + tl.sum(parts * weight[:, None], 0)
+        total = total * old + tl.sum(weight, 0)
+        top = new_top
+    out = merged / total
+    tl.store(out_ptr + at * DV + cols, out.to(out_ptr.dtype.element_ty), mask=cols < DV)
+    tl.store(lse_ptr + at, (top + tl.log2(total)) * 0.6931471805599453)

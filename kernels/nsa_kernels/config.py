@@ -20,8 +20,7 @@ class Config:
     """How one kernel is launched.
 
     ``block_h`` heads and ``block_l`` keys a tile; ``splits`` programs share a row, each taking
-    ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H. The
-    merge of the shares takes ``merge_s`` of them and ``merge_h`` heads at a time.
+    ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H.
     """
 
     block_h: int
@@ -31,8 +30,6 @@ class Config:
     head_tiles: int
     num_warps: int
     num_stages: int
-    merge_h: int = 1
-    merge_s: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +60,6 @@ def shared_estimate(
     """Upper estimate of a program's shared memory in bytes: pipelined K and V tiles, q and p."""
     tile = block_l * (block_d + block_dv) * itemsize
     return tile * max(stages, 1) + block_h * (block_d + block_l + block_dv) * max(itemsize, 4)
-
-
-def merge_tile(h: int, dv: int, slots: int, num_warps: int) -> tuple[int, int]:
-    """(merge_h, merge_s): as many shares at once as 64 registers a thread hold."""
-    elements = 64 * 32 * num_warps
-    block_dv = next_power_of_2(dv)
-    merge_h = min(next_power_of_2(h), max(elements // (4 * block_dv), 1), 16)
-    merge_s = min(next_power_of_2(slots), max(elements // (merge_h * block_dv), 1))
-    return merge_h, merge_s
 
 
 def _tile(
@@ -112,8 +100,7 @@ def rows_config(
     splits = max(1, min(want, tiles, 64))
     chunk = cdiv(tiles, splits) * block_l
     splits = max(cdiv(length, chunk), 1)
-    merge = merge_tile(h, dv, splits, 4)
-    return Config(block_h, block_l, splits, chunk, head_tiles, 4, stages, *merge)
+    return Config(block_h, block_l, splits, chunk, head_tiles, 4, stages)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,8 +120,7 @@ def varlen_config(
     head_tiles = cdiv(h, block_h)
     want = cdiv(total * head_tiles, 4 * limits.processors)
     chunk = min(max(cdiv(want, block_l), 2) * block_l, 1024)
-    merge = merge_tile(h, dv, 8, 4)
-    return Config(block_h, block_l, 0, chunk, head_tiles, 4, stages, *merge)
+    return Config(block_h, block_l, 0, chunk, head_tiles, 4, stages)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -156,5 +142,4 @@ def ranges_config(
     bound = s_kv if selected_len is None else min(selected_len, s_kv)
     tiles = max(cdiv(bound, block_l), 1)
     splits = max(1, min(cdiv(2 * limits.processors, rows * head_tiles), tiles, 64))
-    merge = merge_tile(h, dv, splits, 4)
-    return Config(block_h, block_l, splits, 0, head_tiles, 4, stages, *merge)
+    return Config(block_h, block_l, splits, 0, head_tiles, 4, stages)

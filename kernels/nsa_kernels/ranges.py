@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import load_tile, publish_and_merge, softmax_step, store_row
+from ._tiles import late, load_tile, softmax_step, store_row, store_share
 from ._triton_compat import tl, triton
 from .config import Config, ranges_config
+from .merge import merge, workspace
 from .spans import disjoint_spans
-from .workspace import counters, partials
 
 MAX_IN_REGISTERS = 64
 """Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
@@ -32,7 +32,7 @@ def ranges_kernel(
     lse_ptr,
     part_ptr,
     plse_ptr,
-    count_ptr,
+    table_ptr,
     q_sb,
     q_ss,
     q_sg,
@@ -63,8 +63,6 @@ def ranges_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    MERGE_H: tl.constexpr,
-    MERGE_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -132,7 +130,7 @@ def ranges_kernel(
     if split < tl.maximum(n_parts, 1):
         hi = tl.minimum(lo + chunk, total)
         row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-        row_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
+        sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
         for start in range(lo, hi, BLOCK_L):
             pos = start + tl.arange(0, BLOCK_L)
@@ -153,32 +151,20 @@ def ranges_kernel(
             at_key = key.to(tl.int64)
             k = load_tile(k_base, at_key, d, k_sl, k_sd, valid, D, BLOCK_D, True)
             v = load_tile(v_base, at_key, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
-            row_max, row_sum, acc = softmax_step(
-                q, k, v, valid, row_max, row_sum, acc, scale_log2, True, PRECISION
+            row_max, sums, acc = softmax_step(
+                late(q, start >= lo), k, v, valid, row_max, sums, acc, scale_log2, True, PRECISION
             )
+        row_sum = tl.sum(sums, 1)
         out_row = out_ptr + r * H * DV
         lse_row = lse_ptr + r * H
         if SPLIT:
+            slot = r * n_splits + split
+            if (split == 0) & (head0 == 0):
+                tl.store(table_ptr + r * 2, slot.to(tl.int32))
+                tl.store(table_ptr + r * 2 + 1, n_parts)
             if n_parts > 1:
-                publish_and_merge(
-                    out_row,
-                    lse_row,
-                    part_ptr,
-                    plse_ptr,
-                    count_ptr + r * tl.num_programs(2) + tl.program_id(2),
-                    acc,
-                    row_max,
-                    row_sum,
-                    r * n_splits,
-                    split,
-                    n_parts,
-                    head0,
-                    H,
-                    DV,
-                    BLOCK_H,
-                    BLOCK_DV,
-                    MERGE_H,
-                    MERGE_S,
+                store_share(
+                    part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
                 )
             else:
                 store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
@@ -266,10 +252,10 @@ def selection_ranges(
         return out, lse
     if config is None:
         config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
-    part = plse = count = lse
+    part = plse = table = lse
     if config.splits > 1:
-        part, plse = partials(q.device, rows * config.splits, h, dv)
-        count = counters(q.device, rows * config.head_tiles)
+        part, plse = workspace(q, rows * config.splits, h, dv)
+        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
     spans = before = ranges
     steps = 0
     if n_spans > MAX_IN_REGISTERS:
@@ -285,7 +271,7 @@ def selection_ranges(
         lse,
         part,
         plse,
-        count,
+        table,
         *q.stride(),
         *k.stride(),
         *v.stride(),
@@ -302,8 +288,6 @@ def selection_ranges(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
-        MERGE_H=config.merge_h,
-        MERGE_S=config.merge_s,
         BLOCK_N=1 if steps else max(check.next_power_of_2(n_spans), 2),
         SEARCH_STEPS=steps,
         SPLIT=config.splits > 1,
@@ -312,4 +296,6 @@ def selection_ranges(
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
         num_stages=1 if steps else config.num_stages,
     )
+    if config.splits > 1:
+        merge(out, lse, part, plse, table, config.splits)
     return out, lse

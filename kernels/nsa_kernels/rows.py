@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import load_tile, publish_and_merge, softmax_step, store_row
+from ._tiles import late, load_tile, softmax_step, store_row, store_share
 from ._triton_compat import tl, triton
 from .config import Config, rows_config
-from .workspace import counters, partials
+from .merge import merge, workspace
 
 
 @triton.jit
@@ -25,7 +25,6 @@ def rows_group_kernel(
     lse_ptr,
     part_ptr,
     plse_ptr,
-    count_ptr,
     q_sn,
     q_sh,
     q_sd,
@@ -45,8 +44,6 @@ def rows_group_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    MERGE_H: tl.constexpr,
-    MERGE_S: tl.constexpr,
     SPLIT: tl.constexpr,
     ONE_TILE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -66,7 +63,7 @@ def rows_group_kernel(
     lo = split * chunk
     hi = tl.minimum(lo + chunk, L)
     row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-    row_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
+    sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
     q = load_tile(q_base, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
     if ONE_TILE:
@@ -74,8 +71,8 @@ def rows_group_kernel(
         valid = pos < hi
         k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
         v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
-        row_max, row_sum, acc = softmax_step(
-            q, k, v, valid, row_max, row_sum, acc, scale_log2, MASKED, PRECISION
+        row_max, sums, acc = softmax_step(
+            q, k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
         )
     else:
         for start in range(lo, hi, BLOCK_L):
@@ -83,32 +80,16 @@ def rows_group_kernel(
             valid = pos < hi
             k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
             v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
-            row_max, row_sum, acc = softmax_step(
-                q, k, v, valid, row_max, row_sum, acc, scale_log2, MASKED, PRECISION
+            row_max, sums, acc = softmax_step(
+                late(q, start >= lo), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
             )
+    row_sum = tl.sum(sums, 1)
     out_row = out_ptr + n * H * DV
     lse_row = lse_ptr + n * H
     if SPLIT:
-        n_splits = tl.num_programs(1)
-        publish_and_merge(
-            out_row,
-            lse_row,
-            part_ptr,
-            plse_ptr,
-            count_ptr + n * tl.num_programs(2) + tl.program_id(2),
-            acc,
-            row_max,
-            row_sum,
-            n * n_splits,
-            split,
-            n_splits,
-            head0,
-            H,
-            DV,
-            BLOCK_H,
-            BLOCK_DV,
-            MERGE_H,
-            MERGE_S,
+        slot = n * tl.num_programs(1) + split
+        store_share(
+            part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
         )
     else:
         store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
@@ -220,10 +201,9 @@ def selection_rows(
         return out, lse
     if config is None:
         config = rows_config(n, h, length, d, dv, q.dtype, q.device)
-    part = plse = count = lse
+    part = plse = lse
     if config.splits > 1:
-        part, plse = partials(q.device, n * config.splits, h, dv)
-        count = counters(q.device, n * config.head_tiles)
+        part, plse = workspace(q, n * config.splits, h, dv)
     rows_group_kernel[(n, config.splits, config.head_tiles)](
         q,
         k,
@@ -232,7 +212,6 @@ def selection_rows(
         lse,
         part,
         plse,
-        count,
         *q.stride(),
         *k.stride(),
         *v.stride(),
@@ -246,8 +225,6 @@ def selection_rows(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
-        MERGE_H=config.merge_h,
-        MERGE_S=config.merge_s,
         SPLIT=config.splits > 1,
         ONE_TILE=length > 0 and config.chunk <= config.block_l,
         MASKED=length % config.block_l != 0,
@@ -255,6 +232,8 @@ def selection_rows(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+    if config.splits > 1:
+        merge(out, lse, part, plse, None, config.splits)
     return out, lse
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import load_tile, publish_and_merge, softmax_step, store_row
+from ._tiles import late, load_tile, softmax_step, store_row, store_share
 from ._triton_compat import tl, triton
 from .config import Config, varlen_config
-from .workspace import counters, partials
+from .merge import merge, workspace
 
 ROWS_A_BLOCK = 1024
 """Rows looked at in each of the two steps of the search."""
@@ -47,7 +47,7 @@ def varlen_kernel(
     lse_ptr,
     part_ptr,
     plse_ptr,
-    count_ptr,
+    table_ptr,
     q_sn,
     q_sh,
     q_sd,
@@ -67,10 +67,9 @@ def varlen_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    MERGE_H: tl.constexpr,
-    MERGE_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     COARSE: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (work item, head tile)."""
@@ -95,7 +94,7 @@ def varlen_kernel(
         lo = begin + part * share
         hi = tl.minimum(lo + share, end)
         row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-        row_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
+        sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
         q = load_tile(
             q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True
@@ -106,32 +105,23 @@ def varlen_kernel(
             at = pos.to(tl.int64)
             k = load_tile(k_ptr, at, d, k_sl, k_sd, valid, D, BLOCK_D, True)
             v = load_tile(v_ptr, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
-            row_max, row_sum, acc = softmax_step(
-                q, k, v, valid, row_max, row_sum, acc, scale_log2, True, PRECISION
+            row_max, sums, acc = softmax_step(
+                late(q, start >= lo), k, v, valid, row_max, sums, acc, scale_log2, True, PRECISION
             )
+        row_sum = tl.sum(sums, 1)
         out_row = out_ptr + n * H * DV
         lse_row = lse_ptr + n * H
-        if n_parts > 1:
-            publish_and_merge(
-                out_row,
-                lse_row,
-                part_ptr,
-                plse_ptr,
-                count_ptr + n * tl.num_programs(1) + tl.program_id(1),
-                acc,
-                row_max,
-                row_sum,
-                first_item.to(tl.int64),
-                part,
-                n_parts,
-                head0,
-                H,
-                DV,
-                BLOCK_H,
-                BLOCK_DV,
-                MERGE_H,
-                MERGE_S,
-            )
+        if SPLIT:
+            if (part == 0) & (head0 == 0):
+                tl.store(table_ptr + n * 2, first_item)
+                tl.store(table_ptr + n * 2 + 1, n_parts)
+            if n_parts > 1:
+                slot = item.to(tl.int64)
+                store_share(
+                    part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
+                )
+            else:
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
         else:
             store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
 
@@ -196,10 +186,11 @@ def selection_varlen(
     if config is None:
         config = varlen_config(n, h, total, d, dv, max_seqlen, q.dtype, q.device)
     items = n + total // config.chunk
-    part = plse = count = lse
-    if max_seqlen is None or max_seqlen > config.chunk:
-        part, plse = partials(q.device, items, h, dv)
-        count = counters(q.device, n * config.head_tiles)
+    split = total > config.chunk
+    part = plse = table = lse
+    if split:
+        part, plse = workspace(q, items, h, dv)
+        table = torch.empty((n, 2), dtype=torch.int32, device=q.device)
     varlen_kernel[(items, config.head_tiles)](
         q,
         k,
@@ -209,7 +200,7 @@ def selection_varlen(
         lse,
         part,
         plse,
-        count,
+        table,
         *q.stride(),
         *k.stride(),
         *v.stride(),
@@ -225,12 +216,13 @@ def selection_varlen(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
-        MERGE_H=config.merge_h,
-        MERGE_S=config.merge_s,
         BLOCK_N=min(max(check.next_power_of_2(n), 16), ROWS_A_BLOCK),
         COARSE=check.next_power_of_2(check.cdiv(n, ROWS_A_BLOCK)),
+        SPLIT=split,
         PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+    if split:
+        merge(out, lse, part, plse, table, min(total // config.chunk + 1, 16))
     return out, lse

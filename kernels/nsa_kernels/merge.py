@@ -1,0 +1,98 @@
+"""The second launch of a split call: merge the shares of each row, one program a head.
+
+Shares are merged in the order of their slots, so the result does not depend on timing. A separate
+launch costs about a microsecond more than letting the last program of a row merge, but needs no
+atomics, no counters that must be zero, and works on all heads at once (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._checks import next_power_of_2
+from ._tiles import merge_shares
+from ._triton_compat import tl, triton
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    table_ptr,
+    H,
+    n_slots,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """Program (row, head). Rows that one program finished alone are left as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1)
+    first = row * n_slots
+    count = n_slots
+    if TABLE:
+        first = tl.load(table_ptr + row * 2).to(tl.int64)
+        count = tl.load(table_ptr + row * 2 + 1)
+    if count > 1:
+        merge_shares(
+            out_ptr,
+            lse_ptr,
+            part_ptr,
+            plse_ptr,
+            first,
+            count,
+            row * H + h,
+            h,
+            H,
+            DV,
+            BLOCK_DV,
+            BLOCK_S,
+        )
+
+
+def workspace(
+    like: torch.Tensor, slots: int, heads: int, dv: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised fp32 shares [slots, heads, dv] and their log2 LSEs [slots, heads], flat."""
+    buffer = torch.empty(slots * heads * (dv + 1), dtype=torch.float32, device=like.device)
+    edge = slots * heads * dv
+    return buffer[:edge], buffer[edge:]
+
+
+def merge(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    part: torch.Tensor,
+    plse: torch.Tensor,
+    table: torch.Tensor | None,
+    n_slots: int,
+) -> None:
+    """Write ``out`` [..., H, Dv] and ``lse`` [..., H] of the rows that were split.
+
+    Args:
+        table: int32 [rows, 2], first slot and number of shares of each row, written by the first
+            launch; None when every row has ``n_slots`` shares, row after row.
+        n_slots: shares of each row, or how many a row is expected to have at most.
+    """
+    h, dv = out.shape[-2:]
+    block_dv = next_power_of_2(dv)
+    # At most 128 registers a thread of one warp pair for the tile of shares.
+    block_s = max(2, min(next_power_of_2(n_slots), 8192 // block_dv))
+    merge_kernel[(lse.numel() // h, h)](
+        out,
+        lse,
+        part,
+        plse,
+        lse if table is None else table,
+        h,
+        n_slots,
+        DV=dv,
+        BLOCK_DV=block_dv,
+        BLOCK_S=block_s,
+        TABLE=table is not None,
+        num_warps=2 if block_s * block_dv > 2048 else 1,
+        num_stages=1,
+    )
