@@ -45,9 +45,9 @@ class InputSets:
         kept = self.sets[i].clone()
         self.sets[i].fill_from(self.sets[j])
         self.sets[j].fill_from(kept)
-        of_set: list[Any]
-        for of_set in (self.oracles, self._checksums, self._seeds):
-            of_set[i], of_set[j] = of_set[j], of_set[i]
+        _exchange(self.oracles, i, j)
+        _exchange(self._checksums, i, j)
+        _exchange(self._seeds, i, j)
 
     def changed(self, index: int) -> str:
         """The name of an argument of this set whose values are not what they were, or ''."""
@@ -58,6 +58,10 @@ class InputSets:
     def restore(self, index: int) -> None:
         """Give a mutated set back the values it held."""
         self.sets[index].fill_from(self._draw(self._seeds[index]))
+
+
+def _exchange(items: list[Any], i: int, j: int) -> None:
+    items[i], items[j] = items[j], items[i]
 
 
 def checksum(inputs: Inputs) -> dict[str, Tensor]:
