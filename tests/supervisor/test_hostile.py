@@ -94,7 +94,9 @@ def test_one_hostile_implementation(
 
 
 def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
-    outcomes = measure(make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60)
+    outcomes = measure(
+        make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60
+    )
     assert outcomes["out_of_memory"].status == Status.OUT_OF_MEMORY
     assert "2.0 GiB" in outcomes["out_of_memory"].reason
     assert outcomes["sdpa_gqa"].status == Status.OK
@@ -123,9 +125,7 @@ def test_writing_on_the_workers_channel_is_a_crash(make_plan: MakePlan, tmp_path
     assert outcomes["sdpa_gqa"].status == Status.OK
 
 
-def test_other_children_of_this_process_are_left_alone(
-    make_plan: MakePlan, tmp_path: Path
-) -> None:
+def test_other_children_of_this_process_are_left_alone(make_plan: MakePlan, tmp_path: Path) -> None:
     """The supervisor adopts orphans; it must not mistake its host's children for them."""
     with psutil.Popen(["sleep", "60"]) as ours:
         measure(make_plan, tmp_path, "abort")

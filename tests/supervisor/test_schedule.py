@@ -90,7 +90,9 @@ def test_a_guilty_suspect_is_found_alone_and_the_others_run_together(
 
 def test_an_innocent_suspect_is_acquitted(make_plan: MakePlan, tmp_path: Path) -> None:
     """`a` corrupts memory and `b` is busy when the worker dies of it."""
-    executor = MockExecutor(lambda names: crash("b" if "b" in names else "a") if "a" in names else None)
+    executor = MockExecutor(
+        lambda names: crash("b" if "b" in names else "a") if "a" in names else None
+    )
     run(make_plan(["a", "b"]), executor, tmp_path)
     found = outcomes(tmp_path)
     assert found["a"].status == Status.CRASHED

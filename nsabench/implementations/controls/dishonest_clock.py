@@ -14,9 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from nsabench import implementation
+from nsabench import Unsupported, implementation
 from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.sdpa import heads_as_queries
+from nsabench.implementations.sdpa import gqa, heads_as_queries
 
 SLEEP_FACTOR = 5.0
 LEAST_SLEEP_S = 2e-3
@@ -85,12 +85,18 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     caught_by="timer",
 )
 def l2_warm_replay(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    """Reads K and V on another stream while the timer holds the caller's, to find them in L2."""
+    """Reads K and V on another stream while the timer holds the caller's, to find them in L2.
+
+    On an H200 this made 33 MB in 0.0149 ms take 0.0118 ms under a timer that flushed the L2 before
+    it held the stream.
+    """
     decline_in_a_graph(q)
+    if k.nbytes + v.nbytes > torch.cuda.get_device_properties(q.device).L2_cache_size:
+        raise Unsupported("K and V do not fit in L2 together")
     with torch.cuda.stream(_side_stream(q.device)):
-        torch.amax(k, 2)
-        torch.amax(v, 2)
-    return heads_as_queries(q, k, v, sm_scale)
+        k.sum()
+        v.sum()
+    return gqa(q, k, v, sm_scale)
 
 
 @implementation(

@@ -1,0 +1,64 @@
+# Every task a person does. `./just` works on a fresh machine; it installs what a task needs.
+
+set positional-arguments
+
+python := ".venv/bin/python"
+pip := python + " -m pip install --quiet --disable-pip-version-check"
+# What a machine without a GPU gets. numpy 2.4 breaks dynamic `range` in the Triton interpreter.
+cpu_torch := "torch==2.13.0 triton==3.7.1 'numpy<2.4'"
+
+[private]
+default:
+    @{{ just_executable() }} --list
+
+# The main job: check this machine, measure, decide. On a GPU if there is one. `just all --help`
+all *arguments: install
+    .venv/bin/nsabench all "$@"
+
+# The tests
+test *arguments: install
+    {{ python }} -m pytest "$@"
+
+# Formatter, linter, type checker
+lint: install
+    .venv/bin/ruff format --check .
+    .venv/bin/ruff check .
+    .venv/bin/mypy
+
+# Rewrite the sources as the formatter wants them
+format: install
+    .venv/bin/ruff format .
+    .venv/bin/ruff check --fix .
+
+# What this machine is, what is wrong with it, and what to do about it
+doctor *arguments: install
+    .venv/bin/nsabench doctor "$@"
+
+# Everything CI runs
+ci: lint test
+
+# The 26 rows shapes on this machine's GPU, into results/rows (any CUDA host)
+gpu-rows *arguments: install
+    .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
+
+# The tests that need a CUDA device
+gpu-test *arguments: install
+    {{ python }} -m pytest tests/gpu "$@"
+
+# Install nsabench, the kernels, and a torch if there is none, into .venv
+install:
+    #!/bin/sh
+    set -eu
+    stamp=.venv/installed
+    if [ -e "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt kernels/pyproject.toml ]; then
+        exit 0
+    fi
+    if ! {{ python }} -c 'import torch, triton' 2>/dev/null; then
+        if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+            {{ pip }} torch triton 'numpy<2.4'
+        else
+            {{ pip }} {{ cpu_torch }}
+        fi
+    fi
+    {{ pip }} -e '.[dev]' -e kernels
+    touch "$stamp"

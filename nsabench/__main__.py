@@ -1,0 +1,5 @@
+"""python -m nsabench"""
+
+from nsabench.cli import main
+
+main()

@@ -1,0 +1,52 @@
+"""The command line as a user runs it: a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Nsabench = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TINY = """
+op: selection_rows
+axes: {N: 4, H: 2, D: 32, L: [8, 16, 24]}
+implementations: {only: [sdpa_gqa, bmm_softmax, rows_group]}
+timing:
+  warmup_s: 0.005
+  stopping: {kind: fixed_count, rounds: 5}
+"""
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "nsabench", *map(str, arguments)]
+
+
+@pytest.fixture
+def nsabench(tmp_path: Path) -> Nsabench:
+    """Run nsabench in an empty folder; standard error must never hold a traceback."""
+
+    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=280,
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path

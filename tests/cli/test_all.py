@@ -1,0 +1,179 @@
+"""`nsabench all`, end to end on the CPU: files, exit codes, kill and resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.plan import Plan
+from nsabench.results.columns import RECORDS, SAMPLES
+from tests.cli.conftest import Nsabench, command
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return pq.read_table(run / "records.parquet").to_pylist()
+
+
+def cells(run: Path) -> set[tuple[str, str]]:
+    return {(r["case_id"], r["implementation"]) for r in records(run)}
+
+
+def planned(run: Path) -> set[tuple[str, str]]:
+    plan = Plan.read(run / "plan.yaml")
+    return {(c.id, name) for c in plan.cases for name in c.implementations}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whole run that several tests look at."""
+    from tests.cli.conftest import TINY
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "tiny.yaml").write_text(TINY)
+    done = subprocess.run(
+        command("all", "tiny.yaml", "--device", "cpu", "--out", "run"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "complete" in done.stdout
+    return folder / "run"
+
+
+def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
+    assert cells(finished) == planned(finished)
+    environment = json.loads((finished / "environment.json").read_text())
+    assert environment["complete"] is True
+    assert environment["software"]["torch"]["version"]
+
+
+def test_parquet_has_the_documented_columns_with_units(finished: Path) -> None:
+    for name, columns in (("records", RECORDS), ("samples", SAMPLES)):
+        schema = pq.read_schema(finished / f"{name}.parquet")
+        assert schema.names == [c.name for c in columns]
+        for column in columns:
+            metadata = schema.field(column.name).metadata
+            assert metadata[b"unit"].decode() == column.unit
+            assert metadata[b"meaning"]
+
+
+def test_status_decides_what_a_record_holds(finished: Path) -> None:
+    for record in records(finished):
+        if record["status"] == "ok":
+            assert record["mae"] <= 1e-3
+        else:
+            assert record["reason"]
+            assert record["median_ms"] is None
+            assert record["speedup"] is None
+
+
+def test_samples_are_interleaved_in_changing_order(finished: Path) -> None:
+    samples = pq.read_table(finished / "samples.parquet").to_pylist()
+    case_id = samples[0]["case_id"]
+    rounds: dict[int, list[tuple[int, str]]] = {}
+    for s in samples:
+        if s["case_id"] == case_id and s["implementation"] in ("sdpa_gqa", "bmm_softmax"):
+            rounds.setdefault(s["round"], []).append((s["order"], s["implementation"]))
+    assert len(rounds) == 5
+    assert all(len(pair) == 2 for pair in rounds.values())
+    assert len({min(pair)[1] for pair in rounds.values()}) == 2
+
+
+def test_an_interpreted_candidate_is_checked_and_not_timed(finished: Path) -> None:
+    found = [r for r in records(finished) if r["implementation"] == "rows_group"]
+    assert {r["status"] for r in found} == {"ok"}
+    assert {r["median_ms"] for r in found} == {None}
+    assert all("interpreter is not timed" in r["notes"] for r in found)
+
+
+def test_every_control_that_ran_was_caught(finished: Path) -> None:
+    controls = [r for r in records(finished) if r["role"] == "control"]
+    assert "caught" in {r["caught"] for r in controls}
+    assert {r["caught"] for r in controls} <= {"caught", "declined"}
+    earlier = [r for r in controls if r["implementation"] == "sdpa_causal_one_query"]
+    assert {r["status"] for r in earlier} == {"wrong"}
+    assert all("key 0 only" in r["diagnosis"] for r in earlier)
+
+
+def test_a_finished_run_resumes_to_itself(finished: Path, nsabench: Nsabench) -> None:
+    journal = (finished / "journal.jsonl").read_bytes()
+    before = records(finished)
+    done = nsabench("all", "--resume", finished)
+    assert done.returncode == 0
+    assert (finished / "journal.jsonl").read_bytes() == journal
+    assert records(finished) == before
+
+
+@pytest.mark.parametrize("journaled", [0, 1, 2])
+def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, journaled: int) -> None:
+    """Killed while it measures the case after so many journaled ones."""
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command("all", tiny, "--device", "cpu", "--out", run),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    journal = run / "journal.jsonl"
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 1 + journaled:
+        assert process.poll() is None
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    assert not (run / "records.parquet").exists()
+    before = journal.read_bytes()
+
+    done = nsabench("all", "--resume", run)
+    assert done.returncode == 0, done.stderr
+    assert cells(run) == planned(run)
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    cases = [line["case_id"] for line in lines if line["kind"] == "case"]
+    assert len(cases) == len(set(cases)) == 3
+    assert journal.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+
+
+def test_interrupt_exits_130_and_is_resumable(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command("all", tiny, "--device", "cpu", "--out", run),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (run / "journal.jsonl").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "--resume" in said and "Traceback" not in said
+    assert nsabench("all", "--resume", run).returncode == 0
+
+
+def test_a_wrong_candidate_fails_the_run(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(
+        "import torch\nfrom nsabench import implementation\n"
+        '@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))\n'
+        "def mine(q, k, v, *, sm_scale):\n"
+        "    return torch.softmax(q.float() @ k.float().mT, -1).to(v.dtype) @ v\n"
+    )
+    tiny.write_text(tiny.read_text().replace("rows_group", "mine").replace("[8, 16, 24]", "16"))
+    done = nsabench("all", tiny, "--device", "cpu", "--out", tmp_path / "run", "--kernels", kernels)
+    assert done.returncode == 1
+    [mine] = [r for r in records(tmp_path / "run") if r["implementation"] == "mine"]
+    assert (mine["status"], mine["verdict"], mine["speedup"]) == ("wrong", "invalid", None)
+    assert "scale" in mine["diagnosis"]

@@ -1,0 +1,112 @@
+"""Bad input: one sentence, a remedy, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Nsabench
+
+GOOD = (
+    "from nsabench import implementation\n"
+    '@implementation(op="{op}", name="{name}")\n'
+    "def mine({parameters}): ...\n"
+)
+
+
+def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) -> None:
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 2, done.stderr
+    assert sentence in lines[0]
+    assert lines[1].startswith("  remedy: ") and remedy in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence", "remedy"),
+    [
+        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError", "fix the import"),
+        ("def (:\n", "cannot be imported: SyntaxError", "fix the import"),
+        ("raise SystemExit(0)\n", "cannot be imported: SystemExit", "fix the import"),
+        (GOOD.format(op="selection_row", name="m", parameters="q"), "no op", "selection_rows"),
+        (
+            GOOD.format(op="selection_rows", name="m", parameters="q, k"),
+            "cannot be called as m(q, k, v, *, sm_scale)",
+            "signature",
+        ),
+        (
+            GOOD.format(op="selection_rows", name="sdpa_gqa", parameters="q, k, v, *, sm_scale"),
+            "two implementations of selection_rows are named 'sdpa_gqa'",
+            "rename",
+        ),
+        (
+            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
+                'name="m"', 'name="m", role="candidat"'
+            ),
+            "'candidat' is not a valid Role",
+            "candidate",
+        ),
+        ("import os\nos.abort()\n", "could not be imported: its process was killed", "import"),
+    ],
+)
+def test_a_bad_kernels_file(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench, source: str, sentence: str, remedy: str
+) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(source)
+    done = nsabench("all", tiny, "--device", "cpu", "--out", "run", "--kernels", kernels)
+    refused(done, sentence, remedy)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kernels_file_that_is_not_there(tiny: Path, nsabench: Nsabench) -> None:
+    refused(nsabench("plan", tiny, "--device", "cpu", "--kernels", "no.py"), "no.py", "--kernels")
+
+
+def test_a_typo_in_a_matrix(tiny: Path, nsabench: Nsabench) -> None:
+    tiny.write_text(tiny.read_text().replace("timing:", "timin:"))
+    refused(nsabench("all", tiny, "--device", "cpu"), "tiny.yaml:5: timin is not a", "timing")
+
+
+def test_an_unknown_matrix(nsabench: Nsabench) -> None:
+    refused(nsabench("plan", "selection_row"), "no matrix 'selection_row'", "selection_rows")
+
+
+def test_a_pattern_that_matches_nothing(tiny: Path, nsabench: Nsabench) -> None:
+    tiny.write_text(tiny.read_text().replace("bmm_softmax", "bmm_sofmax"))
+    refused(nsabench("plan", tiny, "--device", "cpu"), "matches 'bmm_sofmax'", "bmm_softmax")
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])
+def test_a_bad_shard(tiny: Path, nsabench: Nsabench, shard: str) -> None:
+    refused(nsabench("plan", tiny, "--device", "cpu", "--shard", shard), repr(shard), "2/4")
+
+
+def test_a_folder_that_is_not_empty(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    refused(nsabench("run", tiny, "--device", "cpu", "--out", "run"), "not empty", "--resume")
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "mine"
+
+
+def test_resuming_what_is_no_run(tmp_path: Path, nsabench: Nsabench) -> None:
+    refused(nsabench("all", "--resume", tmp_path), "holds no run", "folder")
+
+
+def test_cuda_where_there_is_none(tiny: Path, nsabench: Nsabench) -> None:
+    done = nsabench("run", tiny, "--device", "cuda", "--out", "run", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3
+    assert "sees no CUDA device" in done.stderr and "--device cpu" in done.stderr
+
+
+def test_usage_errors_exit_2(nsabench: Nsabench) -> None:
+    assert nsabench("all", "--devise", "cpu").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["all", "run", "plan", "doctor"])
+def test_every_command_has_help_with_an_example(nsabench: Nsabench, name: str) -> None:
+    done = nsabench(name, "--help")
+    assert done.returncode == 0
+    assert f"nsabench {name}" in done.stdout and "Example" in done.stdout
