@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nsabench.checks.finding import Effect
+from nsabench.checks.finding import Effect, Finding
 from nsabench.journal import Entry
 from nsabench.messages import Ceilings, Described, Step
 from nsabench.outcome import failures
@@ -32,6 +32,12 @@ STYLES = {
     Verdict.SAME: "cyan",
     Verdict.INCONCLUSIVE: "yellow",
     Verdict.INVALID: "bold red",
+}
+EFFECT_STYLES = {
+    Effect.INVALID: "bold red",
+    Effect.WRONG: "bold red",
+    Effect.IMPLAUSIBLE: "bold red",
+    Effect.INCONCLUSIVE: "yellow",
 }
 SHOWN_FAILURES = 12
 SHOWN_FINDINGS = 12
@@ -106,7 +112,9 @@ def summary(finished: Finished, console: Console) -> None:
     records = finished.results.records
     console.print(candidates_table(records))
     console.print(baselines_table(records))
-    _findings(finished, console)
+    grave = [f for f in finished.results.findings if f.effect is not Effect.NOTE or not f.case_id]
+    if grave:
+        print_findings(grave, console, SHOWN_FINDINGS)
     console.print(_panel(finished))
 
 
@@ -181,18 +189,30 @@ def _catches(rows: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{n} {became}" for became, n in sorted(counts.items()))
 
 
-def _findings(finished: Finished, console: Console) -> None:
-    shown = [
-        f
-        for f in finished.results.findings
-        if f.effect in (Effect.INVALID, Effect.IMPLAUSIBLE, Effect.INCONCLUSIVE)
-        or (f.effect is Effect.NOTE and not f.case_id)
-    ]
-    for finding in shown[:SHOWN_FINDINGS]:
-        who = f"{finding.implementation}: " if finding.implementation else ""
-        console.print(f"[yellow]{finding.check}[/]: {who}{finding.sentence}", highlight=False)
-    if len(shown) > SHOWN_FINDINGS:
-        console.print(f"... and {len(shown) - SHOWN_FINDINGS} more findings")
+def print_findings(findings: Sequence[Finding], console: Console, most: int | None = None) -> None:
+    """One line a finding, at most `most` of them."""
+    for finding in findings[:most]:
+        where = " ".join(part for part in (finding.case_id, finding.implementation) if part)
+        console.print(
+            Text.assemble(
+                (f"{finding.effect:12}", EFFECT_STYLES.get(finding.effect, "dim")),
+                f" {finding.check}: ",
+                (f"{where}: " if where else "", "bold"),
+                finding.sentence,
+            ),
+        )
+    if most is not None and len(findings) > most:
+        console.print(f"... and {len(findings) - most} more findings")
+    if not findings:
+        console.print("nothing was found")
+
+
+def print_counts(findings: Sequence[Finding], console: Console) -> None:
+    """How many findings of each check, on one line."""
+    counts = Counter((f.effect, f.check) for f in findings)
+    said = [f"{n} {check} ({effect})" for (effect, check), n in counts.items()]
+    if said:
+        console.print("in all: " + ", ".join(said), highlight=False)
 
 
 def _panel(finished: Finished) -> Panel:
