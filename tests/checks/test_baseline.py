@@ -2,7 +2,7 @@ from nsabench.checks import Effect, Limits
 from nsabench.checks.baseline import check
 from nsabench.words import Status
 
-H200 = Limits("measured in this run", memory_gb_s=4250.0)
+H200 = Limits("measured in this run", memory_gb_s=4250.0, tflop_s={"float16": 790.0})
 
 
 def test_a_sleeping_wrapper_is_not_the_best_baseline(make_row):
@@ -40,3 +40,8 @@ def test_a_launch_bound_baseline_is_honest(make_row):
     rows = [make_row("gqa", "baseline", 0.0137, N=256, H=4, D=64, L=64)]
     assert check(rows, H200) == []
     assert check([make_row("gqa", "baseline", 1e3)], Limits()) == []
+
+
+def test_without_a_compute_rate_nobody_is_called_slow(make_row):
+    loop = make_row("loop", "baseline", 42.0, N=256, H=4, D=64, L=64)
+    assert check([loop], Limits(memory_gb_s=37.0)) == []
