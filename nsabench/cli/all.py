@@ -9,6 +9,7 @@ import click
 from nsabench import terminal
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
+from nsabench.finish import finish
 from nsabench.outcome import failures
 
 
@@ -30,5 +31,6 @@ def command(
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     finished = measure(matrices, device, quick, out, resume, kernels, shard)
+    finish(finished)
     terminal.summary(finished, terminal.console())
     return 1 if failures(finished.results) else 0
