@@ -13,6 +13,7 @@ from nsabench.ops.contract import Inputs, Op
 # Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
 ELEMENTS = 1 << 20
 LEAST_ROWS = 2
+FAR_OFF = 4.0  # a row is wrong if its error is within this factor of the worst row's
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Evidence:
-    """`rows` are the rows of the full problem that `inputs`, `output` and `oracle` hold."""
+    """`rows` are the rows of the full problem that `inputs`, `output` and `oracle` hold; `off` is
+    the absolute error of every element of the full problem, `wrong` marks its rows that are off."""
 
     op: Op
     full: Inputs
+    off: Tensor
+    wrong: Tensor
     rows: Tensor
     inputs: Inputs
     output: Tensor
@@ -56,23 +60,29 @@ class Evidence:
 
 
 def gather(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> Evidence:
-    """Thin a problem out to rows spread evenly, if its rows have nothing to do with each other."""
-    rows = torch.arange(output.shape[0], device=output.device)
-    if rows_are_independent(inputs, output.shape[0]):
+    """Thin a problem out to some of its wrong rows, if rows have nothing to do with each other."""
+    oracle = op.oracle(inputs)
+    off = (output.double() - oracle).abs()
+    by_row = off.flatten(1).mean(1)
+    wrong = by_row >= by_row.max() / FAR_OFF
+    rows = torch.arange(len(off), device=output.device)
+    thin = inputs
+    if rows_are_independent(inputs, len(off)):
+        rows = rows[wrong]
         each = sum(t[0].numel() for t in inputs.tensors.values())
         count = max(LEAST_ROWS, ELEMENTS // each)
         if count < len(rows):
             rows = rows[torch.linspace(0, len(rows) - 1, count).round().long()]
-    thin = inputs
-    if len(rows) < output.shape[0]:
         thin = Inputs({n: t[rows] for n, t in inputs.tensors.items()}, inputs.options)
     return Evidence(
         op=op,
         full=inputs,
+        off=off,
+        wrong=wrong,
         rows=rows,
         inputs=thin,
         output=output[rows].double(),
-        oracle=op.oracle(thin),
+        oracle=oracle[rows],
         previous=previous[rows].double() if previous is not None else None,
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsabench.diagnosis import generic
-from nsabench.diagnosis.evidence import Evidence, Hypothesis, gather
+from nsabench.diagnosis.evidence import FAR_OFF, Evidence, Hypothesis, gather
 from nsabench.diagnosis.location import locate
 from nsabench.ops.contract import Inputs, Op
 from nsabench.timing.clock import now_s
@@ -30,10 +30,11 @@ def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> 
     mae = _mae(evidence.output, evidence.oracle)
     best, error = _best(evidence)
     if best is not None and error <= EXPLAINS * mae:
-        return f"{best.text} (MAE {error:.2g} against that hypothesis, {mae:.3g} against the op)"
-    off = (evidence.output - evidence.oracle).abs()
-    where = locate(off > off.max() / 4)
+        where = "" if evidence.wrong.all() else f" in {locate(evidence.wrong)}"
+        distances = f"MAE {error:.2g} against that hypothesis, {mae:.3g} against the op"
+        return f"{best.text}{where} ({distances})"
     nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {mae:.2g}" if best else ""
+    where = locate(evidence.off >= evidence.off.max() / FAR_OFF)
     return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
 
 

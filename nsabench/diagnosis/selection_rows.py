@@ -113,9 +113,6 @@ def _tiles(keys: _Keys) -> Iterator[Hypothesis]:
                 partial(keys.attend, twice),
             )
     yield Hypothesis("counts key 0 twice", lambda: keys.attend(1 + keys.between(0, 1)))
-    yield Hypothesis(
-        f"leaves out the first key of {length}", lambda: keys.attend(keys.between(1, length))
-    )
 
 
 def _pad(keys: _Keys, count: int) -> Tensor:

@@ -139,6 +139,14 @@ def test_what_nothing_explains_is_at_least_located():
     assert "axis 0: 6 to 7 of 8, axis 1: 1 of 4" in said
 
 
+def test_a_mistake_in_a_few_rows_of_many_is_found():
+    inputs = draw(N=300, D=32, L=512)
+    output = attend(inputs)
+    output[101:104] = attend(inputs, slice(0, 448))[101:104]
+    said = diagnose(OP, inputs, output)
+    assert said.startswith("attends to the first 448 of 512 keys in axis 0: 101 to 103 of 300")
+
+
 def test_nan_is_located():
     inputs = draw()
     output = attend(inputs)
