@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from .config import Config
+from .config import Config, chosen_config
+from .gate import selection_attention
+from .policy import REASONS, Policy, default_policy
 from .ranges import selection_ranges
+from .routing import reset_routing_report, routing_report
 from .rows import selection_rows, selection_rows_per_head
+from .sdpa import packed_sdpa
 from .varlen import selection_varlen
 
 __all__ = [
+    "REASONS",
     "Config",
+    "Policy",
+    "chosen_config",
+    "default_policy",
+    "packed_sdpa",
+    "reset_routing_report",
+    "routing_report",
+    "selection_attention",
     "selection_ranges",
     "selection_rows",
     "selection_rows_per_head",

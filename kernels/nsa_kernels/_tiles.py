@@ -68,13 +68,16 @@ def softmax_step(
 
 
 @triton.jit
-def late(q, now):
-    """``q``, given a condition that always holds but that the compiler cannot see through.
+def late(q, now, LATE: tl.constexpr):
+    """``q``; when LATE, under a condition that always holds but that the compiler cannot see.
 
-    Otherwise q is staged in shared memory before the loop, and the first keys are asked for only
-    after q has arrived: one round trip to memory more on every row.
+    Without it q is staged in shared memory before the loop, and the first keys are asked for only
+    after q has arrived: one round trip to memory, which counts where programs are few. With it q
+    is staged again for every tile, which counts where they are many.
     """
-    return tl.where(now, q, tl.zeros_like(q))
+    if LATE:
+        q = tl.where(now, q, tl.zeros_like(q))
+    return q
 
 
 @triton.jit

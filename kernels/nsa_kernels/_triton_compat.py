@@ -10,8 +10,22 @@ import re
 
 import triton
 import triton.language as tl
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
-__all__ = ["CPU_ALLOWED", "INTERPRETED", "TRITON_VERSION", "check_version", "dot", "tl", "triton"]
+__all__ = [
+    "CPU_ALLOWED",
+    "INTERPRETED",
+    "KERNEL_ERRORS",
+    "TRITON_VERSION",
+    "check_version",
+    "dot",
+    "tl",
+    "triton",
+]
+
+KERNEL_ERRORS: tuple[type[Exception], ...] = (RuntimeError, CompilationError, OutOfResources)
+"""What compiling or launching a kernel raises; errors in the arguments are not among them."""
 
 INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """True when kernels run in Triton's interpreter, on CPU tensors (fixed when triton is imported)."""

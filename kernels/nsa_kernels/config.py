@@ -8,7 +8,7 @@ changes, its number of multiprocessors and its shared memory, enters the rules a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -21,6 +21,7 @@ class Config:
 
     ``block_h`` heads and ``block_l`` keys a tile; ``splits`` programs share a row, each taking
     ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H.
+    ``late`` asks for the first keys before q has arrived (``_tiles.late``).
     """
 
     block_h: int
@@ -30,6 +31,7 @@ class Config:
     head_tiles: int
     num_warps: int
     num_stages: int
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,25 @@ def shared_estimate(
     return tile * max(stages, 1) + block_h * (block_d + block_l + block_dv) * max(itemsize, 4)
 
 
-def _tile(
-    h: int, d: int, dv: int, itemsize: int, device: Device, block_l: int, stages: int
-) -> tuple[int, int, int]:
-    """(block_h, block_l, stages) that fit the device's shared memory, shrinking as needed."""
+Tile = tuple[int, int, int]
+"""(block_l, num_warps, num_stages)."""
+
+
+def _fit(
+    h: int, d: int, dv: int, itemsize: int, device: Device, tile: Tile
+) -> tuple[int, int, int, int]:
+    """(block_h, block_l, num_warps, num_stages): ``tile`` shrunk until it fits the device."""
+    block_l, warps, stages = tile
     block_h = min(max(16, next_power_of_2(h)), 64)
     block_d, block_dv = next_power_of_2(d), next_power_of_2(dv)
+    widest = max(block_d, block_dv)
+    if widest > 128:
+        block_l, warps = max(block_l // 2, 16), max(warps, 4)
+    if block_h > 16:
+        warps = max(warps, 4)
     if itemsize == 4:
         # IEEE fp32 products run on the plain cores with whole operands in registers.
-        block_h, block_l, stages = 16, min(block_l, 32), min(stages, 2)
+        block_h, block_l, warps, stages = 16, min(block_l, 32), 4, min(stages, 2)
     while (
         shared_estimate(block_h, block_l, block_d, block_dv, itemsize, stages) > device.shared_bytes
     ):
@@ -82,25 +94,55 @@ def _tile(
             block_h //= 2
         else:
             break
-    return block_h, block_l, stages
+    return block_h, block_l, warps, stages
+
+
+def _narrow(d: int, dv: int) -> bool:
+    return max(d, dv) <= 64
+
+
+def _rows_tile(programs: int, length: int, narrow: bool, processors: int) -> Tile:
+    """The tile of ``rows_group`` when no row is split."""
+    some = programs <= 4 * processors
+    if length <= 64:
+        return max(16, next_power_of_2(length)), 4, 1
+    if length <= 128 and (some or narrow):
+        return 128, 8 if some else 4, 1
+    if some:
+        return (64, 4, 3) if narrow else (32, 2, 4)
+    if narrow:
+        return (32, 1, 3) if length <= 512 else (128, 2, 2)
+    if length <= 256:
+        return (32, 1, 2) if length <= 128 else (32, 2, 2)
+    return (64, 4, 2) if length <= 512 else (128, 4, 2)
 
 
 @functools.lru_cache(maxsize=4096)
 def rows_config(
     n: int, h: int, length: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
 ) -> Config:
-    """The configuration of ``rows_group`` for a shape on a device."""
+    """The configuration of ``rows_group`` for a shape on a device.
+
+    Rows that fill the device are not split. Fewer are split until there is about one program a
+    multiprocessor, but into no share below 128 keys, which would cost more to merge than it saves.
+    """
     limits = device_limits(device)
-    itemsize = dtype.itemsize
-    block_l = 64 if length > 32 else max(16, next_power_of_2(length))
-    block_h, block_l, stages = _tile(h, d, dv, itemsize, limits, block_l, 3)
-    head_tiles = cdiv(h, block_h)
-    tiles = max(cdiv(length, block_l), 1)
-    want = cdiv(2 * limits.processors, n * head_tiles)
-    splits = max(1, min(want, tiles, 64))
-    chunk = cdiv(tiles, splits) * block_l
+    programs = n * cdiv(h, 64)
+    splits = 1
+    if 2 * programs < 3 * limits.processors:
+        splits = min(max(limits.processors // programs, 1), max(length // 128, 1))
+    if splits > 1:
+        tile = (128, 8, 1) if length <= 128 * splits else (128, 4, 3)
+    else:
+        tile = _rows_tile(programs, length, _narrow(d, dv), limits.processors)
+    block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
+    chunk = cdiv(max(cdiv(length, splits), 1), block_l) * block_l
     splits = max(cdiv(length, chunk), 1)
-    return Config(block_h, block_l, splits, chunk, head_tiles, 4, stages)
+    if chunk > block_l:
+        stages = max(stages, 2)
+    head_tiles = cdiv(h, block_h)
+    late = n * splits * head_tiles <= 4 * limits.processors
+    return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,13 +156,23 @@ def varlen_config(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Config:
-    """The configuration of ``selection_varlen``; ``chunk`` keys are one work item."""
+    """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
+
+    Rows that fill the device get items of twice their mean length, so that only long rows are
+    split; few rows are split into four items a multiprocessor.
+    """
     limits = device_limits(device)
-    block_h, block_l, stages = _tile(h, d, dv, dtype.itemsize, limits, 64, 3)
+    tile = (128, 4, 3) if _narrow(d, dv) else (64, 4, 3)
+    block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     head_tiles = cdiv(h, block_h)
     want = cdiv(total * head_tiles, 4 * limits.processors)
-    chunk = min(max(cdiv(want, block_l), 2) * block_l, 1024)
-    return Config(block_h, block_l, 0, chunk, head_tiles, 4, stages)
+    if 2 * n * head_tiles >= 3 * limits.processors:
+        want = max(want, min(2 * cdiv(total, n), 4 * want))
+    if max_seqlen is not None:
+        want = min(want, max(max_seqlen, 1))
+    chunk = max(cdiv(want, block_l), cdiv(128, block_l)) * block_l
+    late = n + total // chunk <= 4 * limits.processors
+    return Config(block_h, block_l, 0, chunk, head_tiles, warps, stages, late)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,11 +187,58 @@ def ranges_config(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Config:
-    """The configuration of ``selection_ranges``; its splits share a row's keys evenly."""
+    """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
+
+    How many keys a row selects is known on the device only: a launch may have more splits than a
+    row has shares of 128 keys, and the programs left over end at once.
+    """
     limits = device_limits(device)
-    block_h, block_l, stages = _tile(h, d, dv, dtype.itemsize, limits, 64, 3)
-    head_tiles = cdiv(h, block_h)
+    programs = rows * cdiv(h, 64)
     bound = s_kv if selected_len is None else min(selected_len, s_kv)
-    tiles = max(cdiv(bound, block_l), 1)
-    splits = max(1, min(cdiv(2 * limits.processors, rows * head_tiles), tiles, 64))
-    return Config(block_h, block_l, splits, 0, head_tiles, 4, stages)
+    splits = 1
+    if 2 * programs < 3 * limits.processors:
+        splits = max(1, min(2 * limits.processors // programs, cdiv(bound, 128), 64))
+    narrow = _narrow(d, dv)
+    if splits > 1:
+        tile = (32, 2, 4)
+    elif programs <= 4 * limits.processors:
+        tile = (64, 4, 3)
+    else:
+        tile = (64, 2, 2) if narrow else (64, 4, 2)
+    block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
+    head_tiles = cdiv(h, block_h)
+    late = rows * splits * head_tiles <= 4 * limits.processors
+    return Config(block_h, block_l, splits, 0, head_tiles, warps, stages, late)
+
+
+def chosen_config(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extra: torch.Tensor | None = None,
+) -> dict[str, int]:
+    """The configuration that ``op`` would launch with on these tensors, for a record of it.
+
+    Args:
+        op: "selection_rows", "selection_varlen" or "selection_ranges".
+        q, k, v: as the op takes them.
+        extra: cu_seqlens or ranges, for the ops that take one.
+
+    Raises:
+        ValueError: an unknown op.
+    """
+    d, dv = q.shape[-1], v.shape[-1]
+    where = (d, dv)
+    if op == "selection_rows":
+        config = rows_config(q.shape[0], q.shape[1], k.shape[1], *where, q.dtype, q.device)
+    elif op == "selection_varlen":
+        config = varlen_config(q.shape[0], q.shape[1], k.shape[0], *where, None, q.dtype, q.device)
+    elif op == "selection_ranges" and extra is not None:
+        b, s, g, h, _ = q.shape
+        config = ranges_config(
+            b * s * g, h, extra.shape[-2], k.shape[2], *where, None, q.dtype, q.device
+        )
+    else:
+        raise ValueError(f"there is no configuration for op {op!r} with these tensors")
+    return asdict(config)

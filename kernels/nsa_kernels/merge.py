@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import next_power_of_2
+from ._checks import cdiv, next_power_of_2
 from ._tiles import merge_shares
 from ._triton_compat import tl, triton
+
+MANY_PROGRAMS = 1024
+"""Programs of a merge up to which each looks at one row only."""
 
 
 @triton.jit
@@ -22,29 +25,50 @@ def merge_kernel(
     plse_ptr,
     table_ptr,
     H,
+    n_rows,
     n_slots,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr,
     TABLE: tl.constexpr,
 ):
-    """Program (row, head). Rows that one program finished alone are left as they are."""
-    row = tl.program_id(0).to(tl.int64)
+    """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
     h = tl.program_id(1)
-    first = row * n_slots
-    count = n_slots
     if TABLE:
-        first = tl.load(table_ptr + row * 2).to(tl.int64)
-        count = tl.load(table_ptr + row * 2 + 1)
-    if count > 1:
+        row0 = tl.program_id(0).to(tl.int64) * ROWS
+        rows = row0 + tl.arange(0, ROWS)
+        counts = tl.load(table_ptr + rows * 2 + 1, mask=rows < n_rows, other=0)
+        if tl.max(counts, 0) > 1:
+            for i in range(ROWS):
+                row = row0 + i
+                count = tl.sum(tl.where(rows == row, counts, 0), 0)
+                if count > 1:
+                    first = tl.load(table_ptr + row * 2).to(tl.int64)
+                    merge_shares(
+                        out_ptr,
+                        lse_ptr,
+                        part_ptr,
+                        plse_ptr,
+                        first,
+                        count,
+                        row * H + h,
+                        h,
+                        H,
+                        DV,
+                        BLOCK_DV,
+                        BLOCK_S,
+                    )
+    else:
+        only = tl.program_id(0).to(tl.int64)
         merge_shares(
             out_ptr,
             lse_ptr,
             part_ptr,
             plse_ptr,
-            first,
-            count,
-            row * H + h,
+            only * n_slots,
+            n_slots,
+            only * H + h,
             h,
             H,
             DV,
@@ -81,17 +105,22 @@ def merge(
     block_dv = next_power_of_2(dv)
     # At most 128 registers a thread of one warp pair for the tile of shares.
     block_s = max(2, min(next_power_of_2(n_slots), 8192 // block_dv))
-    merge_kernel[(lse.numel() // h, h)](
+    n_rows = lse.numel() // h
+    # With a table most rows of a large call were not split; a program looks at several at once.
+    rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
+    merge_kernel[(cdiv(n_rows, rows), h)](
         out,
         lse,
         part,
         plse,
         lse if table is None else table,
         h,
+        n_rows,
         n_slots,
         DV=dv,
         BLOCK_DV=block_dv,
         BLOCK_S=block_s,
+        ROWS=rows,
         TABLE=table is not None,
         num_warps=2 if block_s * block_dv > 2048 else 1,
         num_stages=1,

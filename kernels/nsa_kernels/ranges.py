@@ -20,6 +20,9 @@ from .spans import disjoint_spans
 MAX_IN_REGISTERS = 64
 """Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
 
+MIN_SHARE = 128
+"""Keys of a share at least, a multiple of every tile size used with splits."""
+
 
 @triton.jit
 def ranges_kernel(
@@ -65,7 +68,9 @@ def ranges_kernel(
     BLOCK_L: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
+    LATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile); row = (b * S + s) * G + g."""
@@ -124,7 +129,8 @@ def ranges_kernel(
         number = stop - count
         shift = low - number
     tiles = tl.cdiv(total, BLOCK_L)
-    chunk = tl.maximum(tl.cdiv(tiles, n_splits), 1) * BLOCK_L
+    # No share below MIN_SHARE keys: merging it would cost more than it saves.
+    chunk = tl.maximum(tl.cdiv(tiles, n_splits) * BLOCK_L, MIN_SHARE)
     n_parts = tl.cdiv(total, chunk)
     lo = split * chunk
     if split < tl.maximum(n_parts, 1):
@@ -152,7 +158,16 @@ def ranges_kernel(
             k = load_tile(k_base, at_key, d, k_sl, k_sd, valid, D, BLOCK_D, True)
             v = load_tile(v_base, at_key, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
             row_max, sums, acc = softmax_step(
-                late(q, start >= lo), k, v, valid, row_max, sums, acc, scale_log2, True, PRECISION
+                late(q, start >= lo, LATE),
+                k,
+                v,
+                valid,
+                row_max,
+                sums,
+                acc,
+                scale_log2,
+                True,
+                PRECISION,
             )
         row_sum = tl.sum(sums, 1)
         out_row = out_ptr + r * H * DV
@@ -290,7 +305,9 @@ def selection_ranges(
         BLOCK_L=config.block_l,
         BLOCK_N=1 if steps else max(check.next_power_of_2(n_spans), 2),
         SEARCH_STEPS=steps,
+        MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,
+        LATE=config.late,
         PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.

@@ -47,6 +47,7 @@ def rows_group_kernel(
     SPLIT: tl.constexpr,
     ONE_TILE: tl.constexpr,
     MASKED: tl.constexpr,
+    LATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile): keys ``split * chunk`` up to ``chunk`` further."""
@@ -81,7 +82,16 @@ def rows_group_kernel(
             k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
             v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
             row_max, sums, acc = softmax_step(
-                late(q, start >= lo), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
+                late(q, start >= lo, LATE),
+                k,
+                v,
+                valid,
+                row_max,
+                sums,
+                acc,
+                scale_log2,
+                MASKED,
+                PRECISION,
             )
     row_sum = tl.sum(sums, 1)
     out_row = out_ptr + n * H * DV
@@ -228,6 +238,7 @@ def selection_rows(
         SPLIT=config.splits > 1,
         ONE_TILE=length > 0 and config.chunk <= config.block_l,
         MASKED=length % config.block_l != 0,
+        LATE=config.late,
         PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

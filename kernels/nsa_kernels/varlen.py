@@ -70,6 +70,7 @@ def varlen_kernel(
     BLOCK_N: tl.constexpr,
     COARSE: tl.constexpr,
     SPLIT: tl.constexpr,
+    LATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (work item, head tile)."""
@@ -106,7 +107,16 @@ def varlen_kernel(
             k = load_tile(k_ptr, at, d, k_sl, k_sd, valid, D, BLOCK_D, True)
             v = load_tile(v_ptr, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
             row_max, sums, acc = softmax_step(
-                late(q, start >= lo), k, v, valid, row_max, sums, acc, scale_log2, True, PRECISION
+                late(q, start >= lo, LATE),
+                k,
+                v,
+                valid,
+                row_max,
+                sums,
+                acc,
+                scale_log2,
+                True,
+                PRECISION,
             )
         row_sum = tl.sum(sums, 1)
         out_row = out_ptr + n * H * DV
@@ -219,6 +229,7 @@ def selection_varlen(
         BLOCK_N=min(max(check.next_power_of_2(n), 16), ROWS_A_BLOCK),
         COARSE=check.next_power_of_2(check.cdiv(n, ROWS_A_BLOCK)),
         SPLIT=split,
+        LATE=config.late,
         PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

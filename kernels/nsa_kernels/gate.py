@@ -1,0 +1,161 @@
+"""``selection_attention``: the one call a model makes, and the custom operator behind it.
+
+In eager mode the launcher is called directly: the dispatcher would cost more than the choice. Under
+torch.compile the call becomes the operator ``nsa_kernels::selection_attention``, which chooses when
+it runs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import routing
+from ._triton_compat import KERNEL_ERRORS
+from .policy import Policy, by_handle, choose, default_policy
+from .ranges import check_ranges, selection_ranges
+from .sdpa import packed_sdpa
+
+_shapes_seen: set[tuple[object, ...]] = set()
+
+
+def selection_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    policy: Policy | None = None,
+    selected_len: int | None = None,
+) -> torch.Tensor:
+    """Attention of each row's h queries over the union of the row's spans.
+
+    Which keys a query may see is what ``ranges`` says, whichever way it is computed; heads of
+    different groups never share keys.
+
+    Args:
+        q: [B, S, G, h, D]; the kernel takes float16, bfloat16 and float32.
+        k: [B, G, S_kv, D]. v: [B, G, S_kv, Dv].
+        ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as ``selection_ranges``.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        policy: when to use the kernel; None: the environment's, read once.
+        selected_len: upper bound of the keys a row selects (n blocks times their size in NSA). It
+            is compared with the policy's threshold and sizes the fallback's packed copy, where a
+            row that selects more is an error; None: S_kv, the only bound known without
+            synchronisation.
+
+    Returns:
+        out [B, S, G, h, Dv] in q's dtype, contiguous; 0 where a row selects nothing.
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit the contract.
+        Other errors of the kernel, unless the policy says ``on_error="fallback"``.
+    """
+    if torch.compiler.is_compiling() or type(q) is not torch.Tensor:
+        grad = q.requires_grad or k.requires_grad or v.requires_grad
+        if grad and torch.is_grad_enabled():
+            return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+        handle = -1 if policy is None else policy.handle
+        out: torch.Tensor = torch.ops.nsa_kernels.selection_attention(
+            q, k, v, ranges, sm_scale, selected_len, handle
+        )
+        return out
+    return _route(q, k, v, ranges, sm_scale, selected_len, policy or default_policy())
+
+
+def _route(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    policy: Policy,
+) -> torch.Tensor:
+    reason = choose(policy, q, k, v, k.shape[2] if selected_len is None else selected_len)
+    if reason is None:
+        if policy.debug:
+            return _debugged(q, k, v, ranges, sm_scale, selected_len, policy)
+        return _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
+    routing.count_fallback(reason)
+    return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+
+
+def _kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    policy: Policy,
+) -> torch.Tensor:
+    routing.count_kernel()
+    if policy.on_error == "raise":
+        return selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)[0]
+    # Wrong inputs are the caller's error in either implementation.
+    check_ranges(q, k, v, ranges)
+    try:
+        return selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)[0]
+    except KERNEL_ERRORS as error:
+        routing.kernel_calls -= 1
+        routing.count_fallback("kernel_error", error)
+    return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+
+
+def _debugged(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    policy: Policy,
+) -> torch.Tensor:
+    """The kernel with what the policy's debug settings ask for; no waiting during capture."""
+    shapes = (tuple(q.shape), tuple(k.shape), tuple(v.shape), tuple(ranges.shape), q.dtype)
+    if policy.debug_shapes and shapes not in _shapes_seen:
+        _shapes_seen.add(shapes)
+        routing.log.warning("shapes q %s k %s v %s ranges %s %s", *shapes)
+    may_wait = not (q.is_cuda and torch.cuda.is_current_stream_capturing())
+    if policy.debug_timing and q.is_cuda and may_wait:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        out = _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
+        end.record()
+        end.synchronize()
+        routing.log.warning("selection_attention took %.4f ms", start.elapsed_time(end))
+    else:
+        out = _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
+    if policy.debug_compare and may_wait:
+        other = packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+        gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0
+        routing.log.warning("largest difference from packed SDPA %.3e", gap)
+    return out
+
+
+@torch.library.custom_op("nsa_kernels::selection_attention", mutates_args=())
+def _operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    policy: int,
+) -> torch.Tensor:
+    return _route(q, k, v, ranges, sm_scale, selected_len, by_handle(policy))
+
+
+@_operator.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    policy: int,
+) -> torch.Tensor:
+    b, s, g, h, _ = q.shape
+    return q.new_empty((b, s, g, h, v.shape[-1]))

@@ -1,0 +1,60 @@
+"""The fallback: the selected keys packed by torch operations, then PyTorch's own attention."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from .spans import disjoint_spans
+
+
+def packed_sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    selected_len: int | None = None,
+) -> torch.Tensor:
+    """``selection_ranges`` without custom kernels: any device, differentiable, no synchronisation.
+
+    Args:
+        q, k, v, ranges, sm_scale: as ``selection_ranges``; any floating dtype.
+        selected_len: upper bound of the keys a row selects. It sizes the packed copy, so a row
+            that selects more is an error, found on the device. None: S_kv.
+
+    Returns:
+        out [B, S, G, h, Dv], contiguous; a row that selects nothing gives 0 and zero gradients.
+    """
+    b, s, g, h, d = q.shape
+    s_kv, dv = k.shape[2], v.shape[3]
+    if ranges.dim() == 4:
+        ranges = ranges.unsqueeze(0).expand(b, -1, -1, -1, -1)
+    width = s_kv if selected_len is None else min(selected_len, s_kv)
+    if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
+        return q.new_zeros((b, s, g, h, dv)) + 0 * (q.sum() + k.sum() + v.sum())
+    rows = b * s * g
+    start, before = disjoint_spans(ranges, s_kv)
+    start, before = start.view(rows, -1), before.view(rows, -1)
+    count = before[:, -1:]
+    if selected_len is not None:
+        torch._assert_async((count <= width).all())
+    step = torch.arange(width, dtype=torch.int32, device=q.device).expand(rows, width).contiguous()
+    span = torch.searchsorted(before[:, 1:].contiguous(), step, right=True)
+    span = span.clamp_(max=start.shape[1] - 1)
+    key = (start.gather(1, span) + step - before.gather(1, span)).clamp_(0, s_kv - 1)
+    first = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
+    index = (first.expand(b, s, g).reshape(rows, 1) + key).flatten()
+    # A row with no key attends to its first slot and is cleared below: a mask without any key
+    # would give NaN, also in the gradients.
+    mask = step < count.clamp(min=1)
+    out = scaled_dot_product_attention(
+        q.reshape(rows, 1, h, d),
+        k.reshape(-1, d).index_select(0, index).view(rows, 1, width, d),
+        v.reshape(-1, dv).index_select(0, index).view(rows, 1, width, dv),
+        attn_mask=mask.view(rows, 1, 1, width),
+        scale=sm_scale,
+    )
+    out = out.reshape(rows, h, dv).masked_fill((count == 0).unsqueeze(-1), 0.0)
+    return out.view(b, s, g, h, dv).contiguous()

@@ -1,0 +1,190 @@
+"""PyTorch's own attention on spans of a shared K/V: what reading the spans in place has to beat.
+
+`masked_sdpa` and `flex_attention` attend to all keys under a mask; `packed_sdpa` and `flash_varlen`
+first gather the selected keys, on the device and vectorised. A gather must size its output, so
+these two read one number back on the host; nothing loops over rows or spans.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations.varlen_baselines import every, flash
+
+MAX_MASK_ELEMENTS = 1 << 31
+MAX_GATHERED_BYTES = 32 << 30
+FLEX_BLOCK = 128
+
+
+def union_mask(ranges: Tensor, s_kv: int) -> Tensor:
+    """bool [..., s_kv]: the keys that some span [..., n, 2] holds, by counting starts and ends."""
+    start = ranges[..., 0].clamp(0, s_kv)
+    end = torch.maximum(ranges[..., 1].clamp(0, s_kv), start)
+    edges = torch.zeros(*ranges.shape[:-2], s_kv + 1, dtype=torch.int32, device=ranges.device)
+    one = torch.ones((), dtype=torch.int32, device=ranges.device).expand(start.shape)
+    edges.scatter_add_(-1, start.long(), one).scatter_add_(-1, end.long(), -one)
+    return edges[..., :-1].cumsum(-1, dtype=torch.int32) > 0
+
+
+def _disjoint(ranges: Tensor, s_kv: int) -> tuple[Tensor, Tensor]:
+    """Sorted, disjoint starts [R,n] and the number of keys before each [R,n+1] (same union)."""
+    spans = ranges.flatten(0, -3).clamp(0, s_kv)
+    start, order = spans[..., 0].sort(dim=-1)
+    end = spans[..., 1].gather(-1, order)
+    reach = torch.cummax(pad(end, (1, 0)), -1).values[:, :-1]
+    start = torch.maximum(start, reach)
+    count = (end - start).clamp_(min=0)
+    return start, pad(count.cumsum(-1), (1, 0))
+
+
+def _first_keys(q: Tensor, s_kv: int) -> Tensor:
+    """Where each row's K/V begins in K viewed as [B*G*S_kv, D]; [B*S*G]."""
+    b, s, g = q.shape[:3]
+    base = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
+    return base.expand(b, s, g).reshape(-1)
+
+
+def _refuse(elements: int, limit: int, what: str) -> None:
+    if elements > limit:
+        raise Unsupported(f"{what} would take {elements} elements")
+
+
+@implementation(op="selection_ranges", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+    """Attention over all S_kv keys under the union mask; K, V and mask are not copied per head."""
+    b, s, g, h, d = q.shape
+    s_kv = k.shape[2]
+    _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
+    keep = union_mask(ranges, s_kv)
+    empty = ~keep.any(-1)
+    keep = (keep | empty.unsqueeze(-1)).transpose(1, 2).reshape(b * g, 1, s, s_kv)
+    out = scaled_dot_product_attention(
+        q.permute(0, 2, 3, 1, 4).reshape(b * g, h, s, d),
+        k.reshape(b * g, 1, s_kv, d).expand(-1, h, -1, -1),
+        v.reshape(b * g, 1, s_kv, -1).expand(-1, h, -1, -1),
+        attn_mask=keep.expand(-1, h, -1, -1),
+        scale=sm_scale,
+    )
+    out = out.view(b, g, h, s, -1).permute(0, 3, 1, 2, 4)
+    return out.masked_fill(empty[..., None, None], 0)
+
+
+@implementation(op="selection_ranges", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
+def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+    """Each row's keys gathered side by side, then SDPA; no mask if all rows have as many."""
+    b, s, g, h, d = q.shape
+    rows, s_kv, dv = b * s * g, k.shape[2], v.shape[3]
+    start, before = _disjoint(ranges, s_kv)
+    counts = before[:, -1]
+    fewest, width = torch.stack(counts.aminmax()).tolist()
+    if width == 0:
+        return q.new_zeros(b, s, g, h, dv)
+    _refuse(rows * width * (d + dv) * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
+    step = torch.arange(width, device=q.device).expand(rows, width)
+    span = torch.searchsorted(before[:, 1:].contiguous(), step.contiguous(), right=True)
+    span.clamp_(max=start.shape[1] - 1)
+    key = start.gather(1, span) + step - before.gather(1, span)
+    index = (key.clamp_(0, s_kv - 1) + _first_keys(q, s_kv).unsqueeze(1)).flatten()
+    mask = None
+    if fewest < width:
+        mask = (step < counts.clamp(min=1).unsqueeze(1))[:, None, None]
+    out = scaled_dot_product_attention(
+        q.reshape(rows, 1, h, d),
+        k.reshape(-1, d).index_select(0, index).view(rows, 1, width, d),
+        v.reshape(-1, dv).index_select(0, index).view(rows, 1, width, dv),
+        attn_mask=mask,
+        scale=sm_scale,
+    )
+    out = out.reshape(b, s, g, h, dv)
+    return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if fewest == 0 else out
+
+
+@implementation(op="selection_ranges", name="flash_varlen", role="baseline", devices=("cuda",))
+def flash_varlen(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+    """The selected keys of all rows gathered without padding, then FlashAttention's varlen form."""
+    b, s, g, h, d = q.shape
+    rows, s_kv = b * s * g, k.shape[2]
+    if q.dtype == torch.float32:
+        raise Unsupported("FlashAttention takes float16 and bfloat16 only")
+    if d != v.shape[3] or d % 8:
+        raise Unsupported("FlashAttention needs D = Dv, a multiple of 8")
+    start, before = _disjoint(ranges, s_kv)
+    counts = before[:, -1]
+    cu_k = pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+    total = int(cu_k[-1])
+    if total == 0:
+        return torch.zeros_like(q)
+    _refuse(2 * total * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
+    # One entry a span: its keys are consecutive in the packing as they are in K.
+    length = before.diff(dim=1).flatten()
+    first = (start + _first_keys(q, s_kv).unsqueeze(1)).flatten()
+    shift = first - (length.cumsum(0) - length)
+    index = torch.repeat_interleave(shift, length, output_size=total)
+    index += torch.arange(total, device=q.device)
+    out = flash(
+        q.reshape(rows * h, 1, d),
+        k.reshape(-1, d).index_select(0, index).unsqueeze(1),
+        v.reshape(-1, d).index_select(0, index).unsqueeze(1),
+        every(h, rows, q.device),
+        cu_k,
+        h,
+        sm_scale,
+    )
+    return out.view(b, s, g, h, d)
+
+
+@cache
+def _flex() -> tuple[Any, Any] | None:
+    """`flex_attention` compiled and its `BlockMask`; None before torch 2.5."""
+    try:
+        from torch.nn.attention.flex_attention import BlockMask, flex_attention
+    except ImportError:
+        return None
+    return torch.compile(flex_attention, dynamic=False), BlockMask
+
+
+@implementation(op="selection_ranges", name="flex_attention", role="baseline", devices=("cuda",))
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+    """FlexAttention, heads as queries; blocks of keys that no query of a block selects are free."""
+    found = _flex()
+    if found is None:
+        raise Unsupported(f"torch {torch.__version__} has no flex_attention")
+    attend, block_mask = found
+    b, s, g, h, d = q.shape
+    s_kv, dv = k.shape[2], v.shape[3]
+    if d & (d - 1) or dv & (dv - 1):
+        raise Unsupported("flex_attention needs head dims that are powers of two")
+    if FLEX_BLOCK % h or s_kv % FLEX_BLOCK:
+        raise Unsupported(f"h must divide {FLEX_BLOCK} and {FLEX_BLOCK} divide S_kv")
+    _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
+    keep = union_mask(ranges, s_kv).transpose(1, 2).contiguous()
+    per_block = FLEX_BLOCK // h
+    q_blocks = -(-s // per_block)
+    any_key = keep.view(b, g, s, s_kv // FLEX_BLOCK, FLEX_BLOCK).any(-1)
+    any_key = pad(any_key, (0, 0, 0, q_blocks * per_block - s))
+    blocks = any_key.view(b, g, q_blocks, per_block, -1).any(3)
+    order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+
+    def selected(bi: Tensor, gi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+        return keep[bi, gi, qi // h, ki]
+
+    out = attend(
+        q.transpose(1, 2).reshape(b, g, s * h, d),
+        k,
+        v,
+        block_mask=block_mask.from_kv_blocks(
+            blocks.sum(-1, dtype=torch.int32),
+            order.to(torch.int32),
+            BLOCK_SIZE=FLEX_BLOCK,
+            mask_mod=selected,
+            seq_lengths=(s * h, s_kv),
+        ),
+        scale=sm_scale,
+    )
+    return out.view(b, g, s, h, dv).transpose(1, 2)

@@ -1,0 +1,155 @@
+"""PyTorch's own attention on packed rows of unequal length.
+
+FlashAttention's varlen forward takes the packing as it is, without synchronisation or copies, and
+is the baseline to beat. It is called through the aten operator, which every supported torch has,
+and through the public `varlen_attn` where there is one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from nsabench import Unsupported, implementation
+
+# Above this many mask elements a dense mask is no longer a serious way to do the work.
+MAX_MASK_ELEMENTS = 1 << 31
+
+
+def _check_flash(q: Tensor, v: Tensor) -> None:
+    if q.dtype == torch.float32:
+        raise Unsupported("FlashAttention takes float16 and bfloat16 only")
+    if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8:
+        raise Unsupported("FlashAttention needs D = Dv, a multiple of 8")
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, sm_scale: float
+) -> Tensor:
+    """FlashAttention over packed sequences: q [total_q,Hq,D], k, v [total_k,Hk,D]."""
+    if k.shape[0] == 0:
+        return torch.zeros_like(q)
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_q, cu_k, max_q, k.shape[0], 0.0, False, False, scale=sm_scale
+    )[0]
+    return out
+
+
+def every(step: int, rows: int, device: torch.device) -> Tensor:
+    """cu_seqlens of `rows` sequences of `step` each."""
+    return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
+
+
+@implementation(op="selection_varlen", name="flash_varlen", role="baseline", devices=("cuda",))
+def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+    """The H heads as H queries of one head."""
+    _check_flash(q, v)
+    rows, heads, width = q.shape
+    out = flash(
+        q.reshape(rows * heads, 1, width),
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        every(heads, rows, q.device),
+        cu_seqlens,
+        heads,
+        sm_scale,
+    )
+    return out.view(rows, heads, width)
+
+
+@implementation(op="selection_varlen", name="flash_varlen_gqa", role="baseline", devices=("cuda",))
+def flash_varlen_gqa(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float
+) -> Tensor:
+    """One query of H heads a row over one K/V head."""
+    _check_flash(q, v)
+    cu_q = every(1, q.shape[0], q.device)
+    return flash(q, k.unsqueeze(1), v.unsqueeze(1), cu_q, cu_seqlens, 1, sm_scale)
+
+
+@cache
+def _varlen_attn() -> tuple[Any, bool] | None:
+    """The public varlen attention and whether it takes `scale`; None before torch 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn, "scale" in inspect.signature(varlen_attn).parameters
+
+
+@implementation(op="selection_varlen", name="varlen_attn", role="baseline", devices=("cuda",))
+def varlen_attn(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+    """The public API, the H heads as H queries of one head."""
+    _check_flash(q, v)
+    found = _varlen_attn()
+    if found is None:
+        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen")
+    attend, takes_scale = found
+    rows, heads, width = q.shape
+    if k.shape[0] == 0:
+        return torch.zeros_like(q)
+    scaled = {"scale": sm_scale} if takes_scale else {}
+    if not takes_scale and abs(sm_scale * width**0.5 - 1) > 1e-6:
+        raise Unsupported("this torch's varlen_attn has the scale 1/sqrt(D) built in")
+    out: Tensor = attend(
+        q.reshape(rows * heads, 1, width),
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        every(heads, rows, q.device),
+        cu_seqlens,
+        heads,
+        k.shape[0],
+        **scaled,
+    )
+    return out.view(rows, heads, width)
+
+
+@implementation(op="selection_varlen", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
+def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+    """Rows padded to the longest by one gather on the device, then SDPA under a mask.
+
+    The longest length sizes the tensors, so it is read once on the host.
+    """
+    lengths = cu_seqlens.diff()
+    widest = max(int(lengths.amax()), 1)
+    step = torch.arange(widest, device=q.device)
+    valid = step < lengths.unsqueeze(1)
+    index = (cu_seqlens[:-1].unsqueeze(1) + step).clamp_(max=max(k.shape[0] - 1, 0))
+    if k.shape[0] == 0:
+        return q.new_zeros(*q.shape[:2], v.shape[1])
+    empty = lengths == 0
+    out = scaled_dot_product_attention(
+        q.unsqueeze(1),
+        k[index].unsqueeze(1),
+        v[index].unsqueeze(1),
+        attn_mask=(valid | empty.unsqueeze(1))[:, None, None],
+        scale=sm_scale,
+    )
+    return out.squeeze(1).masked_fill_(empty[:, None, None], 0)
+
+
+@implementation(op="selection_varlen", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+    """Every row over all packed keys, those of the other rows masked out."""
+    rows, total = q.shape[0], k.shape[0]
+    if rows * total > MAX_MASK_ELEMENTS:
+        raise Unsupported(f"a dense mask of {rows} x {total} elements")
+    if total == 0:
+        return q.new_zeros(*q.shape[:2], v.shape[1])
+    at = torch.arange(total, device=q.device)
+    keep = (at >= cu_seqlens[:-1, None]) & (at < cu_seqlens[1:, None])
+    empty = cu_seqlens.diff() == 0
+    heads = q.shape[1]
+    out = scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        k.expand(1, heads, -1, -1),
+        v.expand(1, heads, -1, -1),
+        attn_mask=(keep | empty.unsqueeze(1)).expand(1, heads, -1, -1),
+        scale=sm_scale,
+    )
+    return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)
