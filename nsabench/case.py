@@ -87,7 +87,7 @@ class Case(BaseModel):
         """The shape as the op's own model."""
         return ops.get(self.op).shape_model.model_validate(self.shape)
 
-    @property
+    @cached_property
     def work(self) -> Work:
         """Compulsory work of the case: one call a stream."""
         one = ops.get(self.op).work(self.sizes, self.dtype, self.distribution, self.seed)

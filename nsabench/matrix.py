@@ -1,4 +1,4 @@
-"""A matrix: a YAML file that spans cases. This module turns the file into a list of `Case`."""
+"""A matrix: a YAML document that spans cases. This module turns it into a list of `Case`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Selection(BaseModel):
 
 
 class Matrix(BaseModel):
-    """The file. `axes` spans a product of cases, and so does every entry of `include`, which
+    """The document. `axes` spans a product of cases, and so does every entry of `include`, which
     inherits the common axes (dtype, direction, distribution, streams) it does not name itself.
     A case that agrees with every key of an entry of `exclude` is left out.
     """
@@ -75,12 +75,15 @@ class LoadedMatrix(BaseModel):
     cases: list[Case]
 
 
-def load(path: Path) -> LoadedMatrix:
-    """Read, validate and span one matrix file.
+def load(path: Path) -> list[LoadedMatrix]:
+    """Read, validate and span the matrices of one file: one a YAML document.
 
     Raises `UsageError` naming file, line, field and the nearest valid key.
     """
-    document = yaml_lines.read(path)
+    return [_load(path, document) for document in yaml_lines.read(path)]
+
+
+def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
     op = ops.get(matrix.op, document.where(("op",)))
     cases = list(_span(matrix, op, document))

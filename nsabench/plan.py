@@ -220,7 +220,7 @@ def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    return [matrix.load(find_matrix(name)) for name in given]
+    return [loaded for name in given for loaded in matrix.load(find_matrix(name))]
 
 
 def default_matrices(device: Device) -> list[str]:

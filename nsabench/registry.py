@@ -100,14 +100,16 @@ def load(kernels: Path | None = None) -> list[Implementation]:
     Raises `UsageError` when one cannot be imported, names an unknown op, has the wrong signature,
     or takes a name that another one has.
     """
-    _collected.clear()
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.value):
         origin = point.dist.name if point.dist else point.value
         with _collecting_from(origin):
             _import(point.load, f"entry point {point.name!r} of {origin}")
     if kernels is not None:
-        with _collecting_from(f"{kernels.name}@{hashlib.sha256(_read(kernels)).hexdigest()[:12]}"):
-            _import(lambda: _exec(kernels), str(kernels))
+        source = f"{kernels.name}@{hashlib.sha256(_read(kernels)).hexdigest()[:12]}"
+        # Like a module, a file is executed once a process.
+        if not any(item.source == source for item in _collected):
+            with _collecting_from(source):
+                _import(lambda: _exec(kernels), str(kernels))
     _validate(_collected)
     return list(_collected)
 

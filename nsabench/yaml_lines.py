@@ -39,11 +39,14 @@ def dotted(field: Path_) -> str:
     return text or "the document"
 
 
-def read(path: Path) -> Document:
-    """Parse one YAML file. Raises `UsageError` when it cannot be read or is not YAML."""
+def read(path: Path) -> list[Document]:
+    """The documents of a YAML file, at least one.
+
+    Raises `UsageError` when it cannot be read or is not YAML.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        nodes = [n for n in yaml.compose_all(text, Loader=yaml.SafeLoader) if n is not None]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{path} cannot be read: {why}", "check the path.") from None
@@ -52,9 +55,12 @@ def read(path: Path) -> Document:
         line = mark.line + 1 if mark else 1
         problem = getattr(error, "problem", None) or str(error)
         raise UsageError(f"{path}:{line}: not YAML: {problem}", "mend the syntax there.") from None
+    return [_document(node, str(path)) for node in nodes] or [Document(str(path), {}, {})]
+
+
+def _document(node: yaml.Node, file: str) -> Document:
     lines: dict[Path_, int] = {}
-    data = _plain(node, (), lines, str(path)) if node is not None else {}
-    return Document(str(path), data, lines)
+    return Document(file, _plain(node, (), lines, file), lines)
 
 
 def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> Any:

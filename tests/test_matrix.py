@@ -17,7 +17,8 @@ DATA = Path(__file__).parent / "data" / "reference"
 def load(tmp_path: Path, text: str) -> matrix.LoadedMatrix:
     path = tmp_path / "m.yaml"
     path.write_text(text)
-    return matrix.load(path)
+    [loaded] = matrix.load(path)
+    return loaded
 
 
 def test_axes_are_a_product(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ exclude:
 
 
 def test_the_shipped_rows_are_those_of_the_earlier_table() -> None:
-    loaded = matrix.load(shipped_matrices()["selection_rows"])
+    [loaded] = matrix.load(shipped_matrices()["selection_rows"])
     with (DATA / "m4_rtx4090_dense.csv").open() as file:
         table = {tuple(int(r[k]) for k in ("N", "H", "D", "Dv", "L")) for r in csv.DictReader(file)}
     assert len(table) == 26
@@ -121,6 +122,23 @@ def test_a_bad_matrix_is_one_sentence_and_a_remedy(
     assert sentence in str(error.value)
     assert remedy in error.value.remedy
     assert "\n" not in str(error.value)
+
+
+def test_a_file_may_hold_several_matrices(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "op: selection_rows\naxes: {N: 1, H: 1, D: 8, L: 4}\n---\n"
+        "op: selection_varlen\naxes: {N: 1, H: 1, D: 8, L: 4}\n"
+    )
+    assert [m.cases[0].op for m in matrix.load(path)] == ["selection_rows", "selection_varlen"]
+    path.write_text(path.read_text() + "oops: 1\n")
+    with pytest.raises(UsageError, match=r"m\.yaml:6: oops is not a known key"):
+        matrix.load(path)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_matrices()))
+def test_every_shipped_matrix_spans_cases(name: str) -> None:
+    assert all(loaded.cases for loaded in matrix.load(shipped_matrices()[name]))
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ from nsabench.ops.contract import Op
 
 @cache
 def names() -> tuple[str, ...]:
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "contract"))
+    return tuple(
+        sorted(
+            m.name
+            for m in pkgutil.iter_modules(__path__)
+            if m.name != "contract" and m.name[0] != "_"
+        )
+    )
 
 
 def get(name: str, asked_by: str = "") -> Op:

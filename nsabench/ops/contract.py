@@ -24,6 +24,13 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def dv_is_d(given: object) -> object:
+    """For a shape's `before` validator: Dv is D unless it is given."""
+    if isinstance(given, dict) and "Dv" not in given and "D" in given:
+        return {**given, "Dv": given["D"]}
+    return given
+
+
 class Tolerances(BaseModel):
     """When an output counts as right (README, *Checks*)."""
 
@@ -51,7 +58,8 @@ class Inputs:
     def fill_from(self, other: Inputs) -> None:
         """Overwrite this set's values in place, so that data changes and addresses do not."""
         for name, tensor in self.tensors.items():
-            tensor.copy_(other.tensors[name])
+            # Through `.data`, or a cache keyed on a tensor's version would know of the change.
+            tensor.data.copy_(other.tensors[name])
 
     def clone(self) -> Inputs:
         return Inputs({name: t.clone() for name, t in self.tensors.items()}, dict(self.options))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt, model_validator
 
-from nsabench.ops.contract import Inputs, Op, Shape, Work
+from nsabench.ops import _draws
+from nsabench.ops.contract import Inputs, Op, Shape, Work, dv_is_d
 from nsabench.words import DType
 
 if TYPE_CHECKING:
@@ -29,19 +30,14 @@ class RowsShape(Shape):
     Dv: PositiveInt
     L: PositiveInt
 
-    @model_validator(mode="before")
-    @classmethod
-    def _dv_is_d(cls, given: object) -> object:
-        if isinstance(given, dict) and "Dv" not in given and "D" in given:
-            return {**given, "Dv": given["D"]}
-        return given
+    _dv = model_validator(mode="before")(dv_is_d)
 
 
 class SelectionRows(Op):
     name = "selection_rows"
     arguments = ("q", "k", "v")
     shape_model = RowsShape
-    distributions = ("dense",)
+    distributions = ("dense", *_draws.VALUES)
 
     def length(self, shape: Shape) -> int:
         assert isinstance(shape, RowsShape)
@@ -54,22 +50,12 @@ class SelectionRows(Op):
         return Work(elements * dtype.itemsize, 2 * n * h * length * (d + dv))
 
     def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
-        import torch
-
         assert isinstance(shape, RowsShape)
-        generator = torch.Generator(device=device).manual_seed(seed)
-
-        def normal(*size: int) -> Tensor:
-            return torch.randn(
-                size, dtype=getattr(torch, dtype), device=device, generator=generator
-            )
-
+        normal = _draws.normal(dtype, device, seed)
+        q, k = normal(shape.N, shape.H, shape.D), normal(shape.N, shape.L, shape.D)
+        _draws.shape_values(distribution, q, k)
         return Inputs(
-            {
-                "q": normal(shape.N, shape.H, shape.D),
-                "k": normal(shape.N, shape.L, shape.D),
-                "v": normal(shape.N, shape.L, shape.Dv),
-            },
+            {"q": q, "k": k, "v": normal(shape.N, shape.L, shape.Dv)},
             {"sm_scale": shape.D**-0.5},
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsabench import checks, ops
+from nsabench.audit import datasheet
 from nsabench.checks.controls import Catch, catch
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
@@ -34,7 +35,8 @@ class Results:
 def assemble(plan: Plan, contents: Contents) -> Results:
     """Apply the checks to what the workers measured, then judge the candidates."""
     header = contents.headers[0]
-    limits = Limits.measured(header.ceilings)
+    sheet = datasheet.known(str(header.described.device.get("name") or ""))
+    limits = Limits.measured(header.ceilings, sheet.limits() if sheet else None)
     outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
     rows = _rows(plan, contents.entries)
     findings = checks.run_all(rows, limits)

@@ -75,9 +75,11 @@ class CudaTimer:
         """Queue and finish one call: was the gap hidden, what came back, how long the device was
         busy after the end event (s)."""
         stream = _current_stream()
-        torch.amax(self._flush, dim=0, out=self._sink)
+        # The flush comes behind the spin, so that nothing which the call queues on another stream
+        # can warm the L2 while the device is held.
         if spin:
             _sleep(spin)
+        torch.amax(self._flush, dim=0, out=self._sink)
         self._start.record(stream)
         result = call()
         self._end.record(stream)

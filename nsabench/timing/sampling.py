@@ -34,6 +34,10 @@ class Arm(Protocol):
         """Look at what a timed call returned. Raises `Failure` when it is wrong."""
         ...
 
+    def finish(self) -> None:
+        """One more look when the last sample is taken. Raises `Failure` when it shows a fault."""
+        ...
+
 
 @dataclass
 class Collected:
@@ -77,7 +81,7 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
         rng.shuffle(order)
         for position, name in enumerate(order):
             try:
-                call = by_name[name].prepare(round_)
+                call = by_name[name].prepare(round_)  # may fail too: it makes checked calls
                 before = now_s()
                 sample, result = timer.sample(name, call)
                 out.busy_s += now_s() - before
@@ -94,3 +98,9 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
             taken.escaped_ms.append(sample.escaped_ms)
             taken.gap_hidden.append(sample.gap_hidden)
         round_ += 1
+    for name in list(times):
+        try:
+            by_name[name].finish()
+        except Failure as failure:
+            out.failed[name] = failure
+            del out.samples[name]

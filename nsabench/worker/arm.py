@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nsabench.case import Case
 from nsabench.failure import Failure
+from nsabench.ops.contract import Inputs
 from nsabench.registry import Implementation
 from nsabench.timing.clock import now_s
 from nsabench.words import Status
@@ -23,6 +24,7 @@ from nsabench.worker.parity import Errors, WrongValues
 Outputs = list[tuple[int, Any]]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
+ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
 ORDER_SPIN_CYCLES = 2_000_000  # about 1 ms: long enough for unordered work to show
 
 
@@ -38,8 +40,9 @@ class CaseArm:
         self.device = device
         self.sets = sets
         self.errors: Errors | None = None
-        self.wrong_output: Tensor | None = None  # kept for the diagnosis
-        self.wrong_set = 0
+        # Kept for the diagnosis; the inputs too, since other arms go on exchanging the sets.
+        self.wrong_output: Tensor | None = None
+        self.wrong_inputs: Inputs | None = None
         self.previous: Tensor | None = None  # what the call before was expected to return
         self.compile_s: float | None = None
         self.peak_mem_bytes: int | None = None
@@ -139,7 +142,7 @@ class CaseArm:
             return parity.check_values(tensor, oracle, self.case)
         except WrongValues as error:
             self.errors = error.errors
-            self.wrong_output, self.wrong_set = tensor, index
+            self.wrong_output, self.wrong_inputs = tensor, self.sets.sets[index].clone()
             raise WrongValues(when + error.reason, error.errors) from None
 
     def _ordered_call(self) -> None:
@@ -152,6 +155,7 @@ class CaseArm:
         fresh = self.sets.sets[0].clone()
         self.sets.sets[0].fill_from(self.sets.sets[1])
         self._poison(0)
+        do = self._replay if self._graphs else self.call
 
         def queue() -> Outputs:
             if self.device == "cuda":
@@ -160,7 +164,7 @@ class CaseArm:
             self.sets.sets[0].fill_from(fresh)
             return [
                 (index, output.clone() if type(output) is torch.Tensor else output)
-                for index, output in self.call(0)
+                for index, output in do(0)
             ]
 
         self._compare(guarded(queue, self.device), "read in stream order, ")
@@ -169,8 +173,11 @@ class CaseArm:
 
     def prepare(self, round_: int) -> Callable[[], Outputs]:
         index = round_ % len(self.sets)
-        self._watched = self._rng.random() < SPOT_CHECKS or round_ == 1
+        if self._rng.random() < ORDERED_CHECKS:
+            self._ordered_call()
+        self._watched = self._rng.random() < SPOT_CHECKS or round_ == 1 or self.sets.somebody_writes
         if self._watched:
+            self.sets.heal()
             self.sets.swap(index, self._rng)
             self._poison(index)
         do = self._replay if self._graphs else self.call
@@ -186,3 +193,6 @@ class CaseArm:
     def inspect(self, round_: int, result: Outputs) -> None:
         if self._watched:
             self._compare(result, f"in a timed call (round {round_}), ")
+
+    def finish(self) -> None:
+        self._ordered_call()

@@ -26,6 +26,7 @@ class InputSets:
 
     def __init__(self, case: Case, device: str) -> None:
         self._case, self._device = case, device
+        self.somebody_writes = False  # an input changed while nobody looked
         count = _affordable(case, device)
         self._seeds = [case.seed + i * SEED_STRIDE for i in range(count)]
         self.sets = [self._draw(seed) for seed in self._seeds]
@@ -54,6 +55,13 @@ class InputSets:
         now = checksum(self.sets[index])
         before = self._checksums[index]
         return next((n for n, sums in now.items() if not torch.equal(sums, before[n])), "")
+
+    def heal(self) -> None:
+        """Restore sets that a call changed while nobody looked; from then on all are watched."""
+        for index in range(len(self.sets)):
+            if self.changed(index):
+                self.restore(index)
+                self.somebody_writes = True
 
     def restore(self, index: int) -> None:
         """Give a mutated set back the values it held."""

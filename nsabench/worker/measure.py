@@ -120,11 +120,10 @@ def _time(
 
 def _diagnose(arm: CaseArm, report: Report) -> str:
     """Which known mistake reproduces the wrong output, if there is one to look at."""
-    if arm.wrong_output is None:
+    if arm.wrong_output is None or arm.wrong_inputs is None:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
-    inputs = arm.sets.sets[arm.wrong_set]
-    return diagnose(ops.get(arm.case.op), inputs, arm.wrong_output, arm.previous)
+    return diagnose(ops.get(arm.case.op), arm.wrong_inputs, arm.wrong_output, arm.previous)
 
 
 def _outcome(

@@ -1,6 +1,5 @@
 """The shipped implementations, and a case to try one on, on the CPU."""
 
-import sys
 from collections.abc import Callable
 from random import Random
 
@@ -18,9 +17,6 @@ MakeCase = Callable[..., Case]
 
 @pytest.fixture(scope="session")
 def shipped() -> dict[str, Implementation]:
-    # A module registers when it is first imported, which another test may have done.
-    for name in [m for m in sys.modules if m.startswith("nsabench.implementations")]:
-        del sys.modules[name]
     return {i.name: i for i in registry.load() if i.op == "selection_rows"}
 
 

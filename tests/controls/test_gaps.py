@@ -31,7 +31,6 @@ class NotWatched(Random):
         return 1.0
 
 
-@pytest.mark.xfail(reason="inputs are compared after a watched call, not before it as well")
 def test_a_mutation_in_an_unwatched_call_is_not_blamed_on_another(shipped, make_case):
     case = make_case()
     sets = InputSets(case, "cpu")
@@ -49,7 +48,6 @@ def test_a_mutation_in_an_unwatched_call_is_not_blamed_on_another(shipped, make_
             pytest.fail(f"the honest one is accused: {failure.reason}")
 
 
-@pytest.mark.xfail(reason="by the time of the diagnosis other arms have exchanged the inputs")
 def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(shipped, make_case):
     timing = Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=40))
     calls = 0
@@ -75,7 +73,6 @@ def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(s
         assert "attends to the first 64 of 256 keys" in outcome.diagnosis
 
 
-@pytest.mark.xfail(reason="the copy that changes the data also counts up the tensors' version")
 def test_an_output_remembered_until_the_inputs_are_written_is_caught(make_case):
     memory: dict[tuple[int, ...], Tensor] = {}
 

@@ -1,0 +1,129 @@
+"""How inputs are drawn: values by torch on the device, index structures by numpy on the host.
+
+Index structures hold the same multiset of lengths whatever the seed, in another order, so that
+every set of inputs of a case has the same shapes and the same compulsory work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Values that have broken kernels before; any op may offer them beside its own distributions.
+VALUES = ("large_logits", "one_hot", "negative_zero")
+LARGE_LOGIT = 1e4
+
+Ints = NDArray[np.int64]
+
+
+def normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
+    """A function from sizes to standard normal tensors, drawn in the case's dtype."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, dtype=getattr(torch, dtype), device=device, generator=generator)
+
+    return draw
+
+
+def shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
+    """Turn normal queries and keys, in place, into what a distribution of `VALUES` asks for.
+
+    large_logits: scaled logits of about +-1e4. one_hot: every query is sixteen times a multiple of
+    the first key's direction, so that nearly all weight is on few keys. negative_zero: half of all
+    elements are -0.0.
+    """
+    if distribution == "large_logits":
+        # The logit of normal vectors has unit variance under 1/sqrt(D).
+        q *= LARGE_LOGIT**0.5
+        k *= LARGE_LOGIT**0.5
+    elif distribution == "one_hot":
+        q.copy_((16 * q.sign()).to(q.dtype))
+    elif distribution == "negative_zero":
+        for tensor in (q, k):
+            tensor[..., ::2] = -0.0
+
+
+def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
+    """Lengths of packed rows, at most `longest`, in an order that depends on the seed.
+
+    spread: evenly from 1 to `longest`. equal: all `longest`. mixed: three quarters an eighth as
+    long. empty_rows: a quarter has no key. all_empty: none has.
+    """
+    steps = np.arange(rows)
+    if distribution == "all_empty":
+        found = np.zeros(rows, dtype=np.int64)
+    elif distribution == "equal" or distribution in VALUES:
+        found = np.full(rows, longest)
+    elif distribution == "mixed":
+        found = np.where(steps % 4 == 0, longest, max(1, longest // 8))
+    else:
+        found = 1 + steps * (longest - 1) // max(rows - 1, 1)
+        if distribution == "empty_rows":
+            found = np.where(steps % 4 == 0, 0, found)
+    return np.random.default_rng(seed).permutation(found).astype(np.int64)
+
+
+def spans(distribution: str, rows: int, count: int, selected: int, keys: int, seed: int) -> Ints:
+    """Half-open spans [rows, count, 2] over `keys` keys, `selected` keys a row in their union.
+
+    disjoint: equal spans with gaps, sorted. touching: each begins where the last one ends.
+    overlapping: each also covers half of the next one. unsorted: in any order. mixed: a row uses
+    any number of its spans, of very unequal lengths; the others are empty. reversed: every other
+    span has its ends swapped and is empty. out_of_bounds: first and last span reach beyond the
+    keys. empty_rows: a quarter of the rows selects nothing. all_empty: none does.
+    """
+    rng = np.random.default_rng(seed)
+    if distribution == "mixed":
+        used = 1 + rng.permutation(np.arange(rows) % count)
+        weights = np.where(np.arange(count) < used[:, None], rng.exponential(1, (rows, count)), 0)
+    else:
+        weights = np.ones((rows, count))
+    taken = _parts(weights, selected)
+    gaps = _parts(rng.exponential(1, (rows, count + 1)), keys - selected)
+    if distribution == "touching":
+        gaps[:, 1:count] = 0
+    starts = np.cumsum(gaps[:, :count], 1) + np.cumsum(taken, 1) - taken
+    found = np.stack([starts, starts + taken], -1)
+    if distribution == "overlapping":
+        found[:, :-1, 1] = np.maximum(found[:, :-1, 1], found[:, 1:, 0] + taken[:, 1:] // 2)
+    elif distribution == "unsorted":
+        found = rng.permuted(found.view([("", found.dtype)] * 2), axis=1).view(found.dtype)
+        found = found.reshape(rows, count, 2)
+    elif distribution == "reversed":
+        found[:, ::2] = found[:, ::2, ::-1]
+    elif distribution == "out_of_bounds":
+        found[:, 0, 0] = -7
+        found[:, -1, 1] = keys + 9
+    elif distribution == "empty_rows":
+        found[rng.permutation(rows)[: max(1, rows // 4)]] = 0
+    elif distribution == "all_empty":
+        found[:] = 0
+    return found.astype(np.int64)
+
+
+def _parts(weights: NDArray[np.float64], total: int) -> Ints:
+    """Whole numbers that sum to `total` in each row, in proportion to the weights."""
+    ends = np.cumsum(weights, 1)
+    ends = np.rint(ends / ends[:, -1:] * total).astype(np.int64)
+    return np.diff(ends, axis=1, prepend=0)
+
+
+def union(found: Ints, keys: int) -> NDArray[np.bool_]:
+    """Which of the keys each row selects: [rows, keys], from clamped spans [rows, count, 2]."""
+    rows = found.shape[0]
+    clamped = np.clip(found, 0, keys)
+    clamped[..., 1] = np.maximum(clamped[..., 1], clamped[..., 0])
+    steps = np.zeros((rows, keys + 1), dtype=np.int32)
+    at = np.repeat(np.arange(rows), found.shape[1])
+    np.add.at(steps, (at, clamped[..., 0].ravel()), 1)
+    np.add.at(steps, (at, clamped[..., 1].ravel()), -1)
+    return np.cumsum(steps, 1)[:, :keys] > 0

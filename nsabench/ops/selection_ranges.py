@@ -1,0 +1,137 @@
+"""selection_ranges: every query attends to the union of n spans of its group's keys, in place.
+
+q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv].
+Spans are half-open; overlaps count once; what lies outside the keys is cut off; a span whose end is
+not behind its start is empty; a query without keys gives zeros. (arXiv 2502.11089, section 3.3.3,
+without the gather.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import PositiveInt, model_validator
+
+from nsabench.ops import _draws
+from nsabench.ops._draws import Ints
+from nsabench.ops.contract import Inputs, Op, Shape, Work, dv_is_d
+from nsabench.words import DType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Bounds the oracle's mask and float64 scores of a chunk of queries to a few hundred MB.
+ORACLE_CHUNK_ELEMENTS = 1 << 24
+
+
+class RangesShape(Shape):
+    """B batches, S queries, G groups, H heads a group (h above), head dims D and Dv, S_kv keys,
+    n_spans spans a query, L keys in their union (fewer where the distribution says so)."""
+
+    B: PositiveInt
+    S: PositiveInt
+    G: PositiveInt
+    H: PositiveInt
+    D: PositiveInt
+    Dv: PositiveInt
+    S_kv: PositiveInt
+    n_spans: PositiveInt
+    L: PositiveInt
+
+    _dv = model_validator(mode="before")(dv_is_d)
+
+    @model_validator(mode="after")
+    def _fits(self) -> RangesShape:
+        fits = self.S_kv >= self.L
+        if not fits:
+            raise ValueError(f"L={self.L} keys cannot be selected from S_kv={self.S_kv}")
+        return self
+
+    @property
+    def rows(self) -> int:
+        return self.B * self.S * self.G
+
+
+class SelectionRanges(Op):
+    name = "selection_ranges"
+    arguments = ("q", "k", "v", "ranges")
+    shape_model = RangesShape
+    distributions = (
+        "disjoint",
+        "mixed",
+        "touching",
+        "overlapping",
+        "unsorted",
+        "reversed",
+        "out_of_bounds",
+        "empty_rows",
+        "all_empty",
+        *_draws.VALUES,
+    )
+
+    def length(self, shape: Shape) -> int:
+        assert isinstance(shape, RangesShape)
+        return shape.L
+
+    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        """A key that several queries of a group select must come from memory only once."""
+        assert isinstance(shape, RangesShape)
+        spans = _spans(shape, distribution, seed).reshape(shape.B, shape.S, shape.G, -1, 2)
+        selected = touched = 0
+        for b in range(shape.B):
+            for g in range(shape.G):
+                chosen = _draws.union(spans[b, :, g], shape.S_kv)
+                selected += int(chosen.sum())
+                touched += int(chosen.any(0).sum())
+        widths = shape.D + shape.Dv
+        elements = shape.rows * shape.H * widths + touched * widths
+        ranges_bytes = 4 * 2 * shape.rows * shape.n_spans
+        return Work(elements * dtype.itemsize + ranges_bytes, 2 * shape.H * selected * widths)
+
+    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+        import torch
+
+        assert isinstance(shape, RangesShape)
+        normal = _draws.normal(dtype, device, seed)
+        q = normal(shape.B, shape.S, shape.G, shape.H, shape.D)
+        k = normal(shape.B, shape.G, shape.S_kv, shape.D)
+        _draws.shape_values(distribution, q, k)
+        spans = _spans(shape, distribution, seed).astype("int32")
+        spans = spans.reshape(shape.B, shape.S, shape.G, shape.n_spans, 2)
+        return Inputs(
+            {
+                "q": q,
+                "k": k,
+                "v": normal(shape.B, shape.G, shape.S_kv, shape.Dv),
+                "ranges": torch.from_numpy(spans).to(device),
+            },
+            {"sm_scale": shape.D**-0.5},
+        )
+
+    def oracle(self, inputs: Inputs) -> Tensor:
+        import torch
+
+        q, k, v, ranges = (inputs.tensors[name] for name in self.arguments)
+        batches, queries, groups, heads, _ = q.shape
+        keys = k.shape[2]
+        out = torch.zeros(*q.shape[:4], v.shape[3], dtype=torch.float64, device=q.device)
+        step = max(1, ORACLE_CHUNK_ELEMENTS // (keys * max(heads, ranges.shape[3])))
+        at = torch.arange(keys, device=q.device)
+        for b in range(batches):
+            for g in range(groups):
+                kd, vd = k[b, g].double(), v[b, g].double()
+                for s in range(0, queries, step):
+                    spans = ranges[b, s : s + step, g].long().unsqueeze(-1)
+                    chosen = ((at >= spans[:, :, 0]) & (at < spans[:, :, 1])).any(1)
+                    scores = q[b, s : s + step, g].double() @ kd.mT * inputs.options["sm_scale"]
+                    scores = scores.masked_fill(~chosen.unsqueeze(1), float("-inf"))
+                    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+                    out[b, s : s + step, g] = weights @ vd
+        return out
+
+
+def _spans(shape: RangesShape, distribution: str, seed: int) -> Ints:
+    return _draws.spans(distribution, shape.rows, shape.n_spans, shape.L, shape.S_kv, seed)
+
+
+OP = SelectionRanges()

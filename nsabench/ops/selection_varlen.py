@@ -1,0 +1,76 @@
+"""selection_varlen: rows of unequal length, their keys packed one after another.
+
+q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]; row i attends to keys
+cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nsabench.ops import _draws
+from nsabench.ops.contract import Inputs, Op, Shape, Work
+from nsabench.ops.selection_rows import RowsShape
+from nsabench.words import DType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class VarlenShape(RowsShape):
+    """As for selection_rows, with L the longest row."""
+
+
+class SelectionVarlen(Op):
+    name = "selection_varlen"
+    arguments = ("q", "k", "v", "cu_seqlens")
+    shape_model = VarlenShape
+    distributions = ("spread", "equal", "mixed", "empty_rows", "all_empty", *_draws.VALUES)
+
+    def length(self, shape: Shape) -> int:
+        assert isinstance(shape, VarlenShape)
+        return shape.L
+
+    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        assert isinstance(shape, VarlenShape)
+        n, h, d, dv = shape.N, shape.H, shape.D, shape.Dv
+        total = int(_draws.lengths(distribution, n, shape.L, seed).sum())
+        elements = n * h * (d + dv) + total * (d + dv)
+        return Work(elements * dtype.itemsize + 4 * (n + 1), 2 * h * total * (d + dv))
+
+    def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
+        import torch
+
+        assert isinstance(shape, VarlenShape)
+        lengths = _draws.lengths(distribution, shape.N, shape.L, seed)
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        normal = _draws.normal(dtype, device, seed)
+        q, k = normal(shape.N, shape.H, shape.D), normal(int(ends[-1]), shape.D)
+        _draws.shape_values(distribution, q, k)
+        return Inputs(
+            {
+                "q": q,
+                "k": k,
+                "v": normal(int(ends[-1]), shape.Dv),
+                "cu_seqlens": torch.from_numpy(ends).to(device),
+            },
+            {"sm_scale": shape.D**-0.5},
+        )
+
+    def oracle(self, inputs: Inputs) -> Tensor:
+        import torch
+
+        q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
+        out = torch.zeros(*q.shape[:2], v.shape[1], dtype=torch.float64, device=q.device)
+        for row, (start, end) in enumerate(pairwise(inputs.tensors["cu_seqlens"].tolist())):
+            if end > start:
+                keys, values = k[start:end].double(), v[start:end].double()
+                scores = q[row].double() @ keys.mT * inputs.options["sm_scale"]
+                out[row] = torch.softmax(scores, -1) @ values
+        return out
+
+
+OP = SelectionVarlen()

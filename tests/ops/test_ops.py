@@ -1,0 +1,117 @@
+"""The ops: oracles against a second, slower way to say the same, and what draws promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nsabench import ops
+from nsabench.ops import _draws
+from nsabench.ops.contract import Inputs, Op, Shape
+from nsabench.words import DType
+
+SIZES = {
+    "selection_rows": {"N": 6, "H": 3, "D": 16, "Dv": 8, "L": 10},
+    "selection_varlen": {"N": 9, "H": 3, "D": 16, "Dv": 8, "L": 10},
+    "selection_ranges": {
+        **{"B": 2, "S": 5, "G": 2, "H": 3, "D": 16, "Dv": 8},
+        **{"S_kv": 40, "n_spans": 3, "L": 17},
+    },
+}
+EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions]
+
+
+def drawn(name: str, distribution: str, seed: int = 3) -> tuple[Op, Shape, Inputs]:
+    op = ops.get(name)
+    shape = op.shape_model.model_validate(SIZES[name])
+    return op, shape, op.draw(shape, DType.FLOAT16, distribution, seed, "cpu")
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One head, one query, by the definition: no library softmax."""
+    if not len(k):
+        return torch.zeros(v.shape[1], dtype=torch.float64)
+    logits = [float(torch.dot(q.double(), key.double())) * scale for key in k]
+    weights = np.exp(np.array(logits) - max(logits))
+    return torch.from_numpy(weights / weights.sum()) @ v.double()
+
+
+def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    t = inputs.tensors
+    if name == "selection_rows":
+        return t["k"][index[0]], t["v"][index[0]]
+    if name == "selection_varlen":
+        start, end = t["cu_seqlens"][index[0] : index[0] + 2].tolist()
+        return t["k"][start:end], t["v"][start:end]
+    b, s, g, _ = index
+    chosen = sorted(
+        {
+            key
+            for start, end in t["ranges"][b, s, g].tolist()
+            for key in range(max(start, 0), min(end, t["k"].shape[2]))
+        }
+    )
+    return t["k"][b, g, chosen], t["v"][b, g, chosen]
+
+
+@pytest.mark.parametrize(("name", "distribution"), EVERY)
+def test_the_oracle_is_the_definition(name: str, distribution: str) -> None:
+    op, _, inputs = drawn(name, distribution)
+    out = op.oracle(inputs)
+    q = inputs.tensors["q"]
+    assert out.dtype == torch.float64
+    assert torch.isfinite(out).all()
+    for index in np.ndindex(*q.shape[:-1]):
+        k, v = keys_of(name, inputs, index)
+        expected = attend(q[index], k, v, inputs.options["sm_scale"])
+        torch.testing.assert_close(out[index], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "distribution"), EVERY)
+def test_the_work_and_the_shapes_do_not_depend_on_the_seed(name: str, distribution: str) -> None:
+    """Values are exchanged between sets in place, and one time stands for all of them."""
+    op, shape, first = drawn(name, distribution, 3)
+    _, _, second = drawn(name, distribution, 4)
+    assert [t.shape for t in first.tensors.values()] == [t.shape for t in second.tensors.values()]
+    assert not torch.equal(first.tensors["q"], second.tensors["q"]) or distribution == "all_empty"
+    work = [op.work(shape, DType.FLOAT16, distribution, seed) for seed in (3, 4)]
+    assert work[0].flops == pytest.approx(work[1].flops, rel=0.3)
+
+
+@pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)
+def test_work_of_ranges_counts_each_selected_key(distribution: str) -> None:
+    op, shape, inputs = drawn("selection_ranges", distribution)
+    t, sizes = inputs.tensors, SIZES["selection_ranges"]
+    rows = list(np.ndindex(*t["q"].shape[:3]))
+    selected = sum(len(keys_of("selection_ranges", inputs, (*row, 0))[0]) for row in rows)
+    widths = sizes["D"] + sizes["Dv"]
+    assert (
+        op.work(shape, DType.FLOAT16, distribution, 3).flops == 2 * sizes["H"] * selected * widths
+    )
+
+
+@pytest.mark.parametrize("distribution", ["disjoint", "touching", "unsorted"])
+def test_spans_select_as_many_keys_as_asked(distribution: str) -> None:
+    spans = _draws.spans(distribution, 50, 4, 30, 100, seed=1)
+    assert _draws.union(spans, 100).sum(1).tolist() == [30] * 50
+
+
+def test_spans_are_what_their_name_says() -> None:
+    def spans(distribution: str) -> _draws.Ints:
+        return _draws.spans(distribution, 64, 4, 32, 100, seed=1)
+
+    assert (spans("touching")[:, :-1, 1] == spans("touching")[:, 1:, 0]).all()
+    assert (spans("overlapping")[:, :-1, 1] > spans("overlapping")[:, 1:, 0]).any()
+    assert (np.diff(spans("unsorted")[..., 0], axis=1) < 0).any()
+    assert (spans("reversed")[:, ::2, 1] < spans("reversed")[:, ::2, 0]).any()
+    assert spans("out_of_bounds").min() < 0 and spans("out_of_bounds").max() > 100
+    assert (_draws.union(spans("empty_rows"), 100).sum(1) == 0).sum() == 16
+    assert len({int((s[:, 1] > s[:, 0]).sum()) for s in spans("mixed")}) > 1
+
+
+def test_large_logits_are_large() -> None:
+    _, _, inputs = drawn("selection_rows", "large_logits")
+    q, k = inputs.tensors["q"].double(), inputs.tensors["k"].double()
+    logits = q @ k.mT * inputs.options["sm_scale"]
+    assert 3e3 < float(logits.std()) < 3e4
