@@ -45,6 +45,7 @@ class CaseArm:
         self.wrong_inputs: Inputs | None = None
         self.previous: Tensor | None = None  # what the call before was expected to return
         self.compile_s: float | None = None
+        self.called_s = 0.0  # spent inside checked calls, compilation included
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
@@ -123,7 +124,14 @@ class CaseArm:
 
     def _checked_call(self, index: int) -> Errors:
         self._poison(index)
-        return self._compare(guarded(lambda: self.call(index), self.device), "")
+        return self._compare(self._guarded(lambda: self.call(index)), "")
+
+    def _guarded(self, call: Callable[[], Outputs]) -> Outputs:
+        start = now_s()
+        try:
+            return guarded(call, self.device)
+        finally:
+            self.called_s += now_s() - start
 
     def _compare(self, outputs: Outputs, when: str) -> Errors:
         """The errors of the last output. Raises `Failure` for whichever is wrong first."""
@@ -167,7 +175,7 @@ class CaseArm:
                 for index, output in do(0)
             ]
 
-        self._compare(guarded(queue, self.device), "read in stream order, ")
+        self._compare(self._guarded(queue), "read in stream order, ")
 
     # --- timing (the protocol of timing.sampling.Arm)
 
