@@ -13,15 +13,25 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # Triton < 3.4
+    HAS_PDL = False
+else:
+    HAS_PDL = True
+
 __all__ = [
     "CPU_ALLOWED",
+    "HAS_PDL",
     "INTERPRETED",
     "KERNEL_ERRORS",
     "TRITON_VERSION",
     "check_version",
     "dot",
+    "start_next_launch",
     "tl",
     "triton",
+    "wait_for_last_launch",
 ]
 
 KERNEL_ERRORS: tuple[type[Exception], ...] = (RuntimeError, CompilationError, OutOfResources)
@@ -44,6 +54,35 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     return acc
+
+
+# Programmatic dependent launch (sm_90 on): the programs of the next launch may start when all of
+# this one's have, and wait for its end and its writes where they say so.
+if HAS_PDL:
+
+    @triton.jit
+    def start_next_launch(PDL: tl.constexpr):
+        """Let the next launch of the stream start its programs, if it was launched so."""
+        if PDL:
+            gdc_launch_dependents()
+
+    @triton.jit
+    def wait_for_last_launch(PDL: tl.constexpr):
+        """Wait until the launch before has ended and its writes are visible."""
+        if PDL:
+            gdc_wait()
+
+else:
+
+    @triton.jit
+    def start_next_launch(PDL: tl.constexpr):
+        """No dependent launch in this Triton."""
+        tl.static_assert(not PDL)
+
+    @triton.jit
+    def wait_for_last_launch(PDL: tl.constexpr):
+        """No dependent launch in this Triton: the stream's order is enough."""
+        tl.static_assert(not PDL)
 
 
 def _parse(version: str) -> tuple[int, int, int]:

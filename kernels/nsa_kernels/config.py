@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ._checks import cdiv, next_power_of_2
+from ._triton_compat import HAS_PDL
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ def device_limits(device: torch.device) -> Device:
     # torch < 2.6 does not report the opt-in limit; the smallest of all supported GPUs is safe.
     shared = int(getattr(props, "shared_memory_per_block_optin", 99 * 1024))
     return Device(processors=props.multi_processor_count, shared_bytes=shared)
+
+
+@functools.lru_cache(maxsize=64)
+def dependent_launch(device: torch.device) -> bool:
+    """Whether the merge can be launched before the launch it depends on has ended."""
+    return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def shared_estimate(

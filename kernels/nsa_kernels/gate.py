@@ -12,7 +12,7 @@ import torch
 from . import routing
 from ._triton_compat import KERNEL_ERRORS
 from .policy import Policy, by_handle, choose, default_policy
-from .ranges import check_ranges, selection_ranges
+from .ranges import check_ranges, launch_ranges
 from .sdpa import packed_sdpa
 
 _shapes_seen: set[tuple[object, ...]] = set()
@@ -51,7 +51,7 @@ def selection_attention(
         TypeError, ValueError: inputs that do not fit the contract.
         Other errors of the kernel, unless the policy says ``on_error="fallback"``.
     """
-    if torch.compiler.is_compiling() or type(q) is not torch.Tensor:
+    if torch.compiler.is_dynamo_compiling() or type(q) is not torch.Tensor:
         grad = q.requires_grad or k.requires_grad or v.requires_grad
         if grad and torch.is_grad_enabled():
             return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
@@ -74,6 +74,9 @@ def _route(
 ) -> torch.Tensor:
     reason = choose(policy, q, k, v, k.shape[2] if selected_len is None else selected_len)
     if reason is None:
+        if policy.plain:
+            routing.count_kernel()
+            return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
         if policy.debug:
             return _debugged(q, k, v, ranges, sm_scale, selected_len, policy)
         return _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
@@ -92,11 +95,11 @@ def _kernel(
 ) -> torch.Tensor:
     routing.count_kernel()
     if policy.on_error == "raise":
-        return selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)[0]
+        return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
     # Wrong inputs are the caller's error in either implementation.
     check_ranges(q, k, v, ranges)
     try:
-        return selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)[0]
+        return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
     except KERNEL_ERRORS as error:
         routing.kernel_calls -= 1
         routing.count_fallback("kernel_error", error)

@@ -1,8 +1,8 @@
 """The second launch of a split call: merge the shares of each row, one program a head.
 
-Shares are merged in the order of their slots, so the result does not depend on timing. A separate
-launch costs about a microsecond more than letting the last program of a row merge, but needs no
-atomics, no counters that must be zero, and works on all heads at once (docs/kernels.md).
+Shares are merged in the order of their slots, so the result does not depend on timing. Compared
+with letting the last program of a row merge, a separate launch needs no atomics and no counters
+that must be zero, and works on all heads at once (docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 
 from ._checks import cdiv, next_power_of_2
 from ._tiles import merge_shares
-from ._triton_compat import tl, triton
+from ._triton_compat import tl, triton, wait_for_last_launch
+from .config import dependent_launch
 
 MANY_PROGRAMS = 1024
 """Programs of a merge up to which each looks at one row only."""
@@ -32,8 +33,10 @@ def merge_kernel(
     BLOCK_S: tl.constexpr,
     ROWS: tl.constexpr,
     TABLE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
+    wait_for_last_launch(PDL)
     h = tl.program_id(1)
     if TABLE:
         row0 = tl.program_id(0).to(tl.int64) * ROWS
@@ -106,6 +109,7 @@ def merge(
     # At most 128 registers a thread of one warp pair for the tile of shares.
     block_s = max(2, min(next_power_of_2(n_slots), 8192 // block_dv))
     n_rows = lse.numel() // h
+    pdl = dependent_launch(out.device)
     # With a table most rows of a large call were not split; a program looks at several at once.
     rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
     merge_kernel[(cdiv(n_rows, rows), h)](
@@ -122,6 +126,8 @@ def merge(
         BLOCK_S=block_s,
         ROWS=rows,
         TABLE=table is not None,
+        PDL=pdl,
         num_warps=2 if block_s * block_dv > 2048 else 1,
         num_stages=1,
+        **({"launch_pdl": True} if pdl else {}),
     )

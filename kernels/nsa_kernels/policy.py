@@ -57,19 +57,27 @@ class Policy:
     debug_compare: bool = False
     debug_shapes: bool = False
     handle: int = field(init=False, repr=False, default=-1)
+    # Worked out once, since the choice is made on every call.
+    off: str | None = field(init=False, repr=False, default=None)
+    debug: bool = field(init=False, repr=False, default=False)
+    plain: bool = field(init=False, repr=False, default=True)
+    always: bool = field(init=False, repr=False, default=True)
     _limits: dict[int, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "fallback"):
             raise ValueError(f'on_error must be "raise" or "fallback", got {self.on_error!r}')
+        off = None if self.enabled else "disabled"
+        if off is None and not self.group_kernels:
+            off = "group_kernels_off"
+        debug = self.debug_timing or self.debug_compare or self.debug_shapes
+        object.__setattr__(self, "off", off)
+        object.__setattr__(self, "debug", debug)
+        object.__setattr__(self, "plain", not debug and self.on_error == "raise")
+        object.__setattr__(self, "always", self.force or self.min_len == 0)
         # The custom operator passes a policy as a number: its schema has no type for an object.
         object.__setattr__(self, "handle", len(_policies))
         _policies.append(self)
-
-    @property
-    def debug(self) -> bool:
-        """Whether any debug setting is on."""
-        return self.debug_timing or self.debug_compare or self.debug_shapes
 
     def limit(self, device_index: int) -> int:
         """The threshold on a device (-1: the CPU), looked up once."""
@@ -167,21 +175,26 @@ def choose(
 
     Looks at metadata only and never waits for the device.
     """
-    if not policy.enabled:
-        return "disabled"
-    if not policy.group_kernels:
-        return "group_kernels_off"
-    if not (q.is_cuda or CPU_ALLOWED):
+    if policy.off is not None:
+        return policy.off
+    device = q.get_device()
+    if device < 0 and not CPU_ALLOWED:
         return "not_cuda"
+    if k.get_device() != device or v.get_device() != device:
+        raise ValueError(
+            f"selection_attention: q, k and v must be on one device; "
+            f"got {q.device}, {k.device}, {v.device}"
+        )
     dtype = q.dtype
     if dtype not in DTYPES or k.dtype is not dtype or v.dtype is not dtype:
         return "dtype"
-    if not (MIN_DIM <= q.shape[-1] <= MAX_DIM and MIN_DIM <= v.shape[-1] <= MAX_DIM):
+    if not (MIN_DIM <= q.size(-1) <= MAX_DIM and MIN_DIM <= v.size(-1) <= MAX_DIM):
         return "head_dim"
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return "needs_grad"
-    if not policy.force:
-        limit = policy.limit(q.get_device())
-        if selected_len < limit:
-            return "never_faster" if limit == _NEVER else "below_min_L"
+    if policy.always:
+        return None
+    limit = policy.limit(device)
+    if selected_len < limit:
+        return "never_faster" if limit == _NEVER else "below_min_L"
     return None

@@ -12,8 +12,8 @@ import torch
 
 from . import _checks as check
 from ._tiles import late, load_tile, softmax_step, store_row, store_share
-from ._triton_compat import tl, triton
-from .config import Config, ranges_config
+from ._triton_compat import start_next_launch, tl, triton
+from .config import Config, dependent_launch, ranges_config
 from .merge import merge, workspace
 from .spans import disjoint_spans
 
@@ -71,9 +71,11 @@ def ranges_kernel(
     MIN_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
     LATE: tl.constexpr,
+    PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile); row = (b * S + s) * G + g."""
+    start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     n_splits = tl.num_programs(1)
@@ -190,13 +192,12 @@ def ranges_kernel(
 def check_ranges(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ranges: torch.Tensor
 ) -> torch.Tensor:
-    """Check the inputs of ``selection_ranges``; returns ranges as a view [B,S,G,n,2].
+    """Check how the inputs of ``selection_ranges`` fit together; ranges as a view [B,S,G,n,2].
 
     Raises:
-        TypeError: unsupported or mixed dtypes, ranges not int32 or int64.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+        TypeError: ranges not int32 or int64.
+        ValueError: shapes or devices that do not fit together.
     """
-    check.check_qkv("selection_ranges", q, k, v)
     if ranges.dim() == 4:
         ranges = ranges.unsqueeze(0)
         ranges = ranges.expand(q.shape[0], -1, -1, -1, -1)
@@ -205,6 +206,7 @@ def check_ranges(
         and k.dim() == v.dim() == 4
         and k.shape[:3] == v.shape[:3]
         and k.shape[:2] == (q.shape[0], q.shape[2])
+        and k.shape[3] == q.shape[4]
         and ranges.dim() == 5
         and ranges.shape[:3] == q.shape[:3]
         and ranges.shape[4] == 2
@@ -256,6 +258,20 @@ def selection_ranges(
         TypeError: unsupported or mixed dtypes, ranges not int32 or int64.
         ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
     """
+    check.check_qkv("selection_ranges", q, k, v)
+    return launch_ranges(q, k, v, ranges, sm_scale, selected_len, config)
+
+
+def launch_ranges(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine."""
     ranges = check_ranges(q, k, v, ranges)
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
@@ -308,6 +324,7 @@ def selection_ranges(
         MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,
         LATE=config.late,
+        PDL=config.splits > 1 and dependent_launch(q.device),
         PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.

@@ -11,8 +11,8 @@ import torch
 
 from . import _checks as check
 from ._tiles import late, load_tile, softmax_step, store_row, store_share
-from ._triton_compat import tl, triton
-from .config import Config, rows_config
+from ._triton_compat import start_next_launch, tl, triton
+from .config import Config, dependent_launch, rows_config
 from .merge import merge, workspace
 
 
@@ -48,9 +48,11 @@ def rows_group_kernel(
     ONE_TILE: tl.constexpr,
     MASKED: tl.constexpr,
     LATE: tl.constexpr,
+    PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile): keys ``split * chunk`` up to ``chunk`` further."""
+    start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     head0 = tl.program_id(2) * BLOCK_H
@@ -239,6 +241,7 @@ def selection_rows(
         ONE_TILE=length > 0 and config.chunk <= config.block_l,
         MASKED=length % config.block_l != 0,
         LATE=config.late,
+        PDL=config.splits > 1 and dependent_launch(q.device),
         PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

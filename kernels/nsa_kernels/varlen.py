@@ -13,8 +13,8 @@ import torch
 
 from . import _checks as check
 from ._tiles import late, load_tile, softmax_step, store_row, store_share
-from ._triton_compat import tl, triton
-from .config import Config, varlen_config
+from ._triton_compat import start_next_launch, tl, triton
+from .config import Config, dependent_launch, varlen_config
 from .merge import merge, workspace
 
 ROWS_A_BLOCK = 1024
@@ -23,18 +23,25 @@ ROWS_A_BLOCK = 1024
 
 @triton.jit
 def find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: tl.constexpr):
-    """The last row whose first work item is <= ``item``."""
-    step = tl.arange(0, BLOCK)
+    """The last row whose first work item is <= ``item`` (-1: none), and its keys' bounds."""
     first = 0
     if COARSE > 1:
         at = tl.arange(0, COARSE) * BLOCK
         cu = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
         start = tl.minimum(tl.maximum(cu, 0), total) // chunk + at
-        first = (tl.sum(((start <= item) & (at < N)).to(tl.int32), 0) - 1) * BLOCK
-    at = first + step
-    cu = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
-    start = tl.minimum(tl.maximum(cu, 0), total) // chunk + at
-    return first + tl.sum(((start <= item) & (at < N)).to(tl.int32), 0) - 1
+        hits = tl.sum(((start <= item) & (at < N)).to(tl.int32), 0)
+        first = tl.maximum(hits - 1, 0) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    # Both ends of every row of the block at once: a second, dependent load would cost a round trip.
+    low = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
+    high = tl.load(cu_ptr + (at + 1).to(tl.int64) * cu_s, mask=at < N, other=0)
+    low = tl.minimum(tl.maximum(low, 0), total)
+    high = tl.minimum(tl.maximum(high, low), total)
+    hits = tl.sum(((low // chunk + at <= item) & (at < N)).to(tl.int32), 0)
+    row = first + hits - 1
+    begin = tl.sum(tl.where(at == row, low, 0), 0)
+    end = tl.sum(tl.where(at == row, high, 0), 0)
+    return row, begin, end
 
 
 @triton.jit
@@ -71,14 +78,14 @@ def varlen_kernel(
     COARSE: tl.constexpr,
     SPLIT: tl.constexpr,
     LATE: tl.constexpr,
+    PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (work item, head tile)."""
+    start_next_launch(PDL)
     item = tl.program_id(0)
-    row = find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK_N, COARSE)
+    row, begin, end = find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK_N, COARSE)
     n = row.to(tl.int64)
-    begin = tl.minimum(tl.maximum(tl.load(cu_ptr + n * cu_s), 0), total)
-    end = tl.minimum(tl.maximum(tl.load(cu_ptr + (n + 1) * cu_s), begin), total)
     length = end - begin
     first_item = begin // chunk + row
     n_parts = tl.cdiv(length, chunk)
@@ -152,7 +159,7 @@ def selection_varlen(
         q: [N, H, D], float16, bfloat16 or float32, any strides.
         k: [total, D], same dtype, any strides.
         v: [total, Dv], same dtype, any strides.
-        cu_seqlens: int32 [N + 1] on the same device, non-decreasing, from 0 to at most total;
+        cu_seqlens: int32 [N + 1] on the same device, non-decreasing, each at most total;
             row n owns keys cu_seqlens[n] to cu_seqlens[n + 1]. Its values are never read on the
             host; values outside [0, total] are clamped on the device.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
@@ -230,6 +237,7 @@ def selection_varlen(
         COARSE=check.next_power_of_2(check.cdiv(n, ROWS_A_BLOCK)),
         SPLIT=split,
         LATE=config.late,
+        PDL=split and dependent_launch(q.device),
         PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -104,7 +104,7 @@ def test_an_error_in_the_kernel_is_an_error(monkeypatch) -> None:
     def broken(*args, **kwargs):
         raise RuntimeError("no such kernel image")
 
-    monkeypatch.setattr(gate, "selection_ranges", broken)
+    monkeypatch.setattr(gate, "launch_ranges", broken)
     args = draw()
     with pytest.raises(RuntimeError, match="kernel image"):
         nsa_kernels.selection_attention(*args)

@@ -56,6 +56,13 @@ def test_many_rows_use_the_two_step_search(monkeypatch) -> None:
     oracle.assert_close(nsa_kernels.selection_varlen(*args), oracle.varlen(*args), torch.float32)
 
 
+@pytest.mark.parametrize("skipped", [1, 300])
+def test_first_row_may_begin_behind_the_first_key(skipped) -> None:
+    q, k, v, cu = draw([skipped, 40, 0, 200], 2, 16, 16, torch.float32)
+    got = nsa_kernels.selection_varlen(q[1:], k, v, cu[1:])
+    oracle.assert_close(got, oracle.varlen(q[1:], k, v, cu[1:]), torch.float32)
+
+
 def test_strides_are_honoured() -> None:
     q, k, v, cu = draw([50, 0, 33], 4, 32, 32, torch.float16)
     k_t, v_t = (x.T.contiguous().T for x in (k, v))
