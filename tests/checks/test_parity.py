@@ -59,3 +59,14 @@ def test_failed_records_and_other_cases_play_no_part(make_row):
 def test_without_a_baseline_the_resolution_of_the_format_is_the_yardstick(make_row):
     assert check([make_row(rel_l2=1.5e-3)], NONE) == []
     assert check([make_row(rel_l2=3e-3)], NONE)
+
+
+def test_float32_is_held_to_what_honest_sums_differ_by(make_row):
+    """Values of an H200: the best of seven honest baselines had 1.33e-7, the worst 6.14e-7."""
+    sizes = {"N": 4, "H": 4, "D": 32, "L": 129, "dtype": "float32"}
+    rows = [
+        make_row("best", "baseline", rel_l2=1.33e-7, **sizes),
+        make_row("mine", rel_l2=6.14e-7, **sizes),
+        make_row("tf32", rel_l2=3e-4, **sizes),
+    ]
+    assert [f.implementation for f in check(rows, NONE)] == ["tf32"]

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from nsabench import implementation
+from nsabench.checks.parity import noise
 from nsabench.implementations.sdpa import Attention, heads_as_queries
+from nsabench.words import DType
 
 CLOSE = 5e-3  # five times the tolerance of the mean absolute error
-EPSILONS = 4.0  # a relative error that fp16 resolves and an absolute tolerance may let through
+NOISES = 4.0  # a relative error that the format resolves and an absolute tolerance may let through
 
 
 def _empty_like_output(q: Tensor, v: Tensor) -> Tensor:
@@ -39,8 +41,10 @@ def wrong_but_close(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
 
 
 def relative_error(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """Too large by four units of the format: small outputs hide it from an absolute tolerance."""
-    return heads_as_queries(q, k, v, sm_scale) * (1 + EPSILONS * torch.finfo(q.dtype).eps)
+    """Too large by four times what honest sums differ by: small outputs hide it from an absolute
+    tolerance."""
+    error = NOISES * noise(DType(str(q.dtype).removeprefix("torch.")), k.shape[1] + k.shape[2])
+    return (heads_as_queries(q, k, v, sm_scale).float() * (1 + error)).to(q.dtype)
 
 
 def _register(attention: Attention) -> None:
