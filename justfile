@@ -41,6 +41,10 @@ ci: lint test
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
+# One implementation against itself, 200 cells: how often does the bench see a difference?
+gpu-self-check *arguments: install
+    .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
+
 # The tests that need a CUDA device
 gpu-test *arguments: install
     {{ python }} -m pytest tests/gpu "$@"

@@ -1,0 +1,210 @@
+"""The bench itself on a CUDA device: its timer, its controls, and what hostile kernels do to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HERE = Path(__file__).parent
+
+ROWS = """
+op: selection_rows
+axes: {dtype: [float16], N: [256, 1024], H: 8, D: 128, L: [256, 1024]}
+"""
+
+
+def run(folder: Path, matrix: str, *options: object, code: int = 0) -> list[dict[str, Any]]:
+    (folder / "m.yaml").write_text(matrix)
+    command = [sys.executable, "-m", "nsabench", "all", "m.yaml", "--device", "cuda"]
+    done = subprocess.run(
+        [*command, "--out", "run", *map(str, options)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "CI": "1"},
+    )
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr
+    return pq.read_table(folder / "run" / "records.parquet").to_pylist()
+
+
+def test_every_control_is_caught_and_nobody_else(tmp_path: Path) -> None:
+    records = run(tmp_path, ROWS)
+    controls = [r for r in records if r["role"] == "control"]
+    assert len({r["implementation"] for r in controls}) >= 20
+    assert {r["caught"] for r in controls} <= {"caught", "declined"}
+    others = [r for r in records if r["role"] != "control"]
+    assert {r["status"] for r in others} <= {"ok", "unsupported"}
+
+
+def test_graph_mode_measures_the_same_work(tmp_path: Path) -> None:
+    for mode in ("stream", "graph"):
+        (tmp_path / mode).mkdir()
+    matrix = ROWS + "timing: {{mode: {mode}, stopping: {{kind: fixed_count, rounds: 60}}}}\n"
+    stream, graph = (
+        {(r["case_id"], r["implementation"]): r for r in run(tmp_path / m, matrix.format(mode=m))}
+        for m in ("stream", "graph")
+    )
+    assert stream.keys() == graph.keys()
+    for key, one in stream.items():
+        if one["role"] == "control" or one["status"] != "ok":
+            continue
+        assert graph[key]["status"] == "ok", graph[key]["reason"]
+        # One kernel or a few: a replay has no launch gaps between them, and no more work.
+        assert graph[key]["median_ms"] < 1.1 * one["median_ms"] + 2e-3
+
+
+def test_known_shapes_grow_with_their_work(tmp_path: Path) -> None:
+    records = [r for r in run(tmp_path, ROWS) if r["implementation"] == "sdpa_gqa"]
+    by_bytes = sorted(records, key=lambda r: r["bytes_min"])
+    assert [r["median_ms"] for r in by_bytes] == sorted(r["median_ms"] for r in by_bytes)
+    assert all(0 < r["roofline_fraction"] < 1.1 for r in records)
+
+
+def test_the_timer_agrees_with_cupti() -> None:
+    """12 cases, device time of the same kernels from the profiler: within 3 % or 1 us."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from nsabench.implementations.sdpa import gqa, heads_as_queries
+    from nsabench.timing.cuda import CudaTimer
+
+    timer = CudaTimer()
+    for attention in (gqa, heads_as_queries):
+        for n, h, d, length in (
+            *((256, 4, 64, 64), (256, 8, 128, 512), (1024, 4, 64, 256)),
+            *((1024, 8, 128, 64), (1024, 8, 128, 256), (1024, 8, 128, 1024)),
+        ):
+            q = torch.randn(n, h, d, dtype=torch.float16, device="cuda")
+            k = torch.randn(n, length, d, dtype=torch.float16, device="cuda")
+            v = torch.randn(n, length, d, dtype=torch.float16, device="cuda")
+
+            def call(q: Any = q, k: Any = k, v: Any = v, attention: Any = attention) -> Any:
+                return attention(q, k, v, d**-0.5)  # noqa: B023 - called within the iteration
+
+            for _ in range(20):
+                timer.sample("warm", call)
+            ours = sorted(timer.sample("call", call)[0].time_ms for _ in range(60))[30]
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                for _ in range(60):
+                    timer.sample("call", call)
+            # Of each sample: the spin, the flush, then the kernels of the call.
+            kernels = sorted(
+                (e for e in profiled.events() if e.device_type.name == "CUDA"),
+                key=lambda e: e.time_range.start,
+            )
+            own = [e for e in kernels if "spin" not in e.name and "reduce_kernel" not in e.name]
+            per_call = len(own) // 60
+            assert per_call >= 1
+            spans = sorted(
+                own[i + per_call - 1].time_range.end - own[i].time_range.start
+                for i in range(0, per_call * 60, per_call)
+            )
+            theirs = spans[30] / 1e3
+            print(f"{attention.__name__} {n},{h},{d},{length}: {ours:.5f} {theirs:.5f} ms")
+            assert abs(ours - theirs) <= max(0.03 * theirs, 1e-3 + timer_floor(timer))
+
+
+def timer_floor(timer: Any) -> float:
+    """ms that an empty call takes between two events."""
+    return sorted(timer.sample("null", lambda: None)[0].time_ms for _ in range(50))[25]
+
+
+HOSTILE = """
+import torch, triton, triton.language as tl
+from nsabench import implementation
+from nsabench.implementations.sdpa import gqa
+
+
+@triton.jit
+def out_of_bounds(p):
+    tl.store(p + (1 << 40), 1.0)
+
+
+@triton.jit
+def endless(p):
+    while tl.load(p, volatile=True) == 0.0:
+        pass
+
+
+@triton.jit
+def not_a_kernel(p):
+    tl.no_such_thing(p)
+
+
+@implementation(op="selection_rows", name="illegal_access")
+def illegal_access(q, k, v, *, sm_scale):
+    out_of_bounds[(1,)](torch.zeros(1, device="cuda"))
+    return gqa(q, k, v, sm_scale)
+
+
+@implementation(op="selection_rows", name="endless_kernel")
+def endless_kernel(q, k, v, *, sm_scale):
+    endless[(1,)](torch.zeros(1, device="cuda"))
+    return gqa(q, k, v, sm_scale)
+
+
+@implementation(op="selection_rows", name="does_not_compile")
+def does_not_compile(q, k, v, *, sm_scale):
+    not_a_kernel[(1,)](q)
+    return gqa(q, k, v, sm_scale)
+
+
+@implementation(op="selection_rows", name="wants_all_memory")
+def wants_all_memory(q, k, v, *, sm_scale):
+    torch.empty(1 << 50, device="cuda")
+    return gqa(q, k, v, sm_scale)
+
+
+@implementation(op="selection_rows", name="honest")
+def honest(q, k, v, *, sm_scale):
+    return gqa(q, k, v, sm_scale)
+"""
+
+
+def test_hostile_kernels_take_nobody_down(tmp_path: Path) -> None:
+    kernels = tmp_path / "hostile.py"
+    kernels.write_text(HOSTILE)
+    names = "illegal_access, endless_kernel, does_not_compile, wants_all_memory, honest, sdpa_gqa"
+    records = run(
+        tmp_path,
+        "op: selection_rows\naxes: {N: 64, H: 4, D: 64, L: [64, 128]}\n"
+        f"implementations: {{only: [{names}]}}\ntimeout_s: 10\n",
+        "--kernels",
+        kernels,
+        code=1,
+    )
+    statuses: dict[str, set[str]] = {}
+    for r in records:
+        if r["role"] != "control":
+            statuses.setdefault(r["implementation"], set()).add(r["status"])
+    assert statuses == {
+        "illegal_access": {"crashed"},
+        "endless_kernel": {"timeout"},
+        "does_not_compile": {"compile_error"},
+        "wants_all_memory": {"out_of_memory"},
+        "honest": {"ok"},
+        "sdpa_gqa": {"ok"},
+    }
+    [illegal] = {r["reason"] for r in records if r["implementation"] == "illegal_access"}
+    assert "illegal memory access" in illegal
+    assert {r["caught"] for r in records if r["role"] == "control"} <= {"caught", "declined"}
+
+
+def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
+    """A few of the 200 cells of `just gpu-self-check`, whose outcome is in docs/MEASUREMENT.md."""
+    matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
+    records = run(tmp_path, matrix, "--kernels", HERE / "self_check.py")
+    verdicts = [r["verdict"] for r in records if r["role"] == "candidate"]
+    assert len(verdicts) == 40
+    assert sum(v in ("faster", "slower") for v in verdicts) <= 1
