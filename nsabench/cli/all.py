@@ -9,7 +9,7 @@ import click
 from nsabench import terminal
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
-from nsabench.finish import finish
+from nsabench.finish import finish, prepare
 from nsabench.outcome import failures
 
 
@@ -30,7 +30,9 @@ def command(
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
+    signer = prepare()
     finished = measure(matrices, device, quick, out, resume, kernels, shard)
-    finish(finished)
+    signed = finish(finished, signer)
     terminal.summary(finished, terminal.console())
+    click.echo(signed)
     return 1 if failures(finished.results) else 0

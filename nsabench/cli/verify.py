@@ -1,0 +1,98 @@
+"""nsabench verify"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsabench.cli import _options
+from nsabench.errors import UsageError
+from nsabench.manifest import Report, verify
+from nsabench.manifest.keys import trusted_keyids
+from nsabench.manifest.statement import Trust
+
+
+@click.command("verify")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    "public",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.pub",
+    help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
+)
+@click.option(
+    "--require",
+    type=click.Choice([t.value for t in Trust]),
+    help="The least trust that passes. Default: ephemeral; pinned where --key is given; keyless "
+    "where --identity is.",
+)
+@click.option("--identity", metavar="NAME", help="Who must have signed through sigstore.")
+@click.option("--issuer", metavar="URL", help="Who must have vouched for that identity.")
+@_options.as_json
+def command(
+    run: Path,
+    public: tuple[Path, ...],
+    require: str | None,
+    identity: str | None,
+    issuer: str | None,
+    as_json: bool,
+) -> int:
+    """Is a run whole and unaltered, and who says so?
+
+    Checks the signature, every hash, that no file is missing or extra, and that the files agree
+    with each other. Exits with 4 and names the first broken thing.
+
+    Example: nsabench verify results/20260101T120000Z-a1b2c3 --key signing.key.pub
+    """
+    if (identity is None) != (issuer is None):
+        raise UsageError("--identity and --issuer go together", "give both or none.")
+    least = Trust.KEYLESS if identity else Trust.PINNED if public else Trust.EPHEMERAL
+    report = verify(
+        run,
+        trusted=trusted_keyids(public),
+        require=Trust(require) if require else least,
+        identity=(identity, issuer) if identity and issuer else None,
+    )
+    if as_json:
+        click.echo(json.dumps(_as_json(report), indent=1))
+    else:
+        _show(report)
+    report.raise_if_broken()
+    return 0
+
+
+def _show(report: Report) -> None:
+    styles = {"ok": "green", "broken": "red"}
+    for check, outcome in report.outcomes.items():
+        said = click.style(f"{outcome:8}", fg=styles.get(outcome))
+        click.echo(f"{said} {check:12} {report.details.get(check, '')}".rstrip())
+    if report.broken is None:
+        click.echo(f"trust level: {report.trust} ({MEANING[report.trust]})")
+
+
+def _as_json(report: Report) -> dict[str, object]:
+    return {
+        "run": str(report.folder),
+        "ok": report.broken is None,
+        "broken": report.broken,
+        "trust": report.trust.value if report.broken is None else None,
+        "keyid": report.keyid or None,
+        "run_id": report.predicate.run_id if report.predicate else None,
+        "checks": [
+            {"check": check, "outcome": outcome, "detail": report.details.get(check, "")}
+            for check, outcome in report.outcomes.items()
+        ],
+    }
+
+
+MEANING = {
+    Trust.UNSIGNED: "nothing shows that it was not altered",
+    Trust.EPHEMERAL: "not altered since it was made; nothing shows by whom",
+    Trust.UNPINNED: "not altered since its key signed it; that key is none that you trust",
+    Trust.PINNED: "signed by a key that you trust",
+    Trust.KEYLESS: "signed by the identity that you named",
+}

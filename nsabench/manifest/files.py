@@ -1,0 +1,57 @@
+"""The files of a run folder: listed and hashed without following a link anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+
+from nsabench.errors import VerificationFailed
+
+# What a name in a manifest may be made of. Quotes, blanks and control characters would make the
+# lists that people check by hand ambiguous, and `..` must not leave the folder.
+_PART = re.compile(r"[A-Za-z0-9_+=@][A-Za-z0-9_.+=@-]*")
+
+
+def is_safe(name: str) -> bool:
+    """Whether `name` is a plain relative path with `/` between its parts."""
+    return len(name) < 1024 and all(_PART.fullmatch(part) for part in name.split("/"))
+
+
+def listing(folder: Path) -> list[str]:
+    """Names of all files below `folder`, sorted.
+
+    Raises `VerificationFailed` at a link, a device, a pipe, or a name that `is_safe` refuses.
+    """
+    names = []
+    for where, folders, files in os.walk(folder, onerror=_unreadable):
+        for entry in sorted(folders + files):
+            path = Path(where, entry)
+            name = path.relative_to(folder).as_posix()
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise VerificationFailed(f"{name[:200]} is a link, and a run holds none")
+            if not is_safe(name):
+                raise VerificationFailed(f"a file has a name that no run has: {name[:200]!r}")
+            if stat.S_ISREG(mode):
+                names.append(name)
+            elif not stat.S_ISDIR(mode):
+                raise VerificationFailed(f"{name} is neither a file nor a folder")
+    return sorted(names)
+
+
+def sha256(folder: Path, name: str) -> str:
+    """The hash of a file. Raises `VerificationFailed` when it cannot be read."""
+    try:
+        # Not through a link put there after the listing either.
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise VerificationFailed(f"{name} cannot be read: {error.strerror}") from None
+
+
+def _unreadable(error: OSError) -> None:
+    raise VerificationFailed(f"{error.filename} cannot be read: {error.strerror}")

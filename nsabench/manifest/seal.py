@@ -1,0 +1,119 @@
+"""Sealing a finished run: hash every file, say in brief what was measured where, sign that."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from nsabench.checks.controls import Catch
+from nsabench.environment.model import Environment
+from nsabench.manifest import dsse, files
+from nsabench.manifest.keys import Signer, public_der
+from nsabench.manifest.statement import (
+    Digest,
+    EnvironmentBrief,
+    PlanBrief,
+    Predicate,
+    SignedBy,
+    Statement,
+    Subject,
+    Trust,
+    encode_key,
+)
+from nsabench.plan import Plan
+from nsabench.results.columns import SCHEMA_VERSION
+
+MANIFEST = "manifest.dsse.json"
+# A signature by identity over the same statement; made after it, so no subject of it.
+BUNDLE = "manifest.sigstore.json"
+NOT_SIGNED = frozenset({MANIFEST, BUNDLE})
+
+
+def seal(folder: Path, signer: Signer) -> Statement:
+    """Write `manifest.dsse.json` over all other files of the run in `folder`.
+
+    Raises `VerificationFailed` when the folder holds a link or a name that no run has, and
+    `UsageError` when it holds no run.
+    """
+    for name in NOT_SIGNED:
+        (folder / name).unlink(missing_ok=True)
+    statement = describe(folder, signer)
+    data = dsse.sign(statement.to_json(), signer.key).to_json()
+    temporary = folder / f"{MANIFEST}.tmp"
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / MANIFEST)
+    return statement
+
+
+def describe(folder: Path, signer: Signer) -> Statement:
+    """The statement about a run as its files are now."""
+    plan = Plan.read(folder / "plan.yaml")
+    records = pq.read_table(folder / "records.parquet", columns=["caught"])
+    return Statement(
+        subject=[
+            Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
+            for name in files.listing(folder)
+            if name not in NOT_SIGNED
+        ],
+        predicate=Predicate(
+            run_id=plan.run_id,
+            signed=datetime.now(UTC).replace(microsecond=0),
+            signer=SignedBy(
+                keyid=signer.keyid,
+                public_key=encode_key(public_der(signer.key.public_key())),
+                trust=Trust.EPHEMERAL if signer.ephemeral else Trust.UNPINNED,
+            ),
+            plan=brief_plan(plan),
+            environment=_brief_environment(folder / "environment.json"),
+            records=records.num_rows,
+            samples=pq.read_metadata(folder / "samples.parquet").num_rows,
+            controls_caught=Catch.MISSED.value not in records["caught"].to_pylist(),
+            results_schema=SCHEMA_VERSION,
+        ),
+    )
+
+
+def brief_plan(plan: Plan) -> PlanBrief:
+    return PlanBrief(
+        created=plan.created,
+        nsabench=plan.nsabench,
+        device=plan.device,
+        shard=plan.shard,
+        matrices={m.name: m.sha256 for m in plan.matrices},
+        kernels_sha256=plan.kernels_sha256,
+        cases=len(plan.cases),
+    )
+
+
+def _brief_environment(path: Path) -> EnvironmentBrief:
+    try:
+        environment = Environment.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        # A run whose environment is not known is signed as such.
+        return EnvironmentBrief(complete=False)
+    software, gpu = environment.software, environment.gpu
+    torch = software.torch
+    return EnvironmentBrief(
+        complete=environment.complete,
+        gpu=gpu.name if gpu else None,
+        sm=environment.sm,
+        driver=environment.driver.version,
+        python=software.python,
+        torch=torch.version if torch else None,
+        triton=software.triton,
+        cuda=torch.cuda if torch else None,
+        combo=environment.container.combo,
+        image_digest=environment.container.image_digest,
+        commits={
+            c.of: c.commit + ("-dirty" if c.dirty else "")
+            for c in environment.run.checkouts
+            if c.commit
+        },
+    )

@@ -1,0 +1,173 @@
+"""Runs for tests: real plan, journal, checks, verdicts and Parquet over made-up timings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from nsabench.case import Case
+from nsabench.environment.collect import collect
+from nsabench.environment.model import Gpu
+from nsabench.journal import Entry, Header, Journal
+from nsabench.journal import read as read_journal
+from nsabench.messages import Ceilings, Described, Outcome, Samples
+from nsabench.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.results import parquet
+from nsabench.results.assemble import assemble
+from nsabench.words import Direction, DType, Role, Runs, Status
+
+OP = "selection_rows"
+LENGTHS = (64, 128, 256, 512)
+SHAPES = ((256, 4, 64), (256, 8, 128))  # N, H, D
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a run is to come out. Times in ms; `ratio` is baseline over candidate by length."""
+
+    run_id: str = "20260101T000000Z-abc123"
+    gpu: str = "NVIDIA H200"
+    torch: str = "2.11.0"
+    triton: str = "3.6.0"
+    lengths: tuple[int, ...] = LENGTHS
+    shapes: tuple[tuple[int, int, int], ...] = SHAPES
+    ratio: Callable[[int], float] = lambda length: 0.5 if length < 256 else 1.5
+    base_ms: float = 0.2
+    samples: int = 20
+    status: Callable[[int], Status] = lambda _: Status.OK
+    control_caught: bool = True
+    noise: float = 0.005
+    seed: int = 0
+    implementations: tuple[str, ...] = ("mine",)
+
+
+def make_plan(made: Made) -> Plan:
+    infos = [
+        *(
+            ImplementationInfo(
+                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source="x"
+            )
+            for name in made.implementations
+        ),
+        ImplementationInfo(
+            op=OP, name="sdpa_gqa", role=Role.BASELINE, devices=(Runs.CUDA,), source="x"
+        ),
+        ImplementationInfo(
+            op=OP,
+            name="zero_output",
+            role=Role.CONTROL,
+            devices=(Runs.CUDA,),
+            caught_by="parity",
+            source="x",
+        ),
+    ]
+    cases = [
+        Case(
+            op=OP,
+            shape={"N": n, "H": h, "D": d, "Dv": d, "L": length},
+            dtype=dtype,
+            direction=Direction.FORWARD,
+            distribution="dense",
+            streams=1,
+            timeout_s=60,
+            seed=1,
+        )
+        for dtype in (DType.FLOAT16, DType.BFLOAT16)
+        for n, h, d in made.shapes
+        for length in made.lengths
+    ]
+    return Plan(
+        run_id=made.run_id,
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        device="cuda",
+        matrices=[],
+        implementations=infos,
+        cases=[
+            PlannedCase(id=case.id, case=case, implementations=tuple(i.name for i in infos))
+            for case in cases
+        ],
+    )
+
+
+def make_run(folder: Path, made: Made | None = None) -> Path:
+    """A complete run folder, not yet signed."""
+    made = made or Made()
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = make_plan(made)
+    plan.write(folder / "plan.yaml")
+    (folder / "environment.json").write_text(_environment(made.gpu, made.torch))
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / f"{plan.cases[0].id}.log").write_text("a line\n")
+    described = Described(
+        software={"torch": made.torch, "triton": made.triton, "torch.cuda": "13.0"},
+        device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
+    )
+    journal = Journal(folder / "journal.jsonl")
+    journal.append(
+        Header(
+            run_id=plan.run_id,
+            started=datetime(2026, 1, 1, tzinfo=UTC),
+            described=described,
+            ceilings=Ceilings(),
+        )
+    )
+    rng = np.random.default_rng(made.seed)
+    for planned in plan.cases:
+        journal.append(Entry(case_id=planned.id, outcomes=list(_outcomes(planned, made, rng))))
+    journal.close()
+    results = assemble(plan, read_journal(folder / "journal.jsonl"))
+    parquet.write(results, plan.run_id, folder)
+    return folder
+
+
+def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Iterable[Outcome]:
+    length = planned.case.shape["L"]
+    base = made.base_ms * length / 64
+    status = made.status(length)
+    for name in made.implementations:
+        if status is Status.OK:
+            yield _timed(name, base / made.ratio(length), made, rng)
+        else:
+            yield Outcome(implementation=name, status=status, reason="as the test wants it")
+    yield _timed("sdpa_gqa", base, made, rng)
+    if made.control_caught:
+        yield Outcome(implementation="zero_output", status=Status.WRONG, reason="MAE 0.8", mae=0.8)
+    else:
+        yield _timed("zero_output", base, made, rng)
+
+
+def _timed(name: str, median: float, made: Made, rng: np.random.Generator) -> Outcome:
+    n = made.samples
+    times = median * (1 + made.noise * rng.standard_normal(n))
+    return Outcome(
+        implementation=name,
+        status=Status.OK,
+        mae=1e-5,
+        max_abs_err=1e-4,
+        rel_l2=1e-5,
+        samples=Samples(
+            round=list(range(n)),
+            order=[i % 2 for i in range(n)],
+            at_s=[0.001 * i for i in range(n)],
+            time_ms=[float(t) for t in times],
+            escaped_ms=[0.0] * n,
+            gap_hidden=[True] * n,
+            sm_clock_mhz=[1980] * n,
+        ),
+    )
+
+
+@cache
+def _environment(gpu: str, torch: str) -> str:
+    described = Described(
+        software={"torch": torch},
+        device={"type": "cuda", "name": gpu, "compute_capability": "9.0"},
+    )
+    found = collect(described, None)
+    card = Gpu(index=0, used=True, name=gpu, compute_capability="9.0")
+    return found.model_copy(update={"gpus": [card]}).model_dump_json(indent=1)
