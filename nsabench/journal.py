@@ -39,9 +39,19 @@ class Entry(BaseModel):
     measuring_s: float = 0.0
 
 
-LINE: TypeAdapter[Header | Entry] = TypeAdapter(
-    Annotated[Header | Entry, Field(discriminator="kind")]
-)
+class Confirmation(BaseModel):
+    """A second look, in a fresh process, at cells of a case whose verdict hangs on little."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["confirmation"] = "confirmation"
+    case_id: str
+    outcomes: list[Outcome] = []
+    reason: str = ""  # why there are no outcomes, if there are none
+
+
+Line = Header | Entry | Confirmation
+LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
 @dataclass
@@ -50,6 +60,7 @@ class Contents:
 
     headers: list[Header] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    confirmations: list[Confirmation] = field(default_factory=list)
 
 
 class Journal:
@@ -59,16 +70,19 @@ class Journal:
         self.path = path
         contents, whole = _read(path) if path.exists() else (Contents(), 0)
         self.done = {entry.case_id for entry in contents.entries}
+        self.confirmed = {line.case_id for line in contents.confirmations}
         self._file: BinaryIO = path.open("ab")
         self._file.truncate(whole)
 
-    def append(self, line: Header | Entry) -> None:
+    def append(self, line: Line) -> None:
         """Raises `OSError` when the disk is full; the torn line is forgiven on resume."""
         self._file.write(line.model_dump_json().encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         if isinstance(line, Entry):
             self.done.add(line.case_id)
+        elif isinstance(line, Confirmation):
+            self.confirmed.add(line.case_id)
 
     def close(self) -> None:
         self._file.close()
@@ -91,9 +105,12 @@ def _read(path: Path) -> tuple[Contents, int]:
                 f"{path}:{number}: not a line of a run's journal",
                 "the file was altered or the disk is bad: start a new run.",
             ) from None
-        if isinstance(parsed, Header):
-            contents.headers.append(parsed)
-        else:
-            contents.entries.append(parsed)
+        match parsed:
+            case Header():
+                contents.headers.append(parsed)
+            case Entry():
+                contents.entries.append(parsed)
+            case Confirmation():
+                contents.confirmations.append(parsed)
         whole += len(line)
     return contents, whole

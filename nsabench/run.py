@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nsabench import journal
+from nsabench import confirm, journal
 from nsabench import plan as planning
 from nsabench.environment.collect import collect
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
@@ -33,6 +33,8 @@ class View(schedule.Progress, Protocol):
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None: ...
 
     def step(self, step: Step) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,12 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
     try:
         with closing(Journal(folder.journal)) as records:
             if any(planned.id not in records.done for planned in plan.cases):
-                executor = WorkerExecutor(plan.device, kernels, on_step=view.step)
-                with closing(executor):
+                with closing(WorkerExecutor(plan.device, kernels, on_step=view.step)) as executor:
                     _open(folder, plan, executor, records, view)
                     schedule.run(plan, executor, records, folder.logs, view)
+            doubtful = confirm.doubtful(assemble(plan, journal.read(folder.journal)))
+            with closing(WorkerExecutor(plan.device, kernels)) as fresh:
+                confirm.confirm(plan, doubtful, fresh, records, view.note)
         contents = journal.read(folder.journal)
         results = assemble(plan, contents)
         parquet.write(results, plan.run_id, folder.path)

@@ -95,6 +95,9 @@ class Progress:
     def step(self, step: Step) -> None:
         self._draw(f"{step.phase} {step.implementation}".strip())
 
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
     def _draw(self, doing: str) -> None:
         if self._live:
             self._live.update(Text(f"{self._where}  {doing}", "cyan"), refresh=True)

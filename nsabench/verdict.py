@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nsabench.checks.baselines import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
+from nsabench.journal import Confirmation
 from nsabench.messages import Samples
-from nsabench.timing.statistics import paired, ratio_of_medians
+from nsabench.timing.statistics import Ratio, paired, ratio_of_medians
 from nsabench.words import BENIGN, Role, Status, Verdict
 
 # Differences below this are of no use to anybody and within what a second run moves.
 SAME_BAND = 0.01
+# What a kernel must gain to be switched on (`nsabench threshold --margin`).
+MARGIN = 1.2
+NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
 
@@ -31,18 +35,26 @@ class Judgement:
 
 
 def judge(
-    rows: Sequence[Row], samples: Mapping[Key, Samples], findings: Iterable[Finding]
+    rows: Sequence[Row],
+    samples: Mapping[Key, Samples],
+    findings: Iterable[Finding],
+    confirmations: Mapping[str, Confirmation],
 ) -> dict[Key, Judgement]:
     """Judge every candidate. `rows` already carry the statuses that the checks gave them."""
     findings = list(findings)
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(row.case_id, []).append(row)
-    return {
-        (row.case_id, row.implementation): _judge(row, cases[row.case_id], samples, findings)
-        for row in rows
-        if row.role is Role.CANDIDATE
-    }
+    judged = {}
+    for row in rows:
+        if row.role is not Role.CANDIDATE:
+            continue
+        judgement = _judge(row, cases[row.case_id], samples, findings)
+        second = confirmations.get(row.case_id)
+        if second is not None and hangs_on_little(judgement):
+            judgement = _confirmed(judgement, row.implementation, second)
+        judged[row.case_id, row.implementation] = judgement
+    return judged
 
 
 def _judge(
@@ -63,18 +75,59 @@ def _judge(
     best = best_baseline([other for other in case if other.session == row.session])
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
-    mine = samples[row.case_id, row.implementation]
-    theirs = samples[best.case_id, best.implementation]
-    b, a = paired(theirs.round, theirs.time_ms, mine.round, mine.time_ms)
-    ratio = ratio_of_medians(b, a)
-    verdict, why = _from_interval(ratio.value, ratio.lo, ratio.hi)
+    ratio = _ratio(
+        samples[best.case_id, best.implementation], samples[row.case_id, row.implementation]
+    )
+    verdict, why = _from_interval(ratio)
     for finding in concerning:
         if finding.effect is Effect.INCONCLUSIVE:
             verdict, why = Verdict.INCONCLUSIVE, finding.sentence
     return Judgement(verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi)
 
 
-def _from_interval(value: float, lo: float, hi: float) -> tuple[Verdict, str]:
+def _ratio(baseline: Samples, candidate: Samples) -> Ratio:
+    times = paired(baseline.round, baseline.time_ms, candidate.round, candidate.time_ms)
+    return ratio_of_medians(*times)
+
+
+def hangs_on_little(judgement: Judgement) -> bool:
+    """Whether a second process might well see the verdict, or the margin, the other way."""
+    if judgement.speedup is None or judgement.speedup_lo is None or judgement.speedup_hi is None:
+        return False
+    at_margin = judgement.speedup_lo < MARGIN * (1 + NEAR) and judgement.speedup_hi > MARGIN * (
+        1 - NEAR
+    )
+    decided = judgement.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    return (decided and abs(judgement.speedup - 1) < SAME_BAND + NEAR) or at_margin
+
+
+def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgement:
+    """The judgement, or `inconclusive` where the second process does not bear it out."""
+    taken = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
+    if name not in taken or judgement.best_baseline not in taken:
+        why = second.reason or "it was not timed again"
+        return replace(
+            judgement,
+            verdict=Verdict.INCONCLUSIVE,
+            why=f"a second process could not confirm the verdict: {why}",
+        )
+    again = _ratio(taken[judgement.best_baseline], taken[name])
+    assert judgement.speedup_lo is not None
+    verdict, _ = _from_interval(again)
+    agreed = verdict is judgement.verdict
+    if agreed and (again.lo >= MARGIN) == (judgement.speedup_lo >= MARGIN):
+        return judgement
+    return replace(
+        judgement,
+        verdict=judgement.verdict if agreed else Verdict.INCONCLUSIVE,
+        # The decision takes the lower bound, so what only one process saw cannot pass it.
+        speedup_lo=min(judgement.speedup_lo, again.lo),
+        why=f"a second process saw a ratio of {again.value:.3f} ({again.lo:.3f} to {again.hi:.3f})",
+    )
+
+
+def _from_interval(ratio: Ratio) -> tuple[Verdict, str]:
+    value, lo, hi = ratio.value, ratio.lo, ratio.hi
     if lo >= 1 - SAME_BAND and hi <= 1 + SAME_BAND:
         return Verdict.SAME, ""
     if lo > 1 and value > 1 + SAME_BAND:

@@ -30,6 +30,7 @@ class Results:
     records: list[dict[str, Any]]
     samples: dict[Key, tuple[int, Samples]]
     findings: list[Finding]
+    judgements: dict[Key, Judgement]
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:
@@ -41,7 +42,12 @@ def assemble(plan: Plan, contents: Contents) -> Results:
     rows = _rows(plan, contents.entries)
     findings = checks.run_all(rows, limits)
     rows = [_with_findings(row, findings) for row in rows]
-    judgements = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
+    judgements = judge(
+        rows,
+        {key: o.samples for key, o in outcomes.items()},
+        findings,
+        {line.case_id: line for line in contents.confirmations},
+    )
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(row.case_id, []).append(row)
@@ -59,7 +65,7 @@ def assemble(plan: Plan, contents: Contents) -> Results:
         for row in rows
     ]
     taken = {key: (o.session, o.samples) for key, o in outcomes.items()}
-    return Results(records, taken, findings)
+    return Results(records, taken, findings, judgements)
 
 
 def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:

@@ -1,0 +1,44 @@
+"""Verdicts that hang on little are measured once more, in a fresh process, before they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nsabench.journal import Confirmation, Journal
+from nsabench.plan import Plan
+from nsabench.results.assemble import Results
+from nsabench.supervisor.executor import Executor, GroupLost
+from nsabench.verdict import hangs_on_little
+
+# Sessions of a case count from 1; a confirmation's must be none of them.
+SESSION = 1_000_000
+
+
+def doubtful(results: Results) -> dict[str, list[str]]:
+    """By case, the best baseline and the candidates whose verdict hangs on little."""
+    found: dict[str, list[str]] = {}
+    for (case_id, name), judgement in results.judgements.items():
+        if hangs_on_little(judgement):
+            found.setdefault(case_id, [judgement.best_baseline]).append(name)
+    return found
+
+
+def confirm(
+    plan: Plan,
+    cells: Mapping[str, list[str]],
+    executor: Executor,
+    records: Journal,
+    on_case: Callable[[str], None],
+) -> None:
+    """Measure the cells that are not confirmed yet. `executor` must have no worker yet."""
+    cases = {planned.id: planned.case for planned in plan.cases}
+    for case_id, names in cells.items():
+        if case_id in records.confirmed:
+            continue
+        on_case(f"second look at {cases[case_id].label}")
+        line = Confirmation(case_id=case_id)
+        try:
+            line.outcomes = executor.measure(cases[case_id], names, SESSION).outcomes
+        except GroupLost as lost:
+            line.reason = lost.reason
+        records.append(line)

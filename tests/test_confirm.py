@@ -1,0 +1,130 @@
+"""Verdicts, and the second look at those that hang on little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsabench.checks import Effect, Finding, Row
+from nsabench.journal import Confirmation
+from nsabench.messages import Outcome, Samples
+from nsabench.verdict import Judgement, Key, hangs_on_little, judge
+from nsabench.words import DType, Role, Status, Verdict
+
+
+def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
+    given: dict[str, Any] = {
+        "case_id": "c", "op": "selection_rows", "implementation": name, "role": role,
+        "status": Status.OK, "dtype": DType.FLOAT16, "shape": {}, "length": 64,
+        "bytes_min": 1, "flops": 1, "median_ms": median_ms, "session": 1,
+    }
+    return Row(**{**given, **fields})
+
+
+def samples(ms: float, spread: float = 1e-4, step: int = 7, count: int = 50) -> Samples:
+    times = [ms * (1 + spread * ((step * i) % 11 - 5)) for i in range(count)]
+    return Samples(round=list(range(count)), time_ms=times)
+
+
+def verdict(
+    ratio: float,
+    *,
+    spread: float = 1e-4,
+    findings: tuple[Finding, ...] = (),
+    second: Confirmation | None = None,
+    **fields: Any,
+) -> Judgement:
+    rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
+    rows.append(row("wrong", Role.BASELINE, ratio / 10, status=Status.WRONG, reason="r"))
+    taken: dict[Key, Samples] = {
+        ("c", "mine"): samples(1.0, spread),
+        ("c", "best"): samples(ratio, spread, step=3),
+    }
+    return judge(rows, taken, findings, {"c": second} if second else {})["c", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (1.5, Verdict.FASTER),
+        (0.5, Verdict.SLOWER),
+        (1.0, Verdict.SAME),
+        (1.005, Verdict.SAME),
+        (1.02, Verdict.FASTER),
+    ],
+)
+def test_a_clear_ratio_gives_a_clear_verdict(ratio: float, expected: Verdict) -> None:
+    judgement = verdict(ratio)
+    assert judgement.verdict is expected
+    assert judgement.best_baseline == "best"
+    assert judgement.speedup == pytest.approx(ratio)
+
+
+def test_a_wide_interval_is_inconclusive() -> None:
+    assert verdict(1.0, spread=0.05).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_failure_never_has_a_speedup() -> None:
+    judgement = verdict(1.5, status=Status.WRONG, reason="off")
+    assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
+    judgement = verdict(1.5, status=Status.UNSUPPORTED, reason="cannot")
+    assert (judgement.verdict, judgement.speedup) == (None, None)
+
+
+def test_what_was_not_interleaved_forms_no_ratio() -> None:
+    judgement = verdict(1.5, session=2)
+    assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
+
+
+def test_an_uncaught_control_invalidates_every_verdict() -> None:
+    missed = Finding("controls", Effect.INVALID, "not caught", implementation="cheat")
+    assert verdict(1.5, findings=(missed,)).verdict is Verdict.INVALID
+
+
+def test_throttling_makes_a_verdict_inconclusive() -> None:
+    hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
+    judgement = verdict(1.5, findings=(hot,))
+    assert (judgement.verdict, judgement.why) == (Verdict.INCONCLUSIVE, "throttled")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1.5, False), (0.5, False), (1.2, True), (1.205, True), (1.015, True), (1.0, False)],
+)
+def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
+    assert hangs_on_little(verdict(ratio)) is expected
+
+
+def again(ratio: float) -> Confirmation:
+    outcomes = [
+        Outcome(implementation="mine", status=Status.OK, samples=samples(1.0)),
+        Outcome(implementation="best", status=Status.OK, samples=samples(ratio)),
+    ]
+    return Confirmation(case_id="c", outcomes=outcomes)
+
+
+def test_a_second_process_that_agrees_changes_nothing() -> None:
+    assert verdict(1.015, second=again(1.016)) == verdict(1.015)
+
+
+def test_a_second_process_that_disagrees_makes_it_inconclusive() -> None:
+    judgement = verdict(1.015, second=again(0.98))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "0.980" in judgement.why
+
+
+def test_a_margin_that_only_one_process_reached_is_not_reached() -> None:
+    judgement = verdict(1.205, second=again(1.19))
+    assert judgement.verdict is Verdict.FASTER
+    assert judgement.speedup_lo is not None and judgement.speedup_lo < 1.2
+
+
+def test_a_second_process_that_died_confirms_nothing() -> None:
+    judgement = verdict(1.015, second=Confirmation(case_id="c", reason="killed"))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "killed" in judgement.why
+
+
+def test_a_clear_verdict_is_not_touched_by_a_second_look() -> None:
+    assert verdict(1.5, second=again(0.5)) == verdict(1.5)
