@@ -6,7 +6,7 @@ LSE that leaves a kernel is the natural logarithm.
 
 from __future__ import annotations
 
-from ._triton_compat import dot, tl, triton
+from ._triton_compat import dot, narrow, tl, triton
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def softmax_step(
     alpha = tl.exp2(row_max - new_max)
     sums = sums * alpha[:, None] + p
     acc = acc * alpha[:, None]
-    acc = dot(p.to(v.dtype), v, acc, PRECISION)
+    acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
     return new_max, sums, acc
 
 
@@ -103,7 +103,7 @@ def store_row(
     lse = tl.where(some, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
     tl.store(
         out_ptr + heads[:, None] * DV + cols[None, :],
-        out.to(out_ptr.dtype.element_ty),
+        narrow(out, out_ptr.dtype.element_ty),
         mask=heads_ok[:, None] & (cols[None, :] < DV),
     )
     tl.store(lse_ptr + heads, lse, mask=heads_ok)
@@ -176,5 +176,5 @@ def merge_shares(
         total = total * old + tl.sum(weight, 0)
         top = new_top
     out = merged / total
-    tl.store(out_ptr + at * DV + cols, out.to(out_ptr.dtype.element_ty), mask=cols < DV)
+    tl.store(out_ptr + at * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
     tl.store(lse_ptr + at, (top + tl.log2(total)) * 0.6931471805599453)

@@ -15,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # Triton < 3.4
+except ImportError:  # Triton < 3.5
     HAS_PDL = False
 else:
     HAS_PDL = True
@@ -28,6 +28,7 @@ __all__ = [
     "TRITON_VERSION",
     "check_version",
     "dot",
+    "narrow",
     "start_next_launch",
     "tl",
     "triton",
@@ -54,6 +55,17 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     return acc
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """fp32 ``x`` rounded to ``dtype``; the interpreter's own cast to bfloat16 cuts the bits off."""
+    if _INTERPRETED:  # noqa: SIM102 - older Tritons fold one condition at a time
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+            x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
 
 
 # Programmatic dependent launch (sm_90 on): the programs of the next launch may start when all of

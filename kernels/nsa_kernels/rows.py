@@ -11,7 +11,7 @@ import torch
 
 from . import _checks as check
 from ._tiles import late, load_tile, softmax_step, store_row, store_share
-from ._triton_compat import start_next_launch, tl, triton
+from ._triton_compat import narrow, start_next_launch, tl, triton
 from .config import Config, dependent_launch, rows_config
 from .merge import merge, workspace
 
@@ -161,7 +161,7 @@ def rows_per_head_kernel(
     safe = tl.where(row_sum > 0, row_sum, 1.0)
     out = acc / safe
     lse = tl.where(row_sum > 0, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
-    tl.store(out_ptr + (n * H + h) * DV + dv, out.to(out_ptr.dtype.element_ty), mask=dv < DV)
+    tl.store(out_ptr + (n * H + h) * DV + dv, narrow(out, out_ptr.dtype.element_ty), mask=dv < DV)
     tl.store(lse_ptr + n * H + h, lse)
 
 
