@@ -115,7 +115,14 @@ def summary(finished: Finished, console: Console) -> None:
     records = finished.results.records
     console.print(candidates_table(records))
     console.print(baselines_table(records))
-    grave = [f for f in finished.results.findings if f.effect is not Effect.NOTE or not f.case_id]
+    caught = {r["implementation"] for r in records if r["role"] == Role.CONTROL}
+    grave = [
+        f
+        for f in finished.results.findings
+        # What was found in a control is what it is there for, unless it got away.
+        if f.effect is Effect.INVALID
+        or (f.implementation not in caught and (f.effect is not Effect.NOTE or not f.case_id))
+    ]
     if grave:
         print_findings(grave, console, SHOWN_FINDINGS)
     console.print(_panel(finished))
