@@ -118,7 +118,7 @@ def _rows_tile(programs: int, length: int, narrow: bool, processors: int) -> Til
     if some:
         return (64, 4, 3) if narrow else (32, 2, 4)
     if narrow:
-        return 32, 1, 3
+        return (32, 1, 3) if length <= 512 else (128, 2, 2)
     if length <= 256:
         return 32, 1, 2
     return (64, 4, 2) if length <= 512 else (128, 4, 2)
@@ -148,8 +148,9 @@ def rows_config(
     if chunk > block_l:
         stages = max(stages, 2)
     head_tiles = cdiv(h, block_h)
-    # Few programs wait for their first keys; large tiles restage q seldom enough not to notice.
-    late = n * splits * head_tiles <= 4 * limits.processors or block_l >= 128
+    # Few programs wait for their first keys; large, wide tiles restage q too seldom to notice.
+    late = n * splits * head_tiles <= 4 * limits.processors
+    late = late or (block_l >= 128 and not _narrow(d, dv))
     return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late)
 
 
