@@ -19,8 +19,8 @@ from nsabench.verdict import Key
 def write(results: Results, run_id: str, folder: Path) -> None:
     """Write records.parquet and samples.parquet into the run folder."""
     records = pa.Table.from_pylist(results.records, schema=schema(RECORDS))
-    _replace(folder / "records.parquet", records)
-    _replace(folder / "samples.parquet", _samples(run_id, results.samples))
+    replace(folder / "records.parquet", records)
+    replace(folder / "samples.parquet", _samples(run_id, results.samples))
 
 
 def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
@@ -37,7 +37,8 @@ def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
 
 
-def _replace(path: Path, table: pa.Table) -> None:
+def replace(path: Path, table: pa.Table) -> None:
+    """Put the table at `path` in one step: whoever looks sees the old file or the new one."""
     temporary = path.with_suffix(".tmp")
     try:
         pq.write_table(table, temporary, compression="zstd")

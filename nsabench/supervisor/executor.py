@@ -23,7 +23,7 @@ from nsabench.messages import (
 )
 from nsabench.plan import Device, ImplementationInfo
 from nsabench.supervisor.classify import classify
-from nsabench.supervisor.process import WorkerLost, WorkerProcess
+from nsabench.supervisor.process import WorkerLost, WorkerProcess, measuring
 from nsabench.words import Status
 
 DISCOVER_LIMIT_S = 120.0
@@ -84,7 +84,7 @@ class WorkerExecutor:
     def _ask(self, request: Message, expected: type[M], limit_s: float) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(
-                self.device, self.kernels, memory_limit_bytes=self._memory_limit
+                measuring(self.device, self.kernels), memory_limit_bytes=self._memory_limit
             )
         worker = self._worker
         worker.log.clear()

@@ -12,14 +12,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from nsabench.errors import NsabenchError
-from nsabench.messages import REPLY, Message, Refused, Reply, Step
+from nsabench.messages import REPLY, Message, Refused, Step
 from nsabench.plan import Device
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
@@ -34,6 +36,8 @@ PR_SET_CHILD_SUBREAPER = 36
 MARK = "NSABENCH_WORKER_OF"
 _mark = f"{os.getpid()}-{time.monotonic_ns()}"
 _workers: set[int] = set()
+# Workers may be started by several threads: one that is born must not be taken for an orphan.
+_births = threading.Lock()
 
 
 class WorkerLost(Exception):
@@ -102,27 +106,43 @@ class Log:
         return raw.decode("utf-8", "replace")
 
 
+@dataclass(frozen=True)
+class Program:
+    """What a worker runs: a module that answers requests, its options, and how it answers."""
+
+    module: str
+    options: Sequence[str]
+    environment: Mapping[str, str]
+    replies: TypeAdapter[Any] = REPLY
+
+
+def measuring(device: Device, kernels: Path | None) -> Program:
+    """The worker that measures."""
+    options = ["--device", device]
+    if kernels is not None:
+        options += ["--kernels", str(kernels)]
+    return Program("nsabench.worker", options, worker_environment(device))
+
+
 class WorkerProcess:
     """A worker in a session (process group) of its own."""
 
-    def __init__(
-        self, device: Device, kernels: Path | None, *, memory_limit_bytes: int | None = None
-    ) -> None:
+    def __init__(self, program: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
-        command = [sys.executable, "-m", "nsabench.worker", "--device", device]
+        self._replies = program.replies
+        command = [sys.executable, "-m", program.module, *program.options]
         command += ["--parent", str(os.getpid())]
-        if kernels is not None:
-            command += ["--kernels", str(kernels)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=worker_environment(device),
-            bufsize=0,
-        )
-        _workers.add(self.pid)
+        with _births:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=dict(program.environment),
+                bufsize=0,
+            )
+            _workers.add(self.pid)
         self.log = Log()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
@@ -137,7 +157,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: Message, limit_s: float) -> Iterator[Reply]:
+    def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
         """Send a request and yield the replies up to and including the one that answers it.
 
         `limit_s` bounds each step. Raises a `WorkerLost` when the worker goes, or the
@@ -166,7 +186,7 @@ class WorkerProcess:
             if not isinstance(reply, Step):
                 return
 
-    def _receive(self, limit_s: float) -> Reply:
+    def _receive(self, limit_s: float) -> Message:
         assert self._process.stdout is not None
         deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector:
@@ -188,7 +208,8 @@ class WorkerProcess:
         line, _, rest = self._buffer.partition(b"\n")
         self._buffer = bytearray(rest)
         try:
-            return REPLY.validate_json(bytes(line))
+            reply: Message = self._replies.validate_json(bytes(line))
+            return reply
         except ValidationError:
             # Foreign code wrote on our descriptor: nothing this process says counts any more.
             self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
@@ -278,9 +299,11 @@ def _adopt_orphans() -> None:
 
 def reap_orphans() -> None:
     """Kill what workers left behind: our children that carry the mark and are no worker of ours."""
-    for child in psutil.Process().children():
+    with _births:
+        orphans = [c for c in psutil.Process().children() if c.pid not in _workers]
+    for child in orphans:
         with contextlib.suppress(psutil.Error):
-            if child.pid in _workers or child.environ().get(MARK) != _mark:
+            if child.environ().get(MARK) != _mark:
                 continue
             for process in _family(child.pid):
                 with contextlib.suppress(psutil.Error):

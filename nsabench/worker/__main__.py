@@ -6,12 +6,8 @@ Everything an implementation prints, on either stream, goes to stderr, which the
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import signal
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 from nsabench.errors import NsabenchError
 from nsabench.messages import (
@@ -27,8 +23,7 @@ from nsabench.messages import (
     Refused,
     Step,
 )
-
-PR_SET_PDEATHSIG = 1
+from nsabench.worker.channel import Channel, die_with
 
 
 def main() -> None:
@@ -37,45 +32,26 @@ def main() -> None:
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
-    replies = _claim_stdout()
-    _die_with(options.parent)
+    channel = Channel.claim_stdout()
+    die_with(options.parent)
     try:
-        Worker(options.device, options.kernels, replies).serve()
+        Worker(options.device, options.kernels, channel).serve()
     except NsabenchError as error:
-        _send(
-            replies,
+        channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
         )
-
-
-def _claim_stdout() -> BinaryIO:
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return replies
-
-
-def _die_with(parent: int) -> None:
-    """A killed supervisor must leave no worker behind, not even one that hangs in a kernel."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit("the supervisor is gone")
-
-
-def _send(replies: BinaryIO, message: Message) -> None:
-    replies.write(message.model_dump_json().encode() + b"\n")
-    replies.flush()
 
 
 class Worker:
     """Serves one supervisor on one device. torch and foreign code are imported on first need."""
 
-    def __init__(self, device: str, kernels: Path | None, replies: BinaryIO) -> None:
+    def __init__(self, device: str, kernels: Path | None, channel: Channel) -> None:
         self.device = device
         self.kernels = kernels
-        self.replies = replies
+        self.channel = channel
 
     def send(self, message: Message) -> None:
-        _send(self.replies, message)
+        self.channel.send(message)
 
     def serve(self) -> None:
         self.send(Step(phase="start"))

@@ -1,0 +1,95 @@
+"""nsabench preflight"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from nsabench import terminal
+from nsabench.cli import _options
+from nsabench.errors import EnvironmentRefused
+from nsabench.preflight import architectures, cell, report, run, tritons
+
+
+@click.command("preflight")
+@_options.matrices
+@click.option(
+    "--arch",
+    default=",".join(architectures.ARCHITECTURES),
+    show_default=True,
+    metavar="LIST",
+    help="Architectures to compile for.",
+)
+@click.option(
+    "--triton",
+    default="",
+    metavar="LIST",
+    help="Versions to compile with, or `all`; each is installed into the cache, checked by its "
+    "hash. Default: the one that is installed.",
+)
+@_options.kernels
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("results/preflight.parquet"),
+    show_default=True,
+    metavar="FILE",
+    help="Where the table goes.",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Compilers at once. Default: one a core.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The longest that one compilation may take.",
+)
+@_options.as_json
+def command(
+    matrices: tuple[str, ...],
+    arch: str,
+    triton: str,
+    kernels: Path | None,
+    out: Path,
+    jobs: int | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Compile every candidate's kernels for other GPUs and other Tritons, without a GPU.
+
+    Candidates are called on the cases of the matrices (default: all that ship) as if a GPU of each
+    architecture were there; what they launch, with every autotune configuration, is recorded,
+    compiled to a cubin, and not run. With --kernels only that file's candidates.
+
+    Exits with 1 when something fails on an architecture that the Triton supports.
+
+    Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
+    """
+    order = run.Order(
+        architectures=architectures.parse(arch),
+        versions=tritons.parse(triton),
+        matrices=matrices,
+        kernels=kernels,
+        timeout_s=timeout,
+        jobs=jobs or 0,
+    )
+    console = terminal.console()
+    with report.Progress(console) as progress:
+        cells = run.run(order, progress)
+    try:
+        cell.write(cells, out)
+    except OSError as error:
+        raise EnvironmentRefused(
+            f"{out} cannot be written: {error.strerror}", "give --out a writable place."
+        ) from None
+    failed = sum(c.failed for c in cells)
+    if as_json:
+        click.echo(json.dumps([asdict(c) for c in cells], indent=1))
+    else:
+        console.print(report.render(cells))
+        console.print(f"{len(cells)} launches, {failed} failed; all in {out}")
+    return 1 if failed else 0

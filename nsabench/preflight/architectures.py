@@ -1,0 +1,83 @@
+"""The GPU architectures kernels are compiled for: their limits, and which Triton knows which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsabench.environment.pairs import numbers
+from nsabench.errors import UsageError
+
+KIB = 1024
+REGISTERS = 65536  # a multiprocessor's, the same on all of them
+REGISTERS_AT_ONCE = 256  # registers are given to a warp in units of this many
+RESERVED_SHARED = KIB  # the driver's share of every block's shared memory
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Limits from the tables of the CUDA programming guide, and one GPU that has them."""
+
+    capability: int
+    shared_per_block: int
+    shared_per_sm: int
+    warps_per_sm: int
+    blocks_per_sm: int
+    gpu: str
+    processors: int
+    memory_gib: int
+    l2_mib: int
+
+    @property
+    def name(self) -> str:
+        return f"sm_{self.capability}"
+
+
+ARCHITECTURES = {
+    a.name: a
+    for a in (
+        Architecture(80, 163 * KIB, 164 * KIB, 64, 32, "NVIDIA A100-SXM4-80GB", 108, 80, 40),
+        Architecture(86, 99 * KIB, 100 * KIB, 48, 16, "NVIDIA GeForce RTX 3090", 82, 24, 6),
+        Architecture(89, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 4090", 128, 24, 72),
+        Architecture(90, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA H200", 132, 141, 50),
+        Architecture(100, 227 * KIB, 228 * KIB, 64, 32, "NVIDIA B200", 148, 180, 126),
+        Architecture(120, 99 * KIB, 100 * KIB, 48, 24, "NVIDIA GeForce RTX 5090", 170, 32, 96),
+    )
+}
+
+# The oldest Triton that compiles for an architecture. Older ones are tried too, and may fail.
+OLDEST_TRITON = {"sm_100": (3, 3), "sm_120": (3, 3)}
+OLDEST_SUPPORTED = (3, 0)
+
+
+def parse(given: str) -> list[Architecture]:
+    """`sm_89,sm_90` as architectures. Raises `UsageError` for one that is not known."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in ARCHITECTURES:
+            raise UsageError(
+                f"{name!r} is not an architecture that preflight knows",
+                f"give --arch some of {','.join(ARCHITECTURES)}.",
+            )
+    return [ARCHITECTURES[name] for name in dict.fromkeys(names)] or list(ARCHITECTURES.values())
+
+
+def declared(triton: str, architecture: str) -> bool:
+    """Whether this Triton is meant to compile for the architecture: a failure then counts."""
+    return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
+
+
+def supported_by(triton: str) -> Sequence[str]:
+    return [name for name in ARCHITECTURES if declared(triton, name)]
+
+
+def occupancy(architecture: Architecture, warps: int, registers: int, shared: int) -> float:
+    """Warps resident on a multiprocessor over those it can hold; 0 when no block fits."""
+    by_warps = architecture.warps_per_sm // warps
+    units = -(-registers * 32 // REGISTERS_AT_ONCE)
+    by_registers = REGISTERS // (max(units, 1) * REGISTERS_AT_ONCE) // warps
+    by_shared = architecture.shared_per_sm // (shared + RESERVED_SHARED)
+    if shared > architecture.shared_per_block:
+        by_shared = 0
+    blocks = min(architecture.blocks_per_sm, by_warps, by_registers, by_shared)
+    return blocks * warps / architecture.warps_per_sm

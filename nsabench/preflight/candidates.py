@@ -1,0 +1,86 @@
+"""Calls the candidates of a case on a pretended GPU and collects what they launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nsabench import ops
+from nsabench.case import Case
+from nsabench.failure import Failure
+from nsabench.ops.contract import Inputs
+from nsabench.preflight import pretend, record
+from nsabench.preflight.architectures import Architecture
+from nsabench.preflight.record import Call
+from nsabench.registry import Implementation
+from nsabench.words import Direction, Status
+from nsabench.worker.guard import guarded
+
+SMALL_BYTES = 256 << 20  # inputs up to this are made for real where shapes alone do not do
+
+
+def launches(item: Implementation, case: Case, architecture: Architecture) -> list[Call]:
+    """What one call on the case launches. Raises `Failure` when it cannot be called.
+
+    First on tensors without memory, which any shape can have. Code that reads values of its
+    inputs cannot run on those, and is called again on tensors on the CPU, if they are small.
+    """
+    try:
+        return _attempt(item, case, architecture, "meta")
+    except Failure as first:
+        if first.status is Status.UNSUPPORTED:
+            raise
+        if case.work.bytes_min > SMALL_BYTES:
+            raise Failure(
+                Status.SKIPPED, f"it needs values, and the case is too large to make them: {first}"
+            ) from first
+        return _attempt(item, case, architecture, "cpu")
+
+
+def _attempt(item: Implementation, case: Case, architecture: Architecture, real: str) -> list[Call]:
+    found: list[Call] = []
+    inputs = _inputs(case, real)
+
+    def call() -> None:
+        with record.recording(found.append), pretend.tensors_on_cuda(real):
+            _run(item.call, inputs, case.direction)
+
+    with pretend.cuda(architecture):
+        guarded(call, "cpu")
+    return found
+
+
+def _inputs(case: Case, real: str) -> Inputs:
+    op = ops.get(case.op)
+    arguments = (case.sizes, case.dtype, case.distribution, case.seed, "cpu")
+    if real == "cpu":
+        return op.draw(*arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        drawn = op.draw(*arguments)
+    tensors = {
+        name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=real)
+        for name, t in drawn.tensors.items()
+    }
+    return Inputs(tensors, drawn.options)
+
+
+def _run(call: Callable[..., Any], inputs: Inputs, direction: Direction) -> None:
+    tensors = list(inputs.tensors.values())
+    if direction is Direction.FORWARD:
+        call(*tensors, **inputs.options)
+        return
+    wanted = [t.requires_grad_() for t in tensors if t.is_floating_point()]
+    out = call(*tensors, **inputs.options)
+    # Past torch.autograd.grad, which would leave the mode that pretends before it runs backward.
+    torch.autograd.Variable._execution_engine.run_backward(
+        (out,),
+        (torch.empty_like(out),),
+        False,
+        False,
+        tuple(wanted),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )

@@ -1,0 +1,195 @@
+"""Compiles everything for one architecture under one Triton, whatever happens to the compiler."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from nsabench.case import Case
+from nsabench.messages import Message, Step
+from nsabench.preflight.architectures import Architecture, declared, occupancy
+from nsabench.preflight.cell import Cell
+from nsabench.preflight.messages import REPLY, Build, Built, Launch, Record, Recorded, Trouble
+from nsabench.supervisor.classify import SIGNATURES, classify
+from nsabench.supervisor.process import Program, WorkerLost, WorkerProcess, worker_environment
+from nsabench.words import Status
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Task:
+    """An architecture under a Triton; `folder` is None for the Triton that is installed."""
+
+    architecture: Architecture
+    triton: str
+    folder: Path | None
+
+
+class Compiler:
+    """Runs a task in workers of its own."""
+
+    def __init__(
+        self, task: Task, kernels: Path | None, timeout_s: float, done: Callable[[Cell], None]
+    ) -> None:
+        self._task = task
+        self._kernels = kernels
+        self._timeout_s = timeout_s
+        self._done = done
+        self._cache = tempfile.TemporaryDirectory(prefix="nsabench-preflight-")
+        self._worker: WorkerProcess | None = None
+        self._lost: list[Trouble] = []
+        self._declared = declared(task.triton, task.architecture.name)
+
+    def run(self, cases: list[Case]) -> list[Cell]:
+        """Record and compile. A worker that is lost costs the launch it was busy with."""
+        with self._cache:
+            try:
+                return self._run(cases)
+            finally:
+                self._retire()
+
+    def _run(self, cases: list[Case]) -> list[Cell]:
+        recorded = self._record(cases)
+        cells = [self._trouble(recorded, t) for t in [*recorded.troubles, *self._lost]]
+        for cell in cells:
+            self._done(cell)
+        unknown = ""
+        built: dict[str, Built] = {}
+        for launch in recorded.launches:
+            # Two implementations may share a kernel, as all that split share their merge.
+            if launch.key not in built:
+                built[launch.key] = (
+                    Built(status=Status.UNSUPPORTED, reason=unknown)
+                    if unknown
+                    else self._build(launch, cases)
+                )
+            result = built[launch.key]
+            cells.append(self._cell(recorded, launch, result))
+            self._done(cells[-1])
+            if not self._declared and not unknown and result.status is not Status.OK:
+                # One answer is enough where none was promised: each may cost a process.
+                unknown = f"not tried, as this Triton did not compile the first: {result.reason}"
+        return cells
+
+    def _record(self, cases: list[Case]) -> Recorded:
+        """Raises `WorkerLost` when the worker goes while it does nothing for an implementation."""
+        while True:
+            skip = [f"{t.op}/{t.implementation}" for t in self._lost]
+            try:
+                return self._ask(Record(cases=cases, skip=skip), Recorded)
+            except WorkerLost as lost:
+                status, reason = classify(lost)
+                if not lost.step.implementation:
+                    raise
+                op, _, name = lost.step.implementation.partition("/")
+                self._lost.append(
+                    Trouble(op=op, implementation=name, status=status, reason=reason, example="")
+                )
+
+    def _build(self, launch: Launch, cases: list[Case]) -> Built:
+        if self._worker is None:
+            self._record(cases)
+        try:
+            built = self._ask(Build(key=launch.key), Built)
+        except WorkerLost as lost:
+            status, reason = classify(lost)
+            return Built(status=status, reason=reason)
+        if built.status is Status.COMPILE_ERROR and self._worker is not None:
+            built.reason += _diagnostic(self._worker.log.text())
+        return built
+
+    def _ask(self, request: Message, expected: type[M]) -> M:
+        if self._worker is None:
+            self._worker = WorkerProcess(self._program())
+        self._worker.log.clear()
+        try:
+            for reply in self._worker.ask(request, self._timeout_s):
+                if not isinstance(reply, Step):
+                    assert isinstance(reply, expected)
+                    return reply
+        except BaseException:
+            self._retire()
+            raise
+        raise AssertionError("a worker's replies end with an answer or an exception")
+
+    def _retire(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.stop()
+
+    def _program(self) -> Program:
+        options = ["--arch", self._task.architecture.name]
+        if self._kernels is not None:
+            options += ["--kernels", str(self._kernels)]
+        environment = worker_environment("cuda")
+        environment.pop("TRITON_INTERPRET", None)
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["TRITON_CACHE_DIR"] = self._cache.name
+        if self._task.folder is not None:
+            path = [str(self._task.folder), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        return Program("nsabench.preflight.worker", options, environment, REPLY)
+
+    def _trouble(self, recorded: Recorded, trouble: Trouble) -> Cell:
+        return Cell(
+            triton=recorded.triton,
+            torch=recorded.torch,
+            architecture=self._task.architecture.name,
+            declared=self._declared,
+            op=trouble.op,
+            implementation=trouble.implementation,
+            kernel="",
+            signature="",
+            constants="",
+            options="",
+            example=trouble.example,
+            cases=trouble.cases,
+            status=trouble.status,
+            reason=trouble.reason,
+        )
+
+    def _cell(self, recorded: Recorded, launch: Launch, built: Built) -> Cell:
+        architecture = self._task.architecture
+        occupied = None
+        if built.registers is not None and built.warps is not None:
+            occupied = occupancy(
+                architecture, built.warps, built.registers, built.shared_bytes or 0
+            )
+        return Cell(
+            triton=recorded.triton,
+            torch=recorded.torch,
+            architecture=architecture.name,
+            declared=self._declared,
+            op=launch.op,
+            implementation=launch.implementation,
+            kernel=launch.kernel,
+            signature=launch.signature,
+            constants=launch.constants,
+            options=launch.options,
+            example=launch.example,
+            cases=launch.cases,
+            status=built.status,
+            reason=built.reason,
+            registers=built.registers,
+            spill_bytes=built.spill_bytes,
+            shared_bytes=built.shared_bytes,
+            shared_limit_bytes=architecture.shared_per_block,
+            warps=built.warps,
+            occupancy=occupied,
+            code_bytes=built.code_bytes,
+            compile_s=built.compile_s,
+        )
+
+
+def _diagnostic(log: str) -> str:
+    """What MLIR printed of an error that Triton raises without saying which."""
+    lines = [line.strip()[:300] for line in log.splitlines()]
+    for line in lines:
+        if ": error: " in line or any(pattern.search(line) for _, _, pattern in SIGNATURES):
+            return f"; {line}"
+    return ""

@@ -1,0 +1,81 @@
+"""What preflight and its workers say to each other, beside `Step` and `Refused`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from nsabench.case import Case
+from nsabench.messages import Message, Refused, Step
+from nsabench.words import Status
+
+
+class Record(Message):
+    """Call the candidates of these cases on a pretended GPU and note what they launch."""
+
+    kind: Literal["record"] = "record"
+    cases: list[Case]
+    skip: list[str]  # OP/IMPLEMENTATION that took an earlier worker down
+
+
+class Build(Message):
+    """Compile a launch that was recorded."""
+
+    kind: Literal["build"] = "build"
+    key: str
+
+
+Request = Annotated[Record | Build, Field(discriminator="kind")]
+REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
+
+
+class Launch(Message):
+    """A distinct launch: the kernel as it is specialised. `key` is the same in every process."""
+
+    key: str
+    op: str
+    implementation: str
+    kernel: str
+    signature: str
+    constants: str
+    options: str
+    example: str  # the first case that launches it
+    cases: int = 1
+
+
+class Trouble(Message):
+    """An implementation that could not be recorded on `cases` of its cases."""
+
+    op: str
+    implementation: str
+    status: Status
+    reason: str
+    example: str
+    cases: int = 1
+
+
+class Recorded(Message):
+    kind: Literal["recorded"] = "recorded"
+    triton: str
+    torch: str
+    launches: list[Launch]
+    troubles: list[Trouble]
+
+
+class Built(Message):
+    """What the compiler made of a launch. The numbers are those of the cubin."""
+
+    kind: Literal["built"] = "built"
+    status: Status
+    reason: str = ""
+    registers: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    warps: int | None = None
+    code_bytes: int | None = None
+    compile_s: float | None = None
+
+
+Reply = Annotated[Step | Recorded | Built | Refused, Field(discriminator="kind")]
+REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

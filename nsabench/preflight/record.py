@@ -1,0 +1,148 @@
+"""Notes what is launched instead of launching it, and compiles it later.
+
+Triton's own launch path does both: stopped at its first line it tells what a call launches, and
+entered again with `warmup` it specialises and compiles exactly as it would have. So this works for
+every Triton whose `JITFunction.run` has that switch, with none of their differences known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.runtime import autotuner, jit
+
+ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers on
+
+
+class Pointer:
+    """Stands for a tensor: Triton reads its dtype and whether its address is aligned."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._offset: int = tensor.storage_offset() * tensor.element_size()
+        self.shape: tuple[int, ...] = tuple(tensor.shape)
+        self._strides: tuple[int, ...] = tensor.stride()
+
+    def data_ptr(self) -> int:
+        return self._offset
+
+    def stride(self) -> tuple[int, ...]:
+        return self._strides
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch of a kernel, with its tensors replaced by `Pointer`s."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    @property
+    def kernel(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
+
+    def _named(self) -> dict[str, Any]:
+        return {**dict(zip(self.function.arg_names, self.arguments, strict=False)), **self.keywords}
+
+    def signature(self) -> str:
+        constants = self._constant_names()
+        return " ".join(
+            f"{name}:{_kind(value)}"
+            for name, value in self._named().items()
+            if name not in constants and name in self.function.arg_names
+        )
+
+    def constants(self) -> str:
+        constants = self._constant_names()
+        return " ".join(
+            f"{name}={_shown(value)}" for name, value in self._named().items() if name in constants
+        )
+
+    def options(self) -> str:
+        given = {k: v for k, v in self.keywords.items() if k not in self.function.arg_names}
+        return " ".join(f"{name}={value}" for name, value in sorted(given.items()))
+
+    def _constant_names(self) -> set[str]:
+        return {p.name for p in self.function.params if p.is_constexpr}
+
+    def key(self) -> str:
+        """The same for two launches that compile to the same code."""
+        where = f"{self.function.fn.__module__}.{self.function.fn.__qualname__}"
+        text = "|".join([where, self.signature(), self.constants(), self.options()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def compile(self) -> Any:
+        """Compile as Triton would on launch. Raises what the compiler raises."""
+        return _original_run(
+            self.function, *self.arguments, grid=(1,), warmup=True, **self.keywords
+        )
+
+
+_original_run = jit.JITFunction.run
+
+
+def _kind(value: Any) -> str:
+    """What a launch specialises on: the type, and whether the value is 1 or aligned."""
+    if isinstance(value, Pointer):
+        aligned = value.data_ptr() % ALIGNMENT == 0
+        return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        if value == 1:
+            return "1"
+        wide = "i32" if -(2**31) <= value < 2**31 else "i64"
+        return f"{wide}{'/16' if value % ALIGNMENT == 0 else ''}"
+    if isinstance(value, tuple | list):
+        return f"({','.join(map(_kind, value))})"
+    return type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    inner = getattr(value, "value", value)
+    return str(getattr(inner, "__name__", inner))
+
+
+def _pointers(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Pointer(value)
+    if type(value) is tuple:
+        return tuple(map(_pointers, value))
+    return value
+
+
+@contextmanager
+def recording(found: Callable[[Call], None]) -> Iterator[None]:
+    """While this lasts no kernel runs; `found` gets each launch, and every configuration of it."""
+
+    def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        arguments = tuple(map(_pointers, args))
+        keywords = {name: _pointers(value) for name, value in kwargs.items()}
+        found(Call(self, arguments, keywords))
+
+    def every_configuration(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        try:
+            pruned = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
+        finally:
+            self.nargs = None
+        for config in pruned:
+            self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    with (
+        mock.patch.object(jit.JITFunction, "run", launch),
+        mock.patch.object(autotuner.Autotuner, "run", every_configuration),
+    ):
+        yield
+
+
+def triton_version() -> str:
+    return str(triton.__version__)

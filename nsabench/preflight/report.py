@@ -1,0 +1,151 @@
+"""The grid a person reads: kernels down, Tritons and architectures across."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nsabench.environment.pairs import numbers
+from nsabench.preflight.architectures import KIB
+from nsabench.preflight.cell import Cell
+from nsabench.words import Status
+
+SHOWN_FAILURES = 20
+SEVERITY = (
+    Status.CRASHED,
+    Status.TIMEOUT,
+    Status.COMPILE_ERROR,
+    Status.OUT_OF_MEMORY,
+    Status.UNSUPPORTED,
+    Status.SKIPPED,
+)
+
+
+def render(cells: Sequence[Cell]) -> RenderableType:
+    """The grid, what failed and why, and what the kernels take."""
+    parts: list[RenderableType] = [_grid(cells), _resources(cells)]
+    problems = _problems(cells)
+    parts += [Text(""), *problems] if problems else []
+    return Group(*parts)
+
+
+def _row(cell: Cell) -> tuple[str, str, str]:
+    return cell.op, cell.implementation, cell.kernel or "(not recorded)"
+
+
+def _grid(cells: Sequence[Cell]) -> Table:
+    table = Table(title="launches compiled", title_justify="left", box=None, pad_edge=False)
+    table.add_column("implementation", no_wrap=True)
+    table.add_column("kernel", no_wrap=True)
+    columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in cells}, key=_column)
+    for _, triton, architecture in columns:
+        table.add_column(f"{triton}\n{architecture}", justify="right")
+    for row in sorted({_row(c) for c in cells}):
+        texts = [
+            _count(
+                [c for c in cells if _row(c) == row and (c.triton, c.architecture) == column[1:]]
+            )
+            for column in columns
+        ]
+        table.add_row(row[1], row[2], *texts)
+    return table
+
+
+def _column(column: tuple[Any, str, str]) -> tuple[Any, int]:
+    return column[0], int(column[2].removeprefix("sm_"))
+
+
+def _count(cells: Sequence[Cell]) -> Text:
+    if not cells:
+        return Text("-", "dim")
+    good = sum(c.status == Status.OK for c in cells)
+    if good == len(cells):
+        return Text(f"{good} ok", "green")
+    worst = next(s for s in SEVERITY if any(c.status == s for c in cells))
+    bad = any(c.failed for c in cells)
+    return Text(f"{good}/{len(cells)} {worst}", "bold red" if bad else "dim")
+
+
+def _resources(cells: Sequence[Cell]) -> Table:
+    """The most that any launch of a kernel takes, for each architecture and Triton."""
+    table = Table(
+        title="\nmost that a launch takes", title_justify="left", box=None, pad_edge=False
+    )
+    for name in ("kernel", "triton", "arch"):
+        table.add_column(name, no_wrap=True)
+    heads = ("registers", "spill B", "shared KiB", "limit", "occupancy", "code KiB", "compile s")
+    for name in heads:
+        table.add_column(name, justify="right")
+    built = [c for c in cells if c.registers is not None]
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in built:
+        key = (cell.kernel, numbers(cell.triton), int(cell.architecture.removeprefix("sm_")))
+        groups.setdefault(key, []).append(cell)
+    for key in sorted(groups):
+        group = groups[key]
+        first = group[0]
+        spilled = max(c.spill_bytes or 0 for c in group)
+        table.add_row(
+            first.kernel,
+            first.triton,
+            first.architecture,
+            str(max(c.registers or 0 for c in group)),
+            Text(str(spilled), "yellow" if spilled else ""),
+            f"{max(c.shared_bytes or 0 for c in group) / KIB:.1f}",
+            f"{(first.shared_limit_bytes or 0) // KIB}",
+            f"{min(c.occupancy or 0.0 for c in group):.0%}",
+            f"{max(c.code_bytes or 0 for c in group) / KIB:.1f}",
+            f"{max(c.compile_s or 0.0 for c in group):.1f}",
+        )
+    return table
+
+
+def _problems(cells: Sequence[Cell]) -> list[Text]:
+    """One line for each way in which a kernel did not compile, failures first."""
+    seen: dict[tuple[bool, str, str, str, str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.status != Status.OK:
+            who = cell.kernel or cell.implementation
+            key = (not cell.failed, who, cell.triton, cell.architecture, cell.status, cell.reason)
+            seen.setdefault(key, []).append(cell)
+    lines = []
+    for (benign, who, triton, architecture, status, reason), group in sorted(seen.items()):
+        word = "" if benign else "FAILED "
+        text = f"{word}{who} under Triton {triton} for {architecture}: {status}: {reason}"
+        if len(group) > 1:
+            text += f" ({len(group)} launches)"
+        lines.append(Text(text, "dim" if benign else "red"))
+    if len(lines) > SHOWN_FAILURES:
+        left = len(lines) - SHOWN_FAILURES
+        lines = [*lines[:SHOWN_FAILURES], Text(f"... and {left} more; the Parquet file has all")]
+    return lines
+
+
+class Progress:
+    """One line a launch where the output is no terminal; a count where it is."""
+
+    def __init__(self, console: Console) -> None:
+        self._status = console.status("starting") if console.is_terminal else None
+        self._done = self._failed = 0
+
+    def __enter__(self) -> Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, cell: Cell) -> None:
+        self._done += 1
+        self._failed += cell.failed
+        if self._status is not None:
+            self._status.update(
+                f"{self._done} compiled, {self._failed} failed; "
+                f"Triton {cell.triton}, {cell.architecture}, {cell.kernel or cell.implementation}"
+            )

@@ -1,0 +1,90 @@
+"""A preflight from end to end: versions, architectures, a pool of compilers, the rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from nsabench import plan as planning
+from nsabench.case import Case
+from nsabench.errors import EnvironmentRefused
+from nsabench.preflight import tritons
+from nsabench.preflight.architectures import Architecture
+from nsabench.preflight.cell import Cell
+from nsabench.preflight.compile_all import Compiler, Task
+from nsabench.supervisor.classify import classify
+from nsabench.supervisor.process import WorkerLost
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be compiled. No `versions`: the Triton that is installed."""
+
+    architectures: Sequence[Architecture]
+    versions: Sequence[str] = ()
+    matrices: Sequence[str] = ()
+    kernels: Path | None = None
+    timeout_s: float = 120.0
+    jobs: int = 0
+
+
+def run(order: Order, done: Callable[[Cell], None] = lambda cell: None) -> list[Cell]:
+    """Compile it all; `done` hears of each row, from several threads.
+
+    Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed or imported.
+    """
+    tasks = _tasks(order)
+    cases = _cases(order)
+    jobs = order.jobs or len(os.sched_getaffinity(0))
+
+    def compile_one(task: Task) -> list[Cell]:
+        try:
+            return Compiler(task, order.kernels, order.timeout_s, done).run(cases)
+        except WorkerLost as lost:
+            raise EnvironmentRefused(
+                f"Triton {task.triton} could not be started: {classify(lost)[1]}",
+                "run `nsabench doctor`, or leave this version out of --triton.",
+            ) from lost
+
+    with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
+        futures = [pool.submit(compile_one, task) for task in tasks]
+        try:
+            return [cell for future in futures for cell in future.result()]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def _tasks(order: Order) -> list[Task]:
+    installed = installed_triton()
+    folders: dict[str, Path | None] = {
+        version: None if version == installed else tritons.install(version)
+        for version in order.versions or [installed]
+    }
+    return [
+        Task(architecture, version, folder)
+        for version, folder in folders.items()
+        for architecture in order.architectures
+    ]
+
+
+def installed_triton() -> str:
+    """Raises `EnvironmentRefused` when there is none; torch is asked for too."""
+    try:
+        metadata.version("torch")
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError as error:
+        raise EnvironmentRefused(
+            f"{error.name} is not installed, and preflight compiles with it",
+            "install `nsabench[torch]`.",
+        ) from None
+
+
+def _cases(order: Order) -> list[Case]:
+    loaded = planning.load_matrices(order.matrices or list(planning.shipped_matrices()))
+    return list({case.id: case for one in loaded for case in one.cases}.values())

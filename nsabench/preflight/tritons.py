@@ -1,0 +1,108 @@
+"""Other versions of Triton, each in a folder of its own under the cache, checked by its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from nsabench.environment.pairs import numbers
+from nsabench.errors import EnvironmentRefused, UsageError
+
+LOCK = "tritons.txt"
+CACHE_VARIABLE = "NSABENCH_CACHE"
+INSTALL_LIMIT_S = 900
+
+
+@cache
+def locked() -> dict[str, str]:
+    """The versions in the lock, each with its requirement and hashes as pip reads them."""
+    text = files("nsabench.preflight").joinpath(LOCK).read_text()
+    found = re.findall(r"^triton==([\w.]+)((?:\s*\\\n\s+--hash=\S+)+)", text, re.MULTILINE)
+    return {version: f"triton=={version}{hashes}\n" for version, hashes in found}
+
+
+def parse(given: str) -> list[str]:
+    """`3.1.0,3.6.0` as versions, `all` as all that are locked. Raises `UsageError`."""
+    if given == "all":
+        return sorted(locked(), key=numbers)
+    versions = [version.strip() for version in given.split(",") if version.strip()]
+    for version in versions:
+        if version not in locked():
+            raise UsageError(
+                f"Triton {version} is not among those that preflight has hashes of",
+                f"give --triton some of {', '.join(sorted(locked(), key=numbers))}.",
+            )
+    return list(dict.fromkeys(versions))
+
+
+def cache_folder() -> Path:
+    """Where versions are kept: NSABENCH_CACHE, else the user's cache folder."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "nsabench"
+
+
+def install(version: str) -> Path:
+    """The folder of a version, installed on first need. Raises `EnvironmentRefused`."""
+    requirement = locked()[version]
+    tag = hashlib.sha256(f"{requirement}{sys.version_info[:2]}".encode()).hexdigest()[:8]
+    folder = cache_folder() / "triton" / f"{version}-{tag}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its final place, so that the last step is a rename and a reader sees all or none.
+        with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=folder.parent) as temporary:
+            _pip(version, requirement, Path(temporary))
+            (Path(temporary) / "triton.tree").rename(folder)
+    except OSError as error:
+        if folder.is_dir():  # another process was faster
+            return folder
+        raise EnvironmentRefused(
+            f"Triton {version} cannot be put into {folder.parent}: {error.strerror}",
+            f"make room, or name another folder in {CACHE_VARIABLE}.",
+        ) from None
+    return folder
+
+
+def _pip(version: str, requirement: str, temporary: Path) -> None:
+    lock = temporary / "lock.txt"
+    lock.write_text(requirement)
+    target = ["--no-deps", "--require-hashes", "--target", temporary / "triton.tree"]
+    options = [*target, "--requirement", lock]
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+        command += ["--quiet", "--only-binary", ":all:"]
+    elif uv := shutil.which("uv"):
+        command = [uv, "pip", "install", "--quiet", "--python", sys.executable]
+        command += ["--only-binary", ":all:"]
+    else:
+        raise EnvironmentRefused(
+            f"neither pip nor uv is here to install Triton {version}", "install one of them."
+        )
+    try:
+        done = subprocess.run(
+            [*command, *map(str, options)], capture_output=True, text=True, timeout=INSTALL_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentRefused(
+            f"Triton {version} was not installed within {INSTALL_LIMIT_S} s",
+            "look at the connection to the package index.",
+        ) from None
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise EnvironmentRefused(
+            f"Triton {version} could not be installed: {said[-1][:300] if said else 'no reason'}",
+            "look at the connection to the package index, or leave this version out of --triton.",
+        )

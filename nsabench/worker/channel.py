@@ -1,0 +1,37 @@
+"""A worker's end of the pipe to its supervisor."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import BinaryIO
+
+from nsabench.messages import Message
+
+PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """Sends messages, one JSON object a line."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    @classmethod
+    def claim_stdout(cls) -> Channel:
+        """Take the descriptor stdout was; what foreign code prints from here on goes to stderr."""
+        stream = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        return cls(stream)
+
+    def send(self, message: Message) -> None:
+        self._stream.write(message.model_dump_json().encode() + b"\n")
+        self._stream.flush()
+
+
+def die_with(parent: int) -> None:
+    """A killed supervisor must leave no worker behind, not even one that hangs in a kernel."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the supervisor is gone")
