@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,20 @@ def test_known_shapes_grow_with_their_work(tmp_path: Path) -> None:
 
 
 def test_the_timer_agrees_with_cupti() -> None:
-    """12 cases, device time of the same kernels from the profiler: within 3 % or 1 us."""
-    from torch.profiler import ProfilerActivity, profile
+    """12 cases: device time of the same kernels from the profiler, within 3 % or 1 us.
 
+    Events also count how long the device takes to start a kernel and to reach the end event: a
+    constant, whatever the kernel, that is read off a kernel of one thread.
+    """
     from nsabench.implementations.sdpa import gqa, heads_as_queries
     from nsabench.timing.cuda import CudaTimer
 
     timer = CudaTimer()
+    one = torch.zeros(1, device="cuda")
+    by_events, by_cupti = both_clocks(timer, lambda: one.add_(1))
+    constant = by_events - by_cupti
+    print(f"\nconstant of the events: {1e3 * constant:.2f} us")
+    off = []
     for attention in (gqa, heads_as_queries):
         for n, h, d, length in (
             *((256, 4, 64, 64), (256, 8, 128, 512), (1024, 4, 64, 256)),
@@ -91,37 +100,36 @@ def test_the_timer_agrees_with_cupti() -> None:
             q = torch.randn(n, h, d, dtype=torch.float16, device="cuda")
             k = torch.randn(n, length, d, dtype=torch.float16, device="cuda")
             v = torch.randn(n, length, d, dtype=torch.float16, device="cuda")
-
-            def call(q: Any = q, k: Any = k, v: Any = v, attention: Any = attention) -> Any:
-                return attention(q, k, v, d**-0.5)  # noqa: B023 - called within the iteration
-
-            for _ in range(20):
-                timer.sample("warm", call)
-            ours = sorted(timer.sample("call", call)[0].time_ms for _ in range(60))[30]
-            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-                for _ in range(60):
-                    timer.sample("call", call)
-            # Of each sample: the spin, the flush (a memset and a reduction), then those of the call.
-            kernels = sorted(
-                (e for e in profiled.events() if e.device_type.name == "CUDA"),
-                key=lambda e: e.time_range.start,
-            )
-            not_own = ("spin", "reduce_kernel", "Memset")
-            own = [e for e in kernels if not any(name in e.name for name in not_own)]
-            per_call = len(own) // 60
-            assert per_call >= 1
-            spans = sorted(
-                own[i + per_call - 1].time_range.end - own[i].time_range.start
-                for i in range(0, per_call * 60, per_call)
-            )
-            theirs = spans[30] / 1e3
-            print(f"{attention.__name__} {n},{h},{d},{length}: {ours:.5f} {theirs:.5f} ms")
-            assert abs(ours - theirs) <= max(0.03 * theirs, 1e-3 + timer_floor(timer))
+            call = partial(attention, q, k, v, d**-0.5)
+            by_events, by_cupti = both_clocks(timer, call)
+            print(f"{attention.__name__} {n},{h},{d},{length}: {by_events:.5f} {by_cupti:.5f} ms")
+            off.append(abs(by_events - constant - by_cupti) / max(0.03 * by_cupti, 1e-3))
+    assert constant < 4e-3
+    assert max(off) <= 1
 
 
-def timer_floor(timer: Any) -> float:
-    """ms that an empty call takes between two events."""
-    return sorted(timer.sample("null", lambda: None)[0].time_ms for _ in range(50))[25]
+def both_clocks(timer: Any, call: Any) -> tuple[float, float]:
+    """Median device time of a call in ms: by the timer's events, and by CUPTI."""
+    from torch.profiler import ProfilerActivity, profile
+
+    count = 60
+    for _ in range(20):
+        timer.sample("warm", call)
+    ours = [timer.sample("call", call)[0].time_ms for _ in range(count)]
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(count):
+            timer.sample("call", call)
+    # Of each sample: the spin, the flush (a memset and a reduction), then the kernels of the call.
+    not_own = ("spin", "reduce_kernel", "Memset")
+    own = sorted(
+        (e.time_range.start, e.time_range.end)
+        for e in profiled.events()
+        if e.device_type.name == "CUDA" and not any(name in e.name for name in not_own)
+    )
+    each = len(own) // count
+    assert len(own) == each * count > 0
+    spans = [(own[i + each - 1][1] - own[i][0]) / 1e3 for i in range(0, len(own), each)]
+    return statistics.median(ours), statistics.median(spans)
 
 
 HOSTILE = """
