@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from nsabench import report
+from nsabench.errors import EnvironmentRefused
 from nsabench.manifest import keyless, seal
 from nsabench.manifest.keys import Signer, load_signer
 from nsabench.manifest.statement import Trust
@@ -23,14 +25,29 @@ def prepare() -> Signer:
 def finish(finished: Finished, signer: Signer) -> str:
     """Write what people and programs read of a run into its folder, and sign it.
 
-    Returns a sentence about the signature.
+    Returns a sentence about the signature, and one about a report that could not be written.
     """
+    lacking = _report(finished)
     by = seal(finished.folder.path, signer).predicate.signer
     if keyless.is_wanted(os.environ):
         keyless.sign(finished.folder.path)
     if by.trust is Trust.EPHEMERAL:
-        return (
+        signed = (
             "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "
             "nothing shows by whom it was made (`nsabench key --help`)"
         )
-    return f"signed with the key {by.keyid}"
+    else:
+        signed = f"signed with the key {by.keyid}"
+    return f"{signed}\n{lacking}" if lacking else signed
+
+
+def _report(finished: Finished) -> str:
+    """Write the reports. Whatever they show must lie in the folder by now, thresholds included."""
+    facts = report.Facts.read(finished.folder.path, finished.results)
+    report.write_markdown(facts, finished.folder.path)
+    try:
+        report.write_html(facts, finished.folder.path)
+    except EnvironmentRefused as refused:
+        # A whole run is worth more than its page, which can be made elsewhere.
+        return f"{refused}: {refused.remedy}"
+    return ""

@@ -1,0 +1,44 @@
+"""nsabench report"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsabench import report
+from nsabench.cli import _options
+from nsabench.errors import UsageError
+
+SIGNATURE = "manifest.dsse.json"
+
+
+@click.command("report")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where to write them. Default: into the run's folder, unless it is signed.",
+)
+@_options.as_json
+def command(run: Path, out: Path | None, as_json: bool) -> None:
+    """Write report.html and selection_report.md of a run.
+
+    Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
+    """
+    facts = report.Facts.read(run)
+    if out is None and (run / SIGNATURE).exists():
+        raise UsageError(
+            f"{run} is signed, and a new report would not be what was signed",
+            "give --out another folder.",
+        )
+    folder = out or run
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
+    if as_json:
+        click.echo(json.dumps({"valid": facts.valid, "written": [str(p) for p in written]}))
+        return
+    for path in written:
+        click.echo(path)

@@ -1,0 +1,51 @@
+"use strict";
+// One row of selects narrows every chart and table. Only what differs within the run is offered.
+const DIMENSIONS = [
+  ["op", "op"], ["dtype", "dtype"], ["direction", "direction"], ["distribution", "distribution"],
+  ["streams", "streams"], ["shape", "shape"],
+];
+const filters = {};
+
+function buildFilters(changed) {
+  const form = document.getElementById("filters");
+  form.addEventListener("submit", (event) => event.preventDefault());
+  const candidates = distinct(report.records.filter((r) => r.role === "candidate"), "implementation");
+  if (candidates.length > 1) addSelect(form, "candidate", "candidate", candidates, false, changed);
+  else if (candidates.length) filters.candidate = candidates[0];
+  for (const [key, name] of DIMENSIONS) {
+    const values = distinct(report.records, key);
+    if (values.length > 1) addSelect(form, key, name, values, true, changed);
+  }
+  form.hidden = !form.children.length;
+}
+
+function addSelect(form, key, name, values, all, changed) {
+  const label = document.createElement("label");
+  label.append(name + " ");
+  const select = document.createElement("select");
+  select.id = `filter-${key}`;
+  if (all) select.add(new Option("all", ""));
+  for (const value of values) select.add(new Option(value, value));
+  filters[key] = select.value;
+  select.addEventListener("change", () => { filters[key] = select.value; changed(); });
+  label.append(select);
+  form.append(label);
+}
+
+function chosen() {
+  return report.records.filter((record) =>
+    DIMENSIONS.every(([key]) => !filters[key] || String(record[key]) === filters[key]));
+}
+
+// The name of a row of cases that differ only in length: the shape, and what else varies here.
+function rowNames(records) {
+  const varying = DIMENSIONS.map(([key]) => key)
+    .filter((key) => key !== "shape" && distinct(records, key).length > 1);
+  return (record) => [
+    record.shape,
+    ...varying.map((key) => {
+      if (key === "streams") return `${record.streams} stream${record.streams > 1 ? "s" : ""}`;
+      return SHORT[record[key]] || record[key];
+    }),
+  ].join(" ");
+}

@@ -1,0 +1,113 @@
+"use strict";
+const ms = (key) => ({ key, title: key === "median_ms" ? "median ms" : key, number: true, text: (r) => digits(r[key], 4) });
+const small = (key, title) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : r[key].toExponential(1)) });
+const share = { key: "roofline_fraction", title: "of the possible", number: true, text: (r) => (r.roofline_fraction === null ? "–" : `${Math.round(100 * r.roofline_fraction)} %`) };
+const who = { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } };
+const status = { key: "status", fill: (cell, r) => tag(cell, r.status) };
+const verdict = { key: "verdict", fill: (cell, r) => tag(cell, r.verdict) };
+const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: interval };
+const why = { key: "reason", wide: true };
+const inspect = {
+  key: "label", title: "case",
+  fill: (cell, r) => {
+    if (!report.samples[r.index]) { cell.textContent = r.label; return; }
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "link", textContent: r.label, title: "show its samples" });
+    button.addEventListener("click", () => showCase(r.case_id, "table"));
+    cell.append(button);
+  },
+};
+
+const TABLES = {
+  candidates: [inspect, who, verdict, speedup, { key: "best_baseline", title: "best baseline" }, ms("median_ms"), share, small("mae", "MAE"), status, why],
+  records: [
+    inspect, who, { key: "role" }, status, verdict, ms("median_ms"), ms("p20_ms"), ms("p80_ms"),
+    { key: "n_samples", title: "samples", number: true, text: (r) => String(r.n_samples) }, share, speedup,
+    small("mae", "MAE"), small("rel_l2", "relative L2"),
+    { key: "compile_s", title: "first call s", number: true, text: (r) => digits(r.compile_s, 2) },
+    { key: "peak_mem_bytes", title: "peak MB", number: true, text: (r) => (r.peak_mem_bytes === null ? "–" : digits(r.peak_mem_bytes / 1e6, 3)) },
+    { key: "caught" }, { key: "diagnosis", wide: true }, why, { key: "notes", wide: true },
+  ],
+};
+
+function drawTables() {
+  const records = chosen();
+  const rows = { candidates: records.filter((r) => r.role === "candidate"), records };
+  for (const [name, columns] of Object.entries(TABLES)) {
+    const host = document.querySelector(`[data-table="${name}"]`);
+    if (host) dataTable(host, name, columns, rows[name], { page: name === "records" ? 50 : PAGE });
+  }
+}
+
+// All implementations of the selected case, the fastest first; those without a time say why.
+function drawCaseTable() {
+  const host = document.querySelector('[data-table="case"]');
+  if (!host) return;
+  const rows = report.records.filter((r) => r.case_id === selected.caseId && r.role !== "control")
+    .sort((a, b) => (a.median_ms ?? Infinity) - (b.median_ms ?? Infinity));
+  dataTable(host, "the selected case", [who, { key: "role" }, status, ms("median_ms"), share, speedup, verdict, small("mae", "MAE"), why], rows, { bare: true });
+}
+
+function fillPickers() {
+  const series = document.getElementById("pick-series"), cases = document.getElementById("pick-case");
+  if (!series) return;
+  const timed = chosen().filter((r) => r.role !== "control" && r.median_ms !== null);
+  const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
+  const withTimes = [...groups.keys()].filter((key) => groups.get(key).some((r) => r.median_ms !== null));
+  if (!withTimes.includes(selected.series)) {
+    // The most lengths, then the most work: where a difference shows.
+    const weight = (key) => [distinct(groups.get(key), "length").length, Math.max(...groups.get(key).map((r) => r.bytes_min))];
+    selected.series = withTimes.slice().sort((a, b) => {
+      const [x, y] = [weight(a), weight(b)];
+      return y[0] - x[0] || y[1] - x[1];
+    })[0] ?? null;
+  }
+  series.replaceChildren(...withTimes.map((key) => new Option(key, key, false, key === selected.series)));
+  const members = timed.filter((r) => (groups.get(selected.series) || []).includes(r));
+  const ids = distinct(members, "case_id");
+  if (!ids.includes(selected.caseId)) selected.caseId = ids[ids.length - 1] ?? null;
+  const label = new Map(members.map((r) => [r.case_id, r.label]));
+  cases.replaceChildren(...ids.map((id) => new Option(label.get(id), id, false, id === selected.caseId)));
+}
+
+function showCase(caseId, from) {
+  const record = report.records.find((r) => r.case_id === caseId && r.role !== "control");
+  const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
+  for (const [key, members] of groups) if (members.includes(record)) selected.series = key;
+  selected.caseId = caseId;
+  fillPickers();
+  drawTime();
+  drawSamples();
+  const target = document.querySelector('[data-chart="samples"]');
+  if (target && from !== "time") {
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    target.scrollIntoView({ behavior: still ? "auto" : "smooth", block: "center" });
+    target.focus({ preventScroll: true });
+  }
+}
+
+async function main() {
+  await unpack();
+  const redraw = () => { drawAll(); };
+  buildFilters(() => { drawTables(); redraw(); });
+  watchTheme(redraw);
+  document.getElementById("pick-series")?.addEventListener("change", (event) => {
+    selected.series = event.target.value;
+    fillPickers();
+    drawTime();
+    drawSamples();
+  });
+  document.getElementById("pick-case")?.addEventListener("change", (event) => {
+    selected.caseId = event.target.value;
+    drawSamples();
+  });
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    // Charts follow the width by themselves; what a phone leaves out is decided when drawn.
+    if ((width < 620) !== (innerWidth < 620)) redraw();
+    width = innerWidth;
+  });
+  drawTables();
+  await drawAll();
+}
+
+main();

@@ -1,0 +1,102 @@
+"use strict";
+// Sortable, searchable tables. Text of the run only ever enters through `textContent`.
+const PAGE = 100;
+
+function dataTable(host, name, columns, rows, options = {}) {
+  let order = { key: null, down: false };
+  let shown = options.page || PAGE;
+  let query = "";
+  host.replaceChildren();
+
+  const tools = document.createElement("div");
+  tools.className = "tools";
+  const search = document.createElement("input");
+  search.type = "search";
+  search.placeholder = "filter: words that must all occur";
+  search.setAttribute("aria-label", `Filter the table of ${name}`);
+  const count = document.createElement("span");
+  count.className = "quiet";
+  count.setAttribute("role", "status");
+  tools.append(search, count);
+  if (!options.bare) host.append(tools);
+
+  const scroll = document.createElement("div");
+  scroll.className = "scroll";
+  scroll.tabIndex = 0;
+  scroll.setAttribute("role", "region");
+  scroll.setAttribute("aria-label", `Table of ${name}`);
+  const table = document.createElement("table");
+  const head = table.createTHead().insertRow();
+  const body = table.createTBody();
+  scroll.append(table);
+  host.append(scroll);
+  const more = document.createElement("button");
+  more.type = "button";
+  host.append(more);
+
+  for (const column of columns) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    if (column.number) cell.className = "num";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = column.title || column.key;
+    const known = report.columns[column.key];
+    if (known) button.title = known.meaning + (known.unit && known.unit !== "1" ? ` (${known.unit})` : "");
+    button.addEventListener("click", () => {
+      order = { key: column.key, down: order.key === column.key ? !order.down : Boolean(column.number) };
+      draw();
+    });
+    cell.append(button);
+    head.append(cell);
+  }
+
+  const texts = rows.map((row) => columns.map((c) => String(c.text ? c.text(row) : row[c.key] ?? "")).join(" ").toLowerCase());
+
+  function matching() {
+    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = rows.filter((_, i) => words.every((word) => texts[i].includes(word)));
+    if (order.key === null) return found;
+    const sign = order.down ? -1 : 1;
+    return found.slice().sort((a, b) => {
+      const x = a[order.key], y = b[order.key];
+      // What does not exist comes last, whichever way the rest is sorted.
+      if (x === null || x === undefined || x === "") return y === null || y === undefined || y === "" ? 0 : 1;
+      if (y === null || y === undefined || y === "") return -1;
+      return sign * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
+    });
+  }
+
+  function draw() {
+    const found = matching();
+    body.replaceChildren(...found.slice(0, shown).map((row) => {
+      const line = document.createElement("tr");
+      for (const column of columns) {
+        const cell = line.insertCell();
+        if (column.number) cell.className = "num";
+        if (column.wide) cell.className = "evidence";
+        if (column.fill) column.fill(cell, row);
+        else cell.textContent = column.text ? column.text(row) : row[column.key] || "–";
+      }
+      return line;
+    }));
+    [...head.cells].forEach((cell, i) => {
+      const sorted = columns[i].key === order.key;
+      cell.ariaSort = sorted ? (order.down ? "descending" : "ascending") : "none";
+    });
+    count.textContent = found.length === rows.length ? `${rows.length} rows` : `${found.length} of ${rows.length} rows`;
+    more.hidden = found.length <= shown;
+    more.textContent = `show all ${found.length} rows`;
+  }
+  search.addEventListener("input", () => { query = search.value; draw(); });
+  more.addEventListener("click", () => { shown = Infinity; draw(); });
+  draw();
+}
+
+function tag(cell, word) {
+  if (!word) { cell.textContent = "–"; return; }
+  const span = document.createElement("span");
+  span.className = `tag ${/^[a-z_]+$/.test(word) ? word : ""}`;
+  span.textContent = (SYMBOL[word] ? SYMBOL[word] + " " : "") + word;
+  cell.append(span);
+}

@@ -1,0 +1,115 @@
+"""A headless Chromium without a network, and what the tests ask of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+DRIVER = shutil.which("chromedriver")
+
+
+class Browser:
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, *, width: int = 1440, height: int = 900, dark: bool = False) -> None:
+        """Load a file at a width that a window could not have, and wait until it is drawn."""
+        self.size(width, height)
+        scheme = "dark" if dark else "light"
+        self.cdp(
+            "Emulation.setEmulatedMedia",
+            features=[
+                {"name": "prefers-color-scheme", "value": scheme},
+                {"name": "prefers-reduced-motion", "value": "reduce"},
+            ],
+        )
+        self.driver.get_log("performance")
+        self.driver.get_log("browser")
+        self.driver.get(path.as_uri())
+        self.wait_drawn(1)
+
+    def size(self, width: int, height: int) -> None:
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def drawn(self) -> int:
+        return int(self.js("return document.documentElement.dataset.drawn || 0"))
+
+    def wait_drawn(self, times: int) -> None:
+        """Until all charts were drawn so many times."""
+        self.until(f"return (document.documentElement.dataset.drawn || 0) >= {times}")
+
+    def until(self, script: str) -> Any:
+        return WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.js(script))
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def cdp(self, command: str, **arguments: Any) -> Any:
+        return self.driver.execute_cdp_cmd(command, arguments)
+
+    def errors(self) -> list[str]:
+        return [line["message"] for line in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Every address that was asked for since the page was opened, but the page itself."""
+        asked = []
+        for line in self.driver.get_log("performance"):
+            message = json.loads(line["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                asked.append(message["params"]["request"]["url"])
+        page = self.driver.current_url.partition("#")[0]
+        return [url for url in asked if url.partition("#")[0] != page and url != "data:,"]
+
+    def screenshot(self, path: Path, *, full: bool = True) -> None:
+        shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=full, **self._clip(full))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def _clip(self, full: bool) -> dict[str, Any]:
+        if not full:
+            return {}
+        size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
+        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    assert CHROMIUM and DRIVER, "chromium and chromium-driver are missing: apt-get install them"
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--force-color-profile=srgb",
+        # No name resolves, and what names an address goes to a proxy that is not there.
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--proxy-server=127.0.0.1:9",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
