@@ -42,6 +42,7 @@ class Outcome(Message):
     rel_l2: float | None = None
     compile_s: float | None = None
     peak_mem_bytes: int | None = None
+    config: str = ""
     # Samples of outcomes with the same session were interleaved, so only they may form a ratio.
     session: int = 0
     samples: Samples = Samples()

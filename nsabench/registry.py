@@ -40,6 +40,7 @@ class Implementation:
     caught_by: str
     source: str
     call: Callable[..., Any]
+    config: Callable[..., object] | None = None
 
 
 _collected: list[Implementation] = []
@@ -53,12 +54,14 @@ def implementation(
     role: str = "candidate",
     devices: Sequence[str] = ("cuda", "interpreter"),
     caught_by: str = "",
+    config: Callable[..., object] | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
     devices: where it runs: any of `cuda`, `cpu` (timed there), `interpreter` (a Triton kernel: on a
       machine without a GPU its parity is checked and its time is not taken).
     caught_by: for a control, the check that must catch it.
+    config: called as the implementation is; what it returns (the chosen tiles, say) is recorded.
     Raises `UsageError` for an unknown role or device.
     """
 
@@ -77,7 +80,7 @@ def implementation(
                 'give it caught_by="parity" (or another check).',
             )
         _collected.append(
-            Implementation(op, name, known_role, known_devices, caught_by, _source, call)
+            Implementation(op, name, known_role, known_devices, caught_by, _source, call, config)
         )
         return call
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 import nsa_kernels
@@ -10,7 +12,19 @@ from nsabench import implementation
 DEVICES = ("cuda", "interpreter")
 
 
-@implementation(op="selection_rows", name="rows_group", role="candidate", devices=DEVICES)
+def _config_of(op: str) -> Callable[..., str]:
+    """What the library would launch with on these arguments, for the record."""
+
+    def config(*tensors: torch.Tensor, sm_scale: float) -> str:
+        chosen = nsa_kernels.chosen_config(op, *tensors)
+        return " ".join(f"{name}={value}" for name, value in chosen.items())
+
+    return config
+
+
+@implementation(
+    op="selection_rows", name="rows_group", devices=DEVICES, config=_config_of("selection_rows")
+)
 def rows_group(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
@@ -26,7 +40,12 @@ def rows_per_head(
     return nsa_kernels.selection_rows_per_head(q, k, v, sm_scale=sm_scale)[0]
 
 
-@implementation(op="selection_varlen", name="varlen_items", role="candidate", devices=DEVICES)
+@implementation(
+    op="selection_varlen",
+    name="varlen_items",
+    devices=DEVICES,
+    config=_config_of("selection_varlen"),
+)
 def varlen_items(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -39,7 +58,12 @@ def varlen_items(
     return nsa_kernels.selection_varlen(q, k, v, cu_seqlens, sm_scale=sm_scale)[0]
 
 
-@implementation(op="selection_ranges", name="ranges_in_place", role="candidate", devices=DEVICES)
+@implementation(
+    op="selection_ranges",
+    name="ranges_in_place",
+    devices=DEVICES,
+    config=_config_of("selection_ranges"),
+)
 def ranges_in_place(
     q: torch.Tensor,
     k: torch.Tensor,

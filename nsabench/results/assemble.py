@@ -189,6 +189,7 @@ def _record(
         "caught": became.value if became else None,
         "compile_s": outcome.compile_s,
         "peak_mem_bytes": outcome.peak_mem_bytes,
+        "config": outcome.config,
         "sm_clock_mhz_min": row.conditions.sm_clock_mhz_min,
         "sm_clock_mhz_max": row.conditions.sm_clock_mhz_max,
         "clock_event_reasons": ", ".join(row.conditions.clock_event_reasons),

@@ -66,6 +66,7 @@ RECORDS: list[Column] = [
     Column("caught", _S, "", "of a control: caught, missed, declined or unproven"),
     Column("compile_s", _F, "s", "wall time of the first call, compilation included"),
     Column("peak_mem_bytes", _I, "byte", "device memory a call allocates at its peak"),
+    Column("config", _S, "", "what the implementation says it chose for the case"),
     Column("sm_clock_mhz_min", _I, "MHz", "lowest SM clock seen during the case"),
     Column("sm_clock_mhz_max", _I, "MHz", "highest SM clock seen during the case"),
     Column("clock_event_reasons", _S, "", "NVML clock event reasons seen, separated by ', '"),

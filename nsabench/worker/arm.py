@@ -45,6 +45,7 @@ class CaseArm:
         self.wrong_inputs: Inputs | None = None
         self.previous: Tensor | None = None  # what the call before was expected to return
         self.compile_s: float | None = None
+        self.config = ""
         self.called_s = 0.0  # spent inside checked calls, compilation included
         self.peak_mem_bytes: int | None = None
         self._rng = rng
@@ -114,6 +115,11 @@ class CaseArm:
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
         self._ordered_call()
+        if self.item.config is not None:
+            inputs, config = self.sets.sets[0], self.item.config
+            self.config = guarded(
+                lambda: str(config(*inputs.tensors.values(), **inputs.options)), self.device
+            )
 
     def _poison(self, index: int) -> None:
         if self._graphs:

@@ -142,6 +142,7 @@ def _outcome(
         rel_l2=_finite(errors.rel_l2) if errors else None,
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
+        config=arm.config,
         session=session,
     )
 

@@ -94,6 +94,7 @@ def test_an_interpreted_candidate_is_checked_and_not_timed(finished: Path) -> No
     assert {r["status"] for r in found} == {"ok"}
     assert {r["median_ms"] for r in found} == {None}
     assert all("interpreter is not timed" in r["notes"] for r in found)
+    assert all(r["config"] for r in found)
 
 
 def test_every_control_that_ran_was_caught(finished: Path) -> None:
