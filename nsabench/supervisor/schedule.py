@@ -15,7 +15,6 @@ from nsabench.plan import Plan, PlannedCase
 from nsabench.supervisor.executor import Executor, GroupLost
 from nsabench.words import Runs, Status
 
-
 COOL_DOWN_S = 5.0
 
 

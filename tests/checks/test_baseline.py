@@ -38,7 +38,7 @@ def test_a_case_whose_best_baseline_is_slow_decides_nothing(make_row):
 
 
 def test_a_slow_baseline_that_only_uses_the_device_is_worth_a_note(make_row):
-    """Masked attention over all keys is 250 rooflines away on short spans, and the best there is."""
+    """Masked attention over all keys: 250 rooflines away on short spans, the best there is."""
     (finding,) = check([make_row("masked", "baseline", 42.0, N=256, H=4, D=64, L=64)], H200)
     assert finding.effect is Effect.NOTE
 

@@ -15,8 +15,15 @@ SIZES = {
     "selection_rows": {"N": 6, "H": 3, "D": 16, "Dv": 8, "L": 10},
     "selection_varlen": {"N": 9, "H": 3, "D": 16, "Dv": 8, "L": 10},
     "selection_ranges": {
-        **{"B": 2, "S": 5, "G": 2, "H": 3, "D": 16, "Dv": 8},
-        **{"S_kv": 40, "n_spans": 3, "L": 17},
+        "B": 2,
+        "S": 5,
+        "G": 2,
+        "H": 3,
+        "D": 16,
+        "Dv": 8,
+        "S_kv": 40,
+        "n_spans": 3,
+        "L": 17,
     },
 }
 EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions]
