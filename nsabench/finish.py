@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from nsabench import report
+from nsabench import report, threshold
 from nsabench.errors import EnvironmentRefused
 from nsabench.manifest import keyless, seal
 from nsabench.manifest.keys import Signer, load_signer
@@ -27,6 +27,8 @@ def finish(finished: Finished, signer: Signer) -> str:
 
     Returns a sentence about the signature, and one about a report that could not be written.
     """
+    decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
+    threshold.write(decisions, finished.folder.thresholds)
     lacking = _report(finished)
     by = seal(finished.folder.path, signer).predicate.signer
     if keyless.is_wanted(os.environ):

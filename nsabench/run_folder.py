@@ -29,6 +29,10 @@ class RunFolder:
         return self.path / "records.parquet"
 
     @property
+    def thresholds(self) -> Path:
+        return self.path / "thresholds.yaml"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

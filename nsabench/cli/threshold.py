@@ -1,0 +1,77 @@
+"""nsabench threshold"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsabench import threshold
+from nsabench.cli import _options
+from nsabench.errors import UsageError
+from nsabench.manifest import MANIFEST, verify
+from nsabench.threshold.decide import per_gpu
+from nsabench.threshold.document import as_data
+from nsabench.threshold.evidence import Evidence
+from nsabench.threshold.patch import patch as make_patch
+
+
+@click.command("threshold")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--margin", type=click.FloatRange(min=1), default=threshold.MARGIN, show_default=True)
+@click.option("--op", metavar="NAME", help="Decide for this op alone.")
+@click.option("--gpu", metavar="NAME", help='The device of CSV tables, such as "RTX 4090".')
+@click.option(
+    "--patch",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE.yaml",
+    help="Print a patch that sets runtime.sel_triton_min_L in this file.",
+)
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print what thresholds.yaml holds.")
+@_options.as_json
+def command(
+    runs: tuple[Path, ...],
+    margin: float,
+    op: str | None,
+    gpu: str | None,
+    patch: Path | None,
+    as_yaml: bool,
+    as_json: bool,
+) -> None:
+    """From which selected length on should a candidate be switched on?
+
+    The smallest tested L such that every tested case of that length or more is faster than the
+    best baseline, by the margin at the lower end of its 95 % interval; null, with the reasons, when
+    there is none. RUNS are run folders, or CSV tables with --gpu.
+
+    Example: nsabench threshold results/20260101T120000Z-a1b2c3 --patch config.yaml
+    """
+    decisions = [
+        d for d in threshold.decide_all(_evidence(runs, gpu), margin) if op in (None, d.op)
+    ]
+    if not decisions:
+        raise UsageError("there is no candidate to decide about", "give a run that has one.")
+    if as_json:
+        click.echo(json.dumps(as_data(decisions), indent=1))
+    elif as_yaml:
+        click.echo(threshold.as_yaml(decisions), nl=False)
+    elif patch is not None:
+        values = per_gpu(decisions)
+        one = next(iter(values.values()), None)
+        click.echo(make_patch(patch, values if len(values) > 1 else one), nl=False)
+    else:
+        click.echo(threshold.as_markdown(decisions))
+
+
+def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
+    tables = [path for path in paths if path.is_file()]
+    if tables and gpu is None:
+        raise UsageError("a table does not say its device", 'name it: --gpu "RTX 4090".')
+    found = [threshold.of_tables(tables, gpu)] if tables and gpu else []
+    for path in paths:
+        if path.is_dir():
+            if (path / MANIFEST).exists():
+                verify(path).raise_if_broken()
+            found.append(threshold.of_run(path))
+    return found

@@ -1,0 +1,17 @@
+"""From which selected length on is a candidate worth switching on?"""
+
+from nsabench.threshold.decide import MARGIN, Decision, decide_all
+from nsabench.threshold.document import as_markdown, as_yaml, write
+from nsabench.threshold.evidence import of_records, of_run, of_tables
+
+__all__ = [
+    "MARGIN",
+    "Decision",
+    "as_markdown",
+    "as_yaml",
+    "decide_all",
+    "of_records",
+    "of_run",
+    "of_tables",
+    "write",
+]

@@ -1,0 +1,137 @@
+"""What a threshold is decided on: one entry a candidate and case, from runs or from CSV tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsabench import audit
+from nsabench.audit import table
+from nsabench.checks import Effect
+from nsabench.checks.baselines import best_baseline
+from nsabench.checks.controls import Catch
+from nsabench.errors import UsageError
+from nsabench.words import Role, Status, Verdict
+
+# The columns that stand for what a kernel may depend on, where an op has them.
+AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one."""
+
+    gpu: str
+    combo: str
+    op: str
+    candidate: str
+    length: int
+    status: str
+    verdict: str | None
+    speedup_lo: float | None
+    case: str
+    axes: Mapping[str, int] = field(default_factory=dict)
+    run_id: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was tested, and for a run or GPU why it may decide nothing."""
+
+    tested: list[Tested]
+    objections: list[str] = field(default_factory=list)
+
+
+def of_run(folder: Path) -> Evidence:
+    """Raises `UsageError` when the folder holds no readable records."""
+    try:
+        records = pq.read_table(folder / "records.parquet").to_pylist()
+    except (OSError, pa.ArrowException):
+        raise UsageError(
+            f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
+        ) from None
+    return of_records(records)
+
+
+def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
+    """The candidates among the records of one run, and what speaks against deciding from it."""
+    tested = [_of_record(r) for r in records if r["role"] == Role.CANDIDATE]
+    return Evidence(tested, list(_objections(records)))
+
+
+def _of_record(record: Mapping[str, Any]) -> Tested:
+    return Tested(
+        gpu=record["gpu_name"] or "",
+        combo=f"torch {record['torch']}, triton {record['triton']}, CUDA {record['cuda']}",
+        op=record["op"],
+        candidate=record["implementation"],
+        length=record["length"],
+        status=record["status"],
+        verdict=record["verdict"],
+        speedup_lo=record["speedup_lo"],
+        case=record["case_id"],
+        axes={
+            axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
+        },
+        run_id=record["run_id"],
+    )
+
+
+def _objections(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if any(r["device"] != "cuda" for r in records):
+        yield "it was measured on a CPU, which decides nothing for a GPU"
+    became = {
+        (r["op"], r["implementation"]): r["caught"] for r in records if r["role"] == Role.CONTROL
+    }
+    missed = sorted({r["implementation"] for r in records if r.get("caught") == Catch.MISSED})
+    if missed:
+        yield f"controls were not caught: {', '.join(missed)}"
+    for op in sorted({r["op"] for r in records if r["role"] == Role.CANDIDATE}):
+        caught = any(r["op"] == op and r.get("caught") == Catch.CAUGHT for r in records)
+        if not caught and not missed:
+            ran = "none was caught" if any(o == op for o, _ in became) else "none ran"
+            yield f"no control shows that a mistake in {op} would be noticed: {ran}"
+
+
+def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
+    """CSV tables from elsewhere, after the audit: what is graver than a note is an objection.
+
+    They state no interval, so their ratio of medians stands for its lower end.
+
+    Raises `UsageError` when one is no table of timings or the device is not known.
+    """
+    tested, objections = [], []
+    for path in paths:
+        for finding in audit.audit_csv(path, gpu):
+            if finding.effect not in (Effect.NOTE, Effect.INCONCLUSIVE):
+                where = f"{finding.case_id}: " if finding.case_id else ""
+                objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
+        rows = table.read(path).rows()
+        for row in (r for r in rows if r.role is Role.CANDIDATE):
+            best = best_baseline([r for r in rows if r.case_id == row.case_id])
+            ratio = (
+                best.median_ms / row.median_ms
+                if best and best.median_ms and row.median_ms
+                else None
+            )
+            tested.append(
+                Tested(
+                    gpu=gpu,
+                    combo="as in the table",
+                    op=row.op,
+                    candidate=row.implementation,
+                    length=row.length,
+                    status=row.status if row.timed_ms else Status.SKIPPED,
+                    verdict=Verdict.FASTER if ratio and ratio > 1 else Verdict.SLOWER,
+                    speedup_lo=ratio,
+                    case=row.case_id,
+                    axes={axis: row.shape[c] for axis, c in AXES.items() if c in row.shape},
+                    run_id=path.name,
+                )
+            )
+    return Evidence(tested, objections)

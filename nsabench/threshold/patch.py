@@ -1,0 +1,86 @@
+"""A patch that sets runtime.sel_triton_min_L in someone's YAML and touches nothing else in it.
+
+The value is replaced where the parser says that it stands, so comments, quotes and indentation
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from nsabench.errors import UsageError
+
+SECTION, FIELD = "runtime", "sel_triton_min_L"
+
+
+def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
+    """A unified diff, empty when nothing changes.
+
+    Raises `UsageError` when the file is no YAML mapping, or sets the field through an alias.
+    """
+    try:
+        # newline="": a file with CRLF stays one.
+        with path.open(newline="", encoding="utf-8") as file:
+            before = file.read()
+        root = yaml.compose(before, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(before)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(
+            f"{path} cannot be read as YAML: {str(error).splitlines()[0]}", "give a YAML file."
+        ) from None
+    if root is None:
+        root, content = yaml.MappingNode("tag:yaml.org,2002:map", []), {}
+    after = _edited(before, root, _text(value), path)
+    expected = content if isinstance(content, dict) else {}
+    section = expected.get(SECTION)
+    plain = dict(value) if isinstance(value, Mapping) else value
+    expected = {**expected, SECTION: {**(section or {}), FIELD: plain}}
+    if yaml.safe_load(after) != expected:
+        raise UsageError(
+            f"{path} writes {SECTION}.{FIELD} in a way that cannot be patched",
+            f"set it by hand to {_text(value)}.",
+        )
+    return "".join(
+        difflib.unified_diff(
+            before.splitlines(keepends=True),
+            after.splitlines(keepends=True),
+            f"a/{path.name}",
+            f"b/{path.name}",
+        )
+    )
+
+
+def _text(value: int | Mapping[str, int | None] | None) -> str:
+    plain = dict(value) if isinstance(value, Mapping) else value
+    said: str = yaml.safe_dump(plain, default_flow_style=True, width=10_000)
+    return said.removesuffix("...\n").strip()
+
+
+def _edited(before: str, root: yaml.Node, text: str, path: Path) -> str:
+    if not isinstance(root, yaml.MappingNode) or (root.flow_style and root.value):
+        raise UsageError(f"{path} is not a block of fields", f"add {SECTION}.{FIELD}: {text}.")
+    newline = "\r\n" if "\r\n" in before else "\n"
+    section = _value(root, SECTION)
+    if section is None:
+        gap = "" if not before or before.endswith("\n") else newline
+        return f"{before}{gap}{SECTION}:{newline}  {FIELD}: {text}{newline}"
+    field = _value(section, FIELD) if isinstance(section, yaml.MappingNode) else None
+    if field is not None:
+        start, end = field.start_mark.index, field.end_mark.index
+        # A block ends where the next token begins; what stands in between is not its own.
+        end = start + len(before[start:end].rstrip())
+        gap = " " if before[start - 1] == ":" else ""
+        return before[:start] + gap + text + before[end:]
+    if isinstance(section, yaml.MappingNode) and section.value and not section.flow_style:
+        first = section.value[0][0].start_mark
+        line = f"{FIELD}: {text}{newline}{' ' * first.column}"
+        return before[: first.index] + line + before[first.index :]
+    raise UsageError(f"{path}: {SECTION} holds no fields", f"add {FIELD}: {text} by hand.")
+
+
+def _value(node: yaml.MappingNode, key: str) -> yaml.Node | None:
+    return next((v for k, v in node.value if k.value == key), None)

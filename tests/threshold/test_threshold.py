@@ -1,0 +1,174 @@
+"""The decision, the file a gate loads, and the patch."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsabench.errors import UsageError
+from nsabench.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
+from nsabench.threshold.decide import Decision, passes
+from nsabench.threshold.evidence import Evidence, Tested
+from nsabench.threshold.patch import patch
+from nsabench.words import Status
+from tests.runs import Made, make_run
+
+
+def decide(tmp_path: Path, made: Made) -> Decision:
+    [decision] = decide_all([of_run(make_run(tmp_path / made.run_id, made))])
+    return decision
+
+
+def test_the_smallest_length_from_which_all_pass(tmp_path: Path) -> None:
+    decision = decide(tmp_path, Made())
+    assert (decision.gpu, decision.min_length, decision.reasons) == ("NVIDIA H200", 256, [])
+    assert [(r.length, r.cases, r.passed) for r in decision.rungs] == [
+        (64, 4, 0),
+        (128, 4, 0),
+        (256, 4, 4),
+        (512, 4, 4),
+    ]
+    assert decision.decided_by is not None and decision.decided_by.length == 128
+    assert "from L = 256 on" in as_markdown([decision])
+
+
+def wins_but_at_the_top(length: int) -> float:
+    return 0.9 if length == 512 else 2.0
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (Made(ratio=wins_but_at_the_top), "nothing qualifies: at the greatest length L=512"),
+        (Made(ratio=lambda _: 1.15), "nothing qualifies"),
+        (Made(control_caught=False), "controls were not caught: zero_output"),
+        (Made(shapes=((256, 4, 64), (512, 4, 128))), "on the tested heads are 4"),
+        (Made(shapes=((256, 4, 64), (512, 8, 64))), "on the tested head dims are 64"),
+        (Made(lengths=(512,)), "only one length was tested"),
+        (Made(status=lambda _: Status.CRASHED), "is crashed"),
+        (Made(status=lambda _: Status.UNSUPPORTED), "no case was measured"),
+    ],
+)
+def test_null_says_why(tmp_path: Path, made: Made, reason: str) -> None:
+    decision = decide(tmp_path, made)
+    assert decision.min_length is None
+    assert any(reason in said for said in decision.reasons), decision.reasons
+
+
+def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path: Path) -> None:
+    def crashes_at(length: int) -> Made:
+        return Made(
+            run_id=f"r{length}",
+            ratio=lambda _: 2.0,
+            status=lambda n: Status.CRASHED if n == length else Status.OK,
+        )
+
+    assert decide(tmp_path, crashes_at(64)).min_length == 128
+    assert decide(tmp_path, crashes_at(256)).min_length is None  # one length is left above
+
+
+def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
+    one, other = Made(), Made(run_id="r2", torch="2.12.1", ratio=lambda n: n / 64)
+    third = replace(one, run_id="r3", gpu="NVIDIA L4", ratio=lambda _: 0.5)
+    decisions = decide_all([of_run(make_run(tmp_path / m.run_id, m)) for m in (one, other, third)])
+    assert len(decisions) == 3
+    content = yaml.safe_load(as_yaml(decisions))
+    assert content["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256, "NVIDIA L4": None}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
+def test_monotone(cells: list[tuple[int, float]]) -> None:
+    """No tested case at or above a threshold fails, and any lower length has one that does."""
+    rows = [
+        Tested("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i))
+        for i, (n, lo) in enumerate(cells)
+    ]
+    [decision] = decide_all([Evidence(rows)])
+    if decision.min_length is not None:
+        assert all(passes(r, 1.2) for r in rows if r.length >= decision.min_length)
+        for lower in {r.length for r in rows if r.length < decision.min_length}:
+            assert not all(passes(r, 1.2) for r in rows if r.length >= lower)
+    elif any("qualifies" in reason for reason in decision.reasons):
+        top = max(r.length for r in rows)
+        assert not all(passes(r, 1.2) for r in rows if r.length == top)
+
+
+def test_the_earlier_tables_decide_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "dense.csv"
+    path.write_text(
+        "N,H,D,Dv,L,triton_ms,sdpa_ms,speedup,mae,status\n"
+        "256,4,64,64,64,0.02,0.074,3.7,1.17e-04,FASTER\n"
+        "256,4,64,64,128,0.02,0.074,3.7,1.09e-01,FASTER\n"
+    )
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert decision.min_length is None
+    assert any("dense.csv: parity" in reason for reason in decision.reasons)
+
+
+def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
+    policy = pytest.importorskip("nsa_kernels.policy")
+    decision = decide(tmp_path, Made())
+    never = replace(decision, gpu="NVIDIA L4", min_length=None)
+    path = tmp_path / "thresholds.yaml"
+    path.write_text(as_yaml([decision, never]))
+    assert policy.Policy.from_thresholds(path).min_len == {"NVIDIA H200": 256, "NVIDIA L4": None}
+    path.write_text(as_yaml([replace(never, gpu="")]))
+    assert policy.Policy.from_thresholds(path).min_len is None
+
+
+CONFIG = """\
+# the model
+model: {dim: 64}   # inline
+runtime:
+  # measured in August
+  sel_triton_min_L: 4096  # never, in effect
+  other: 'kept'
+list:
+- 1
+"""
+CONFIGS: list[Callable[[str], str]] = [
+    lambda text: text,
+    lambda text: text.replace("  sel_triton_min_L: 4096  # never, in effect\n", ""),
+    lambda text: text.replace("4096", "{a: 1, b: null}"),
+    lambda text: text.replace("4096  # never, in effect", "\n    NVIDIA L4: 7 # why\n    b: null"),
+    lambda text: text.replace("4096", ""),
+    lambda text: text[: text.index("runtime")],
+    lambda text: "",
+    lambda text: text.replace("\n", "\r\n"),
+]
+
+
+@pytest.mark.parametrize("change", CONFIGS)
+@pytest.mark.parametrize("value", [256, None, {"NVIDIA H200": 256, "NVIDIA L4": None}])
+def test_patch_changes_one_value_and_keeps_comments(
+    tmp_path: Path, change: Callable[[str], str], value: int | dict[str, int | None] | None
+) -> None:
+    before = change(CONFIG)
+    path = tmp_path / "config.yaml"
+    path.write_bytes(before.encode())
+    diff = patch(path, value)
+    if diff:
+        subprocess.run(["patch", "--binary", "-p1"], cwd=tmp_path, input=diff.encode(), check=True)
+    after = path.read_bytes().decode()
+    expected = yaml.safe_load(before) or {}
+    runtime = expected.get("runtime") or {}
+    assert yaml.safe_load(after) == {**expected, "runtime": {**runtime, "sel_triton_min_L": value}}
+    for comment in ("# the model", "# inline", "# measured in August", "# never, in effect"):
+        assert (comment in after) == (comment in before)
+    assert ("\r\n" in after) == ("\r\n" in before)
+
+
+def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for text in ("{a: 1}", "- 1\n", "runtime: 3\n", "a: [\n"):
+        path.write_text(text)
+        with pytest.raises(UsageError):
+            patch(path, 1)
