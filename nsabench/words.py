@@ -1,42 +1,55 @@
 """The closed vocabularies of nsabench. They appear unchanged in YAML, JSON, Parquet and reports."""
 
 from enum import StrEnum
+from typing import Self
 
 
-class Role(StrEnum):
+class Word(StrEnum):
+    """A word with its meaning, which `nsabench explain` and the report print."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+
+class Role(Word):
     """What an implementation is there for."""
 
-    CANDIDATE = "candidate"  # to be judged
-    BASELINE = "baseline"  # to be beaten
-    CONTROL = "control"  # wrong or dishonest on purpose, to be caught
+    CANDIDATE = "candidate", "to be judged"
+    BASELINE = "baseline", "to be beaten"
+    CONTROL = "control", "wrong or dishonest on purpose, to be caught"
 
 
-class Status(StrEnum):
+class Status(Word):
     """The outcome of one implementation on one case. Everything but `ok` carries a reason."""
 
-    OK = "ok"
-    WRONG = "wrong"
-    IMPLAUSIBLE = "implausible"
-    TIMEOUT = "timeout"
-    CRASHED = "crashed"
-    COMPILE_ERROR = "compile_error"
-    OUT_OF_MEMORY = "out_of_memory"
-    UNSUPPORTED = "unsupported"
-    SKIPPED = "skipped"
+    OK = "ok", "the output is right and no check objects to the time"
+    WRONG = "wrong", "the output is not the op's: over the tolerance, NaN, or from other inputs"
+    IMPLAUSIBLE = "implausible", "the time cannot be: faster than the device, or flat as work grows"
+    TIMEOUT = "timeout", "it was stopped, with everything it had started, when its time was up"
+    CRASHED = "crashed", "an exception, or its process died; the reason names what is known"
+    COMPILE_ERROR = "compile_error", "its kernel could not be compiled"
+    OUT_OF_MEMORY = "out_of_memory", "the device has less memory than it asked for"
+    UNSUPPORTED = "unsupported", "it declares, by itself, that it does not do this case"
+    SKIPPED = "skipped", "it was not run: this device is none of those it runs on"
 
 
 # What an implementation may honestly answer; every other status is a failure of it.
 BENIGN = frozenset({Status.OK, Status.UNSUPPORTED, Status.SKIPPED})
 
 
-class Verdict(StrEnum):
+class Verdict(Word):
     """What is known about a candidate against the best valid baseline of its case."""
 
-    FASTER = "faster"
-    SLOWER = "slower"
-    SAME = "same"
-    INCONCLUSIVE = "inconclusive"
-    INVALID = "invalid"
+    FASTER = "faster", "the whole 95 % interval of the ratio is above 1, and the ratio by over 1 %"
+    SLOWER = "slower", "the whole 95 % interval of the ratio is below 1, and the ratio by over 1 %"
+    SAME = "same", "the whole 95 % interval of the ratio lies within 1 % of 1"
+    INCONCLUSIVE = "inconclusive", "the interval does not tell, or a check says not to rely on it"
+    INVALID = "invalid", "nothing may be decided: the candidate failed, or the run is invalid"
 
 
 class Direction(StrEnum):

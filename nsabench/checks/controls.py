@@ -14,25 +14,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
 from nsabench.checks.baselines import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
-from nsabench.words import Role, Status
+from nsabench.words import Role, Status, Word
 
 CHECK = "controls"
 # A trick on the clock that works makes a time vanish; less than this is noise between two arms.
 GAINED = 0.8
 
 
-class Catch(StrEnum):
+class Catch(Word):
     """What became of a control on a case."""
 
-    CAUGHT = "caught"
-    MISSED = "missed"
-    DECLINED = "declined"  # it would have been right here, or cannot run on this device
-    UNPROVEN = "unproven"  # it failed before that check, or there was nothing to compare it with
+    CAUGHT = "caught", "the check that was meant to catch it did"
+    MISSED = "missed", "the check did not catch it: the run is invalid"
+    DECLINED = "declined", "it would have been right here, or cannot run on this device"
+    UNPROVEN = "unproven", "it failed before that check, or had nothing to be compared with"
 
 
 def judge(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from nsabench.words import Word
 
 
-class Effect(StrEnum):
+class Effect(Word):
     """What a finding changes. The order is the order of gravity."""
 
-    INVALID = "invalid"  # nothing may be decided: on the case, or on the run if no case is named
-    WRONG = "wrong"  # the record is not ok: its output is not the op's
-    IMPLAUSIBLE = "implausible"  # the record is not ok: its time cannot be
-    INCONCLUSIVE = "inconclusive"  # the verdict, if there is one, is not to be relied on
-    NOTE = "note"  # worth saying, changes nothing
+    INVALID = "invalid", "nothing may be decided: on the case, or on the run if no case is named"
+    WRONG = "wrong", "the record is not ok: its output is not the op's"
+    IMPLAUSIBLE = "implausible", "the record is not ok: its time cannot be"
+    INCONCLUSIVE = "inconclusive", "the verdict, if there is one, is not to be relied on"
+    NOTE = "note", "worth saying, changes nothing"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ async function drawChart(name, datasets, values, options = {}) {
   if (narrow) shrink(spec);
   const view = await vegaEmbed(plot, { ...spec, datasets, config: chartConfig() }, {
     actions: false, renderer: "svg", ast: true, tooltip: { theme: "custom" },
-    logLevel: 1, // errors only: Vega-Lite warns whenever a chart is as high as its rows ask for
     // Nothing is loaded: the data is here, and a reference to elsewhere is not followed.
     loader: { load: () => Promise.reject(new Error("offline")), sanitize: () => Promise.reject(new Error("offline")) },
   });
@@ -63,8 +62,8 @@ function drawSpeedups() {
     note.textContent = note.dataset.full + (sorted.length > shown.length ? ` The first ${shown.length} of ${sorted.length} cases; filter to see others.` : "");
   }
   return [
-    drawChart("heat", { rows }, {}, { minWidth: 150 + lengths * 58 }),
-    drawChart("intervals", { rows: shown, marks }, {}),
+    drawChart("heat", { rows }, { height: 30 * distinct(rows, "row").length }, { minWidth: 150 + lengths * 58 }),
+    drawChart("intervals", { rows: shown, marks }, { height: 17 * distinct(shown, "label").length }),
   ];
 }
 

@@ -34,7 +34,7 @@ function drawTables() {
   const rows = { candidates: records.filter((r) => r.role === "candidate"), records };
   for (const [name, columns] of Object.entries(TABLES)) {
     const host = document.querySelector(`[data-table="${name}"]`);
-    if (host) dataTable(host, name, columns, rows[name], { page: name === "records" ? 50 : PAGE });
+    if (host) dataTable(host, name, columns, rows[name]);
   }
 }
 

@@ -1,10 +1,10 @@
 "use strict";
 // Sortable, searchable tables. Text of the run only ever enters through `textContent`.
-const PAGE = 100;
+const PAGE = 30;
 
 function dataTable(host, name, columns, rows, options = {}) {
   let order = { key: null, down: false };
-  let shown = options.page || PAGE;
+  let shown = PAGE;
   let query = "";
   host.replaceChildren();
 

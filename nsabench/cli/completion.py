@@ -1,0 +1,20 @@
+"""nsabench completion"""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print what makes a shell complete commands, options and words.
+
+    Example: nsabench completion bash > ~/.local/share/bash-completion/completions/nsabench
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    program = context.find_root().command
+    click.echo(made(program, {}, "nsabench", "_NSABENCH_COMPLETE").source())

@@ -1,0 +1,50 @@
+"""nsabench explain"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+from click.shell_completion import CompletionItem
+
+from nsabench import explain
+from nsabench.cli import _options
+
+
+def _complete(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [
+        CompletionItem(word, help=found[0].kind)
+        for word, found in explain.meanings().items()
+        if word.startswith(incomplete.lower())
+    ]
+
+
+@click.command("explain")
+@click.argument("word", required=False, shell_complete=_complete)
+@_options.as_json
+def command(word: str | None, as_json: bool) -> None:
+    """Say what a word in the output means: a status, verdict, check, column or op.
+
+    Without a WORD: all of them, by kind.
+
+    Example: nsabench explain implausible
+    """
+    if word is None:
+        found = [meaning for known in explain.meanings().values() for meaning in known]
+    else:
+        found = explain.explain(word)
+    if as_json:
+        click.echo(json.dumps([asdict(meaning) for meaning in found], indent=1))
+    elif word is None:
+        kinds = dict.fromkeys(meaning.kind for meaning in found)
+        for kind in kinds:
+            click.echo(f"{kind}: " + ", ".join(m.word for m in found if m.kind == kind))
+    else:
+        click.echo("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in found))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
