@@ -85,7 +85,9 @@ class Browser:
         if not full:
             return {}
         size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        return {
+            "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        }
 
 
 @contextmanager

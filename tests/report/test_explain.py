@@ -1,0 +1,38 @@
+"""Every word that the output uses can be explained, and by nothing but the code itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsabench import checks
+from nsabench.checks import Effect
+from nsabench.checks.controls import Catch
+from nsabench.errors import UsageError
+from nsabench.explain import explain, meanings
+from nsabench.results.columns import RECORDS, SAMPLES
+from nsabench.words import Role, Status, Verdict
+
+
+def test_every_word_has_a_meaning() -> None:
+    words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
+    words += [c.name for c in (*RECORDS, *SAMPLES)]
+    words += list(checks.all_checks())
+    for word in words:
+        assert all(meaning.text for meaning in explain(word)), word
+
+
+def test_words_stay_plain_strings_with_a_meaning() -> None:
+    assert Status("ok") is Status.OK
+    assert f"{Status.OK}" == "ok"
+    assert Status.OK.meaning
+
+
+def test_a_word_with_two_meanings_has_both() -> None:
+    assert {m.kind for m in explain("implausible")} == {"status", "effect of a finding"}
+
+
+def test_an_unknown_word_names_its_neighbours() -> None:
+    with pytest.raises(UsageError) as refused:
+        explain("implausable")
+    assert "implausible" in refused.value.remedy
+    assert "implausable" not in meanings()
