@@ -18,6 +18,9 @@ from nsabench.supervisor.classify import SIGNATURES, classify
 from nsabench.supervisor.process import Program, WorkerLost, WorkerProcess, worker_environment
 from nsabench.words import Status
 
+# Where nothing was promised, so many lost processes are answer enough.
+ENOUGH_LOST = 3
+
 M = TypeVar("M", bound=Message)
 
 
@@ -54,27 +57,44 @@ class Compiler:
                 self._retire()
 
     def _run(self, cases: list[Case]) -> list[Cell]:
-        recorded = self._record(cases)
+        try:
+            recorded = self._record(cases)
+        except WorkerLost as lost:
+            return [self._not_started(lost)]
         cells = [self._trouble(recorded, t) for t in [*recorded.troubles, *self._lost]]
         for cell in cells:
             self._done(cell)
-        unknown = ""
+        crashes = 0
         built: dict[str, Built] = {}
         for launch in recorded.launches:
             # Two implementations may share a kernel, as all that split share their merge.
             if launch.key not in built:
-                built[launch.key] = (
-                    Built(status=Status.UNSUPPORTED, reason=unknown)
-                    if unknown
-                    else self._build(launch, cases)
-                )
-            result = built[launch.key]
-            cells.append(self._cell(recorded, launch, result))
+                if not self._declared and crashes == ENOUGH_LOST:
+                    built[launch.key] = Built(
+                        status=Status.UNSUPPORTED,
+                        reason=f"not tried: {crashes} others took this Triton down before",
+                    )
+                else:
+                    built[launch.key] = self._build(launch, cases)
+                    crashes += self._worker is None
+            cells.append(self._cell(recorded, launch, built[launch.key]))
             self._done(cells[-1])
-            if not self._declared and not unknown and result.status is not Status.OK:
-                # One answer is enough where none was promised: each may cost a process.
-                unknown = f"not tried, as this Triton did not compile the first: {result.reason}"
         return cells
+
+    def _not_started(self, lost: WorkerLost) -> Cell:
+        """A Triton that cannot even be imported has failed at everything at once."""
+        _, reason = classify(lost)
+        trouble = Trouble(
+            op="",
+            implementation="(all)",
+            status=Status.CRASHED if self._declared else Status.UNSUPPORTED,
+            reason=reason,
+            example="",
+        )
+        nothing = Recorded(triton=self._task.triton, torch="", launches=[], troubles=[])
+        cell = self._trouble(nothing, trouble)
+        self._done(cell)
+        return cell
 
     def _record(self, cases: list[Case]) -> Recorded:
         """Raises `WorkerLost` when the worker goes while it does nothing for an implementation."""

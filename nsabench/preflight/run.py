@@ -16,8 +16,6 @@ from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.cell import Cell
 from nsabench.preflight.compile_all import Compiler, Task
-from nsabench.supervisor.classify import classify
-from nsabench.supervisor.process import WorkerLost
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,14 @@ class Order:
 def run(order: Order, done: Callable[[Cell], None] = lambda cell: None) -> list[Cell]:
     """Compile it all; `done` hears of each row, from several threads.
 
-    Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed or imported.
+    Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed.
     """
     tasks = _tasks(order)
     cases = _cases(order)
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
     def compile_one(task: Task) -> list[Cell]:
-        try:
-            return Compiler(task, order.kernels, order.timeout_s, done).run(cases)
-        except WorkerLost as lost:
-            raise EnvironmentRefused(
-                f"Triton {task.triton} could not be started: {classify(lost)[1]}",
-                "run `nsabench doctor`, or leave this version out of --triton.",
-            ) from lost
+        return Compiler(task, order.kernels, order.timeout_s, done).run(cases)
 
     with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
         futures = [pool.submit(compile_one, task) for task in tasks]

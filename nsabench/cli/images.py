@@ -1,0 +1,280 @@
+"""nsabench images"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import click
+
+from nsabench import terminal
+from nsabench.cli import _options
+from nsabench.images import build as building
+from nsabench.images import combos as known
+from nsabench.images import launch as launching
+from nsabench.images import lock as locking
+from nsabench.images import matrix as matrices_in_images
+from nsabench.images import sbom
+from nsabench.images import wheelhouse as wheels
+
+COMBO = click.argument("combo")
+LINKS = click.option(
+    "--find-links",
+    "links",
+    default="",
+    metavar="DIR",
+    help="Look for wheels here too, and not on the combo's own index.",
+)
+RESULTS = click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="Folder that holds the runs; it must be yours to write.",
+)
+GPUS = click.option(
+    "--gpus",
+    default="auto",
+    show_default=True,
+    metavar="all|none|0,1",
+    help="auto: all of them, and none for a combo without CUDA.",
+)
+USER = click.option(
+    "--user", default="", metavar="UID:GID", help="Who owns the results. Default: you."
+)
+MEMORY = click.option(
+    "--memory", default="16g", show_default=True, help="Most host memory, as Docker writes it."
+)
+TIME_LIMIT = click.option(
+    "--time-limit",
+    type=click.FloatRange(1),
+    default=6 * 3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop a run that takes longer; it can be resumed.",
+)
+
+
+@click.group("images")
+def command() -> None:
+    """Build and run pinned images: one a combo of torch, Triton and CUDA.
+
+    Example: nsabench images run torch2.5.1-cu124 -- all matrices/selection_rows.yaml
+    """
+
+
+@command.command("list")
+@_options.as_json
+def list_(as_json: bool) -> None:
+    """The combos, and which of them have a lock.
+
+    Example: nsabench images list --json
+    """
+    checkout = known.checkout()
+    found = checkout.combos().combos
+    if as_json:
+        rows = {
+            name: {**combo.model_dump(), "locked": checkout.lock(name).is_file()}
+            for name, combo in found.items()
+        }
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for name, combo in found.items():
+        cuda = f"CUDA {combo.cuda}  driver >= {combo.driver}" if combo.cuda else "CPU"
+        locked = "locked" if checkout.lock(name).is_file() else "no lock"
+        click.echo(
+            f"{name:20} torch {combo.torch:11} triton {combo.triton:6} {cuda:25} {locked:8} "
+            f"{' '.join(combo.architectures)}"
+        )
+
+
+@command.command("lock")
+@click.argument("combos", nargs=-1, metavar="[COMBO]...")
+@click.option(
+    "--exclude-newer",
+    default=date.today().isoformat(),
+    metavar="DATE",
+    help="Take no package that appeared later. Default: today.",
+)
+@LINKS
+def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
+    """Resolve combos (default: all) and write docker/locks/COMBO.txt with every hash.
+
+    Example: nsabench images lock torch2.5.1-cu124 --exclude-newer 2026-11-15
+    """
+    checkout = known.checkout()
+    found = checkout.combos()
+    for name in combos or found.combos:
+        path = locking.lock(checkout, name, found.get(name), exclude_newer, links)
+        click.echo(f"{path}: {len(list(locking.pinned(path)))} packages")
+
+
+@command.command("wheelhouse")
+@COMBO
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the wheels go. Default: wheelhouse/COMBO.",
+)
+@LINKS
+def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
+    """Fetch every wheel of a combo, to build its image without a network.
+
+    Example: nsabench images wheelhouse torch2.5.1-cu124
+    """
+    checkout = known.checkout()
+    found = checkout.combos().get(combo)
+    filled = wheels.fill(checkout, combo, found, folder or Path("wheelhouse") / combo, links)
+    size = sum(wheel.stat().st_size for wheel in filled.glob("*.whl"))
+    click.echo(f"{filled}: {len(list(filled.glob('*.whl')))} wheels, {size / 2**30:.2f} GiB")
+
+
+@command.command("build")
+@COMBO
+@click.option("--base", default="", help="Base image. Default: the one pinned in combos.yaml.")
+@click.option(
+    "--wheelhouse",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Take the packages from this folder, not from an index.",
+)
+@click.option("--flash-attn", is_flag=True, help="Add flash-attn, compiled from its sdist.")
+@click.option("--max-jobs", default=4, show_default=True, help="Compilers at once for flash-attn.")
+@click.option("--flash-attn-archs", default="80;90", show_default=True)
+@click.option("--verbose", is_flag=True, help="Show what the daemon says.")
+def build(
+    combo: str,
+    base: str,
+    wheelhouse: Path | None,
+    flash_attn: bool,
+    max_jobs: int,
+    flash_attn_archs: str,
+    verbose: bool,
+) -> None:
+    """Build the image of a combo.
+
+    Example: nsabench images build cpu --base nsabench/offline-base:bookworm
+    """
+    began = time.monotonic()
+    identifier = building.build(
+        known.checkout(),
+        combo,
+        base=base,
+        wheelhouse=wheelhouse,
+        target="flash-attn" if flash_attn else "nsabench",
+        arguments={"MAX_JOBS": str(max_jobs), "FLASH_ATTN_ARCHS": flash_attn_archs},
+        say=click.echo if verbose else lambda line: None,
+    )
+    click.echo(f"{known.tag(combo)} {identifier} in {time.monotonic() - began:.0f} s")
+
+
+@command.command("sbom")
+@COMBO
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="COMBO.cdx.json"
+)
+def bill(combo: str, out: Path | None) -> None:
+    """Write the CycloneDX bill of materials of a combo.
+
+    Example: nsabench images sbom torch2.5.1-cu124
+    """
+    checkout = known.checkout()
+    checkout.combos().get(combo)
+    click.echo(sbom.write(wheels.existing_lock(checkout, combo), out or Path(f"{combo}.cdx.json")))
+
+
+@command.command("run", context_settings={"ignore_unknown_options": True})
+@COMBO
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@RESULTS
+@GPUS
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="A file shown to the run, read-only, as /input/NAME. May be given again.",
+)
+@USER
+@MEMORY
+@TIME_LIMIT
+def run(
+    combo: str,
+    arguments: tuple[str, ...],
+    results: Path,
+    gpus: str,
+    inputs: tuple[Path, ...],
+    user: str,
+    memory: str,
+    time_limit: float,
+) -> int:
+    """Run nsabench in the image of a combo; without ARGUMENTS, `nsabench all`.
+
+    The container has no network, no capabilities, a read-only root, and the caller's uid. Its
+    working folder is /, so `results` there is the folder that --results names here.
+
+    Example: nsabench images run cpu --results runs -- all --quick --out results/first
+    """
+    launch = launching.Launch(
+        combo=combo,
+        arguments=arguments,
+        results=results,
+        gpus=_gpus(gpus, combo),
+        inputs=inputs,
+        user=user,
+        memory=memory,
+        time_limit_s=time_limit,
+    )
+    return launching.run(launch, click.echo)
+
+
+@command.command("matrix")
+@click.option("--combos", required=True, metavar="LIST", help="Combos, separated by commas.")
+@click.argument("matrices", nargs=-1, required=True, metavar="MATRIX...")
+@RESULTS
+@GPUS
+@USER
+@MEMORY
+@TIME_LIMIT
+def matrix(
+    combos: str,
+    matrices: tuple[str, ...],
+    results: Path,
+    gpus: str,
+    user: str,
+    memory: str,
+    time_limit: float,
+) -> int:
+    """Run the same matrices in several images, one after another, and compare.
+
+    Example: nsabench images matrix --combos torch2.5.1-cu124,torch2.11.0-cu130 selection_rows
+    """
+    names = [name.strip() for name in combos.split(",") if name.strip()]
+    found = known.checkout().combos()
+    for name in names:
+        found.get(name)
+
+    def launch(combo: str, arguments: Sequence[str], inputs: Sequence[Path]) -> launching.Launch:
+        return launching.Launch(
+            combo=combo,
+            arguments=arguments,
+            results=results,
+            gpus=_gpus(gpus, combo),
+            inputs=inputs,
+            user=user,
+            memory=memory,
+            time_limit_s=time_limit,
+        )
+
+    outcomes = matrices_in_images.run_all(names, matrices, launch, click.echo)
+    terminal.console().print(matrices_in_images.table(outcomes))
+    return max((outcome.exit_code for outcome in outcomes), default=0)
+
+
+def _gpus(asked: str, combo: str) -> str:
+    if asked != "auto":
+        return asked
+    return "all" if known.checkout().combos().get(combo).cuda else "none"

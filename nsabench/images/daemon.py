@@ -1,0 +1,88 @@
+"""The Docker daemon (or podman behind its socket), and its errors in words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
+
+CONNECT_LIMIT_S = 600  # the daemon answers nothing while it imports the layers of a large image
+
+
+def connect() -> Any:
+    """A client of the daemon that DOCKER_HOST names, else of Docker's socket, else of podman's.
+
+    Raises `EnvironmentRefused` when none answers.
+    """
+    try:
+        import docker
+        from docker.errors import DockerException
+    except ImportError:
+        raise EnvironmentRefused(
+            "the Docker SDK is not installed", "pip install 'nsabench[images]'."
+        ) from None
+    tried = []
+    for address in _addresses():
+        try:
+            client = (
+                docker.DockerClient(base_url=address, timeout=CONNECT_LIMIT_S)
+                if address
+                else docker.from_env(timeout=CONNECT_LIMIT_S)
+            )
+            client.ping()
+        except DockerException:
+            tried.append(address or os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
+            continue
+        return client
+    raise EnvironmentRefused(
+        f"no container daemon answers at {', '.join(tried)}",
+        "start it (`systemctl start docker`, or `podman system service`), or set DOCKER_HOST.",
+    )
+
+
+def _addresses() -> list[str]:
+    if os.environ.get("DOCKER_HOST"):
+        return [""]
+    folders = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run"]
+    sockets = [Path(folder) / "podman/podman.sock" for folder in folders if folder]
+    return ["", *(f"unix://{socket}" for socket in sockets if socket.exists())]
+
+
+@contextmanager
+def in_words(image: str) -> Iterator[None]:
+    """Turn the daemon's errors about an image into sentences with a remedy."""
+    from docker.errors import APIError, ImageNotFound
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except ImageNotFound:
+        combo = image.partition(":")[2]
+        raise UsageError(
+            f"there is no image {image}", f"build it with `nsabench images build {combo}`."
+        ) from None
+    except APIError as error:
+        raise _of_api(image, " ".join(str(error.explanation or error).split())) from None
+    except RequestException as error:
+        raise EnvironmentRefused(
+            f"the container daemon went away: {type(error).__name__}", "look at its log."
+        ) from None
+
+
+def _of_api(image: str, said: str) -> NsabenchError:
+    low = said.lower()
+    if "could not select device driver" in low or "nvidia-container" in low or "libnvidia" in low:
+        return EnvironmentRefused(
+            "the daemon has no GPU runtime",
+            "install the NVIDIA Container Toolkit and restart the daemon, or use --gpus none.",
+        )
+    if "no space left" in low:
+        return EnvironmentRefused(
+            f"the daemon's disk is full: {said[:200]}",
+            "make room, for example `docker image prune`.",
+        )
+    return NsabenchError(f"{image}: the daemon refused: {said[:400]}", "look at its log.")

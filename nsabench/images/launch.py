@@ -1,0 +1,148 @@
+"""Runs nsabench in the image of a combo, shut off from everything but its results and the GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nsabench.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.images import daemon
+from nsabench.images.combos import tag
+
+RESULTS = "/results"
+INPUT = "/input"
+STOP_GRACE_S = 20
+LEAST_FREE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is run: `arguments` are nsabench's. `inputs` are files shown read-only in /input."""
+
+    combo: str
+    arguments: Sequence[str]
+    results: Path
+    gpus: str = "none"  # none, all, or device indices: 0,1
+    inputs: Sequence[Path] = ()
+    user: str = ""  # UID:GID; the caller's where it is not given
+    memory: str = "16g"
+    time_limit_s: float = 6 * 3600.0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(launch: Launch, say: Callable[[str], None]) -> int:
+    """Run to the end and return the exit code; what is printed is passed on line by line.
+
+    Raises `UsageError` for a missing image, `EnvironmentRefused` where it cannot run.
+    """
+    _check_results(launch.results)
+    image = tag(launch.combo)
+    client = daemon.connect()
+    with daemon.in_words(image):
+        digest = str(client.images.get(image).id)
+        container = client.containers.create(image, **_settings(launch, digest))
+        try:
+            return _attend(container, launch, say)
+        finally:
+            container.remove(force=True)
+
+
+def _check_results(results: Path) -> None:
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{results} cannot be made: {error.strerror}", "give --results a writable folder."
+        ) from None
+    if not os.access(results, os.W_OK):
+        raise UsageError(
+            f"{results} cannot be written by uid {os.getuid()}",
+            "give --results a folder of your own.",
+        )
+    if shutil.disk_usage(results).free < LEAST_FREE_BYTES:
+        raise EnvironmentRefused(f"the disk of {results} is full", "make room for the results.")
+
+
+def _settings(launch: Launch, digest: str) -> dict[str, Any]:
+    from docker.types import DeviceRequest, Ulimit
+
+    volumes = {str(launch.results.resolve()): {"bind": RESULTS, "mode": "rw"}}
+    for path in launch.inputs:
+        volumes[str(path.resolve())] = {"bind": f"{INPUT}/{path.name}", "mode": "ro"}
+    requests = []
+    if launch.gpus == "all":
+        requests = [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    elif launch.gpus != "none":
+        requests = [DeviceRequest(device_ids=launch.gpus.split(","), capabilities=[["gpu"]])]
+    return {
+        "command": list(launch.arguments),
+        "user": launch.user or f"{os.getuid()}:{os.getgid()}",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "network_mode": "none",
+        "mem_limit": launch.memory,
+        "pids_limit": 4096,
+        "ulimits": [Ulimit(name="core", soft=0, hard=0)],
+        "shm_size": "1g",
+        # Triton loads the launchers that it compiles from here, so it must be executable.
+        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=4g"},
+        "volumes": volumes,
+        "device_requests": requests,
+        "environment": {
+            DIGEST_VARIABLE: digest,
+            COMBO_VARIABLE: launch.combo,
+            **launch.variables,
+        },
+        # It would start a second torch beside the one that is being timed.
+        "healthcheck": {"test": ["NONE"]},
+        "init": True,
+        "stdin_open": False,
+    }
+
+
+def _attend(container: Any, launch: Launch, say: Callable[[str], None]) -> int:
+    container.start()
+    deadline = time.monotonic() + launch.time_limit_s
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        container.stop(timeout=STOP_GRACE_S)
+
+    timer = threading.Timer(max(deadline - time.monotonic(), 0), expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        for line in _lines(container.logs(stream=True, follow=True)):
+            say(line)
+        code = int(container.wait()["StatusCode"])
+    except KeyboardInterrupt:
+        # nsabench journals what is done and ends with 130; the run can be resumed.
+        container.stop(timeout=STOP_GRACE_S)
+        raise
+    finally:
+        timer.cancel()
+    if expired.is_set():
+        raise EnvironmentRefused(
+            f"the run took longer than {launch.time_limit_s:g} s and was stopped",
+            "give it more with --time-limit, and go on with --resume.",
+        )
+    return code
+
+
+def _lines(chunks: Any) -> Any:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace")
+    if rest:
+        yield rest.decode("utf-8", "replace")

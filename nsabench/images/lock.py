@@ -1,0 +1,78 @@
+"""docker/locks/COMBO.txt: every package of an image, with version and hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from nsabench.images import programs
+from nsabench.images.combos import Checkout, Combo
+
+PYTHON = "3.11"
+PLATFORM = "x86_64-manylinux_2_28"
+LIMIT_S = 600.0
+FLASH_ATTN = "flash-attn==2.8.3"
+# What builds nsabench itself in the image, where nothing is fetched.
+BUILD = ("setuptools>=77,<82", "wheel>=0.45")
+
+
+def requirements(checkout: Checkout, combo: Combo) -> list[str]:
+    """What is asked for: the combo's pins and what nsabench and its report depend on."""
+    project = tomllib.loads((checkout.root / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"].get("report", [])]
+    own = [r for r in asked if not re.match(r"numpy\b", r)]
+    pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
+    return [*pins, *BUILD, *own]
+
+
+def lock(checkout: Checkout, name: str, combo: Combo, exclude_newer: str, links: str = "") -> Path:
+    """Resolve a combo and write its lock. Raises `NsabenchError` when uv cannot.
+
+    exclude_newer: a date; packages that appeared later are not looked at, so that the same date
+    gives the same lock. links: a folder of wheels to look into too.
+    """
+    options = ["--exclude-newer", exclude_newer, "--index-strategy", "unsafe-best-match"]
+    if links:
+        # With the wheels at hand the combo's own index is not needed, and may be out of reach.
+        options += ["--find-links", links]
+    elif combo.index:
+        options += ["--extra-index-url", combo.index]
+    target = checkout.lock(name)
+    _compile(requirements(checkout, combo), target, options)
+    head = f"# {name}: made by `nsabench images lock {name} --exclude-newer {exclude_newer}`\n"
+    target.write_text(head + target.read_text())
+    return target
+
+
+def lock_flash_attn(checkout: Checkout, exclude_newer: str) -> Path:
+    """The sdist of flash-attn, which the target of that name builds."""
+    target = checkout.lock("flash-attn")
+    _compile([FLASH_ATTN], target, ["--no-deps", "--exclude-newer", exclude_newer])
+    return target
+
+
+def _compile(wanted: list[str], target: Path, options: list[str]) -> None:
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as asked:
+        asked.write("\n".join(wanted) + "\n")
+        asked.flush()
+        command: list[str | Path] = [programs.find("uv", "uv"), "pip", "compile", "--quiet"]
+        command += ["--generate-hashes", "--no-header", "--no-annotate", "--no-emit-find-links"]
+        command += ["--python-version", PYTHON, "--python-platform", PLATFORM]
+        command += [*options, "--output-file", target, asked.name]
+        target.unlink(missing_ok=True)  # uv would keep the versions of an earlier one
+        programs.run(command, f"resolving {target.stem}", LIMIT_S)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def pinned(path: Path) -> Iterator[tuple[str, str]]:
+    """Names and versions in a lock."""
+    for match in re.finditer(r"^([A-Za-z0-9._-]+)==(\S+)", path.read_text(), re.MULTILINE):
+        yield match[1], match[2]

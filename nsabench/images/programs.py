@@ -1,0 +1,41 @@
+"""Running the tools that resolve, fetch and list packages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsabench.errors import EnvironmentRefused, NsabenchError
+
+
+def find(tool: str, package: str) -> str:
+    """The tool beside this Python or on PATH. Raises `EnvironmentRefused` when it is not there."""
+    beside = Path(sys.executable).parent / tool
+    found = str(beside) if beside.is_file() else shutil.which(tool)
+    if found is None:
+        raise EnvironmentRefused(
+            f"{tool} is not installed", f"pip install 'nsabench[images]' (or {package})."
+        )
+    return found
+
+
+def run(command: Sequence[str | Path], purpose: str, timeout_s: float) -> str:
+    """What it prints. Raises `NsabenchError` with its last line when it fails."""
+    try:
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        raise NsabenchError(
+            f"{purpose} took longer than {timeout_s:g} s", "look at the network, and try again."
+        ) from None
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise NsabenchError(
+            f"{purpose} failed: {' '.join(said[-3:])[:500] or 'no reason was given'}",
+            "look at the network and the versions in combos.yaml.",
+        )
+    return done.stdout
