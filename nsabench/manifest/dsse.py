@@ -9,21 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict
 
 from nsabench.errors import VerificationFailed
 from nsabench.manifest.keys import keyid_of
+from nsabench.manifest.strict_json import parse_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-# A run of 10,000 cases has a manifest of about 2 MB.
-MAX_BYTES = 64 << 20
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class Signature(BaseModel):
@@ -99,25 +94,6 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     """The pre-authentication encoding: what is signed."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
-
-
-def parse_json(data: bytes, what: str, model: type[M]) -> M:
-    """The `model` that JSON without NaN or infinity describes.
-
-    Raises `VerificationFailed` when it does not, is nested too deep, or is too large.
-    """
-    if len(data) > MAX_BYTES:
-        raise VerificationFailed(f"{what} has {len(data)} bytes, more than {MAX_BYTES}")
-    try:
-        return model.model_validate(from_json(data, allow_inf_nan=False))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise VerificationFailed(
-            f"{what} is not as it should be: {where}: {first['msg']}"
-        ) from None
-    except ValueError as error:
-        raise VerificationFailed(f"{what} is not JSON: {error}") from None
 
 
 def _decode(text: str, what: str) -> bytes:

@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from nsabench.manifest.strict_json import parse_json
+
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A run id becomes part of paths.
 RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99}$")]
@@ -112,6 +114,11 @@ class Statement(BaseModel):
         """Sorted keys, one field a line, no NaN: what is signed, to the byte."""
         content = self.model_dump(mode="json", by_alias=True)
         return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes) -> Statement:
+        """Raises `VerificationFailed` when `data` is no statement about a run."""
+        return parse_json(data, "the statement", cls)
 
     @property
     def digests(self) -> dict[str, str]:

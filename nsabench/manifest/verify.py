@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from nsabench.errors import VerificationFailed
 from nsabench.manifest import contents, files
-from nsabench.manifest.dsse import MAX_BYTES, Envelope, parse_json
+from nsabench.manifest.dsse import Envelope
 from nsabench.manifest.keys import public_key_of_der
 from nsabench.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.manifest.statement import Predicate, Statement, Trust
+from nsabench.manifest.strict_json import MAX_BYTES
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ def _verify(
     if MANIFEST in names or require is not Trust.UNSIGNED:
         envelope = run("manifest", lambda: _envelope(folder, names))
         statement, report.keyid = run(
-            "signature", lambda: _signed(envelope), lambda signed: f"by the key {signed[1]}"
+            "signature", lambda: signed(envelope), lambda found: f"by the key {found[1]}"
         )
         report.predicate = statement.predicate
         report.digests = run("statement", lambda: _subjects(statement, report.keyid))
@@ -143,9 +144,12 @@ def _envelope(folder: Path, names: list[str]) -> Envelope:
     return Envelope.parse(path.read_bytes())
 
 
-def _signed(envelope: Envelope) -> tuple[Statement, str]:
-    """The statement and the id of the key that it carries, once that key's signature fits."""
-    statement = parse_json(envelope.content(), "the statement", Statement)
+def signed(envelope: Envelope) -> tuple[Statement, str]:
+    """The statement and the id of the key that it carries, once that key's signature fits.
+
+    Raises `VerificationFailed` when it does not.
+    """
+    statement = Statement.parse(envelope.content())
     signer = statement.predicate.signer
     try:
         key = public_key_of_der(base64.b64decode(signer.public_key, validate=True))

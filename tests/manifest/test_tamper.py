@@ -19,6 +19,7 @@ from nsabench.errors import VerificationFailed
 from nsabench.manifest import MANIFEST, dsse, seal, verify
 from nsabench.manifest.keys import Signer
 from nsabench.manifest.statement import Trust
+from nsabench.manifest.strict_json import MAX_BYTES
 
 
 def test_an_unharmed_run_passes_every_check(run: Path, signer: Signer) -> None:
@@ -111,7 +112,7 @@ TAMPERED: dict[str, tuple[Change, str]] = {
         "manifest: the manifest is not",
     ),
     "huge JSON": (
-        lambda r: os.truncate(r / MANIFEST, dsse.MAX_BYTES + 1),
+        lambda r: os.truncate(r / MANIFEST, MAX_BYTES + 1),
         "manifest: manifest.dsse.json has more than",
     ),
     "truncated Parquet": (

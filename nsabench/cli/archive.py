@@ -1,0 +1,155 @@
+"""nsabench archive"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsabench.cli import _options
+from nsabench.errors import VerificationFailed
+from nsabench.manifest.keys import trusted_keyids
+from nsabench.manifest.statement import Trust
+
+if TYPE_CHECKING:
+    from nsabench.archive import Archive
+
+_key = click.option(
+    "--key",
+    "public",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.pub",
+    help="A public key that you trust: then only runs signed with such a key pass.",
+)
+
+
+def _open(location: str, *, create: bool = False) -> Archive:
+    # Its libraries come with an extra and take a while to load: not for the sake of --help.
+    from nsabench.archive import Archive
+
+    return Archive(location, create=create)
+
+
+def _required(public: tuple[Path, ...]) -> Trust:
+    return Trust.PINNED if public else Trust.EPHEMERAL
+
+
+@click.group("archive")
+def command() -> None:
+    """Keep verified runs in a folder or in S3, and ask them questions.
+
+    ARCHIVE is a folder or s3://BUCKET/PREFIX; S3 is reached as the AWS_* variables say.
+
+    Example: nsabench archive query archive "SELECT gpu, count(*) FROM runs GROUP BY gpu"
+    """
+
+
+@command.command("add")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--to", "location", required=True, metavar="ARCHIVE", help="Folder or s3:// address.")
+@_key
+def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
+    """Verify runs and add them; adding one again changes nothing.
+
+    Example: nsabench archive add results/* --to s3://bench/runs
+    """
+    archive = _open(location, create=True)
+    trusted = trusted_keyids(public)
+    failed = 0
+    for run in runs:
+        try:
+            outcome, prefix = archive.add(run, trusted=trusted, require=_required(public))
+        except VerificationFailed as error:
+            # One bad run keeps no good one out.
+            click.echo(f"nsabench: {error}", err=True)
+            failed += 1
+        else:
+            click.echo(f"{outcome.value}: {prefix}")
+    if failed:
+        raise VerificationFailed(f"{failed} of {len(runs)} runs were not added", "see above.")
+    return 0
+
+
+@command.command("list")
+@click.argument("location", metavar="ARCHIVE")
+@_options.as_json
+def list_(location: str, as_json: bool) -> None:
+    """The runs of an archive.
+
+    Example: nsabench archive list archive
+    """
+    kept = _open(location).runs()
+    if as_json:
+        click.echo(
+            json.dumps([k.statement.predicate.model_dump(mode="json") for k in kept], indent=1)
+        )
+        return
+    for k in kept:
+        p = k.statement.predicate
+        e = p.environment
+        click.echo(
+            f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
+            f"{p.records} records  {p.signer.trust}"
+        )
+    click.echo(f"{len(kept)} runs")
+
+
+@command.command("verify")
+@click.argument("location", metavar="ARCHIVE")
+@_key
+@_options.as_json
+def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
+    """Check signature and hashes of every run of an archive. Exits with 4 when one is broken.
+
+    Example: nsabench archive verify s3://bench/runs --key signing.key.pub
+    """
+    sound, broken, stray = _open(location).check(trusted_keyids(public), _required(public))
+    if as_json:
+        click.echo(json.dumps({"sound": sound, "broken": broken, "unfinished": stray}, indent=1))
+    else:
+        click.echo(f"{len(sound)} runs are sound, {len(broken)} broken; {stray} unfinished objects")
+    if broken:
+        raise VerificationFailed(broken[0], "get the run again from where it was made.")
+    return 0
+
+
+@command.command("query")
+@click.argument("location", metavar="ARCHIVE")
+@click.argument("sql")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@_options.as_json
+def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
+    """Ask in SQL; there are the views runs, records and samples.
+
+    Example: nsabench archive query archive "SELECT run_id, median(speedup) FROM records GROUP BY 1"
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other")
+    archive = _open(location)
+    from nsabench.archive import query as ask
+
+    answer = ask(archive, sql)
+    if as_json:
+        click.echo(json.dumps(answer.to_pylist(), indent=1, default=str))
+        return
+    if as_csv:
+        import pyarrow.csv
+
+        pyarrow.csv.write_csv(answer, sys.stdout.buffer)
+        return
+    _show(answer.column_names, [list(row.values()) for row in answer.to_pylist()])
+
+
+def _show(names: list[str], rows: list[list[object]]) -> None:
+    from rich.table import Table
+
+    from nsabench.terminal import console
+
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row))
+    console().print(table)

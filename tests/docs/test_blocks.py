@@ -1,0 +1,60 @@
+"""Every command block of the README and the guides that is marked runnable does what it says.
+
+`<!-- file: NAME -->` before a block: write it there. `<!-- runnable -->`: run it; it exits with 0,
+or as in `<!-- runnable: exits 0 or 3; prints: TEXT -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/quickstart.md", "docs/your-own-kernel.md")
+BLOCK = re.compile(r"<!-- (file|runnable):? *([^>]*?) *-->\s*\n( *)```\w*\n(.*?)\n\3```", re.S)
+NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_do_what_they_say(page: str, tmp_path: Path) -> None:
+    for name in ("tests", "matrices", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    blocks = BLOCK.findall((ROOT / page).read_text())
+    assert blocks, f"{page} has no block to run"
+    for kind, says, indent, text in blocks:
+        body = re.sub(rf"^{indent}", "", text, flags=re.M) + "\n"
+        if kind == "file":
+            (tmp_path / says).write_text(body)
+        else:
+            run(body, says, tmp_path)
+
+
+def run(script: str, says: str, folder: Path) -> None:
+    bin_folder = str(Path(sys.executable).parent)
+    done = subprocess.run(
+        ["sh", "-eu"],
+        input=script,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, **NETWORK, "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+    )
+    exits = re.search(r"exits ([\d or]+)", says)
+    allowed = {int(code) for code in re.findall(r"\d+", exits[1])} if exits else {0}
+    assert done.returncode in allowed, f"{script}\n{done.stdout}\n{done.stderr}"
+    for text in re.findall(r"prints: ([^;]+)", says):
+        assert text.strip() in done.stdout + done.stderr, f"{script}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)#]+)", prose):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
