@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.journal import Entry
+from nsabench.live import LiveTable
 from nsabench.messages import Ceilings, Described, Step
 from nsabench.outcome import failures
 from nsabench.plan import Plan, PlannedCase
@@ -48,17 +50,19 @@ def interactive(console: Console) -> bool:
 
 
 class Progress:
-    """Progress of a run: one live line on a terminal, one plain line a case elsewhere.
+    """Progress of a run: a live table on a terminal, one plain line a case elsewhere.
 
-    The live line is redrawn when the worker reports a step, and it reports none while it times.
+    The table is redrawn when the worker reports a step or a case is done. The worker reports none
+    while it times, so nothing is redrawn inside a timed region.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self._table = LiveTable()
         self._live = Live(console=console, auto_refresh=False) if interactive(console) else None
         self._began = time.monotonic()
-        self._where = ""
-        self._ran = self._to_run = 0
+        self._ran = 0
+        self._number = self._total = 0
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -67,6 +71,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
+            # The tables of the end say it all again, and better.
+            self._live.update(Text(""), refresh=True)
             self._live.stop()
 
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:
@@ -77,43 +83,57 @@ class Progress:
         )
         rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in ceilings.tflop_s.items())
         self.console.print(f"measured ceilings: copy {ceilings.copy_gb_s or 0:.4g} GB/s, {rates}")
+        self._table.roles = {(i.op, i.name): i.role for i in plan.implementations}
         self._began = time.monotonic()
 
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
-        left = total - number + 1
-        eta = ""
-        if self._ran:
-            seconds = (time.monotonic() - self._began) / self._ran * left
-            eta = (
-                f" (about {seconds / 60:.0f} min left)"
-                if seconds > 90
-                else f" ({seconds:.0f} s left)"
-            )
-        self._where = f"[{number}/{total}] {planned.case.label}{eta}"
-        self._draw("")
+        self._number, self._total = number, total
+        self._draw(planned.case.label)
 
     def step(self, step: Step) -> None:
-        self._draw(f"{step.phase} {step.implementation}".strip())
+        self._table.doing = f"{step.phase} {step.implementation}".strip()
+        self._draw()
+
+    def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
+        self._ran += 1
+        self._table.add(planned, entry)
+        if self._live:
+            self._draw()
+            return
+        counts = Counter(outcome.status.value for outcome in entry.outcomes)
+        said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        self.console.print(
+            f"[{self._number}/{self._total}] {planned.case.label}: {said} ({entry.wall_s:.1f} s)",
+            highlight=False,
+            markup=False,
+        )
 
     def note(self, text: str) -> None:
         self.console.print(text, highlight=False)
 
-    def _draw(self, doing: str) -> None:
+    def _draw(self, case: str | None = None) -> None:
+        if case is not None:
+            self._table.case = case
         if self._live:
-            self._live.update(Text(f"{self._where}  {doing}", "cyan"), refresh=True)
+            head = f"[{self._number}/{self._total}] {self._eta()}".rstrip()
+            self._live.update(self._table.render(head), refresh=True)
 
-    def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
-        self._ran += 1
-        counts = Counter(outcome.status.value for outcome in entry.outcomes)
-        said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-        where = self._where.partition(" (")[0]
-        self.console.print(f"{where}: {said} ({entry.wall_s:.1f} s)", highlight=False)
+    def _eta(self) -> str:
+        if not self._ran:
+            return ""
+        left = self._total - self._number + 1
+        seconds = (time.monotonic() - self._began) / self._ran * left
+        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"{seconds:.0f} s left"
 
 
 def summary(finished: Finished, console: Console) -> None:
     """The tables and the last panel of a run."""
     records = finished.results.records
     console.print(candidates_table(records))
+    diagnosed = [r for r in records if r["role"] == Role.CANDIDATE and r["diagnosis"]]
+    for r in diagnosed[:SHOWN_FINDINGS]:
+        line = f"{r['implementation']} on {r['case_id']}: diagnosis: {r['diagnosis']}"
+        console.print(Text(line), soft_wrap=True)
     console.print(baselines_table(records))
     caught = {r["implementation"] for r in records if r["role"] == Role.CONTROL}
     grave = [
@@ -237,13 +257,38 @@ def _panel(finished: Finished) -> Panel:
         f"{1e3 * harness / max(len(records), 1):.0f} ms a record)",
         *(f"failed: {line}" for line in failed[:SHOWN_FAILURES]),
         *([f"... and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []),
-        f"results: {finished.folder.path}",
+        *_decision(finished),
+        *(
+            f"{name}: {path}"
+            for name, path in (
+                ("report", finished.folder.path / "report.html"),
+                ("results", finished.folder.path),
+            )
+            if path.exists()
+        ),
     ]
     return Panel(
         Text("\n".join(lines)),
         title="failed" if failed else "complete",
         border_style="red" if failed else "green",
     )
+
+
+def _decision(finished: Finished) -> list[str]:
+    """What `thresholds.yaml` says, if the run has one: from which length on, or that from none."""
+    try:
+        content = yaml.safe_load(finished.folder.thresholds.read_text())
+    except OSError:
+        return []
+    return [
+        f"decision: {d['candidate']} ({d['op']}): "
+        + (
+            f"worth using from L = {d['min_L']} on"
+            if d["min_L"] is not None
+            else f"at no length ({'; '.join(d['reasons'])})"
+        )
+        for d in content["decisions"]
+    ]
 
 
 def describe_case(record: dict[str, Any]) -> str:

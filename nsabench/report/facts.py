@@ -23,12 +23,13 @@ from nsabench.outcome import failures
 from nsabench.plan import Plan
 from nsabench.results.assemble import Results, assemble
 from nsabench.run_folder import RunFolder
+from nsabench.threshold import MARGIN
 from nsabench.words import BENIGN, Role, Status, Verdict
+
+__all__ = ["MARGIN", "Facts", "Record", "Standing", "quoted", "standings"]
 
 Record = dict[str, Any]
 
-# Speed-up that is worth switching on; a threshold asks for it (see `nsabench explain monotone`).
-MARGIN = 1.2
 # What the doctor says of the disk is about now, not about the machine as it was during the run.
 OF_NOW = frozenset({"disk_low", "low_disk", "unwritable"})
 
@@ -87,7 +88,7 @@ class Facts:
     def thresholds(self) -> dict[str, Any] | None:
         """What `thresholds.yaml` decides, if it has been decided yet."""
         try:
-            content = yaml.safe_load((self.folder.path / "thresholds.yaml").read_text())
+            content = yaml.safe_load(self.folder.thresholds.read_text())
         except (OSError, yaml.YAMLError):
             return None
         return content if isinstance(content, dict) else None
