@@ -66,3 +66,12 @@ install:
     fi
     {{ pip }} -e '.[dev]' -e kernels
     touch "$stamp"
+
+# Compile every kernel for other GPUs and other Tritons, with no GPU. `just preflight --help`
+preflight *arguments: install
+    .venv/bin/nsabench preflight "$@"
+
+# Build the image of a combo: `just image torch2.11.0-cu130`, `nsabench images list` shows them
+image *arguments: install
+    {{ pip }} -e '.[images]'
+    .venv/bin/nsabench images build "$@"

@@ -25,7 +25,16 @@ def fill(checkout: Checkout, name: str, combo: Combo, folder: Path, links: str =
     lock = existing_lock(checkout, name)
     folder.mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    command += ["download", "--quiet", "--require-hashes", "--no-deps", "--only-binary", ":all:"]
+    command += [
+        "download",
+        "--quiet",
+        "--retries",
+        "1",
+        "--require-hashes",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ]
     command += ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
     command += ["--abi", "abi3", "--abi", "none"]
     for platform in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"):

@@ -1,0 +1,145 @@
+"""Preflight on the shipped kernels, and on kernels that are wrong in every way there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.preflight import architectures, tritons
+from nsabench.preflight.architectures import ARCHITECTURES, occupancy
+
+pytest.importorskip("triton")
+
+HOSTILE = Path(__file__).parent / "mlir_abort.py"
+MATRIX = """
+op: selection_rows
+axes: {N: [4, 512], H: 4, D: 64, L: 77}
+"""
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("matrix") / "tiny.yaml"
+    path.write_text(MATRIX)
+    return path
+
+
+def preflight(out: Path, *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsabench", "preflight", *map(str, arguments), "--out", out],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    rows = pq.read_table(out).to_pylist() if out.is_file() else []
+    return done.returncode, rows, done.stdout + done.stderr
+
+
+def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(
+    tmp_path: Path, matrix: Path
+) -> None:
+    code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_89,sm_90")
+    assert code == 0, said
+    assert {r["architecture"] for r in rows} == {"sm_89", "sm_90"}
+    assert {"rows_group", "rows_per_head"} <= {r["implementation"] for r in rows}
+    for row in rows:
+        assert row["status"] == "ok"
+        assert 0 < row["registers"] <= 255 and 0 < row["occupancy"] <= 1
+        assert row["shared_bytes"] <= row["shared_limit_bytes"]
+        assert row["code_bytes"] > 0 and row["compile_s"] > 0
+    assert "rows_group_kernel" in said
+
+
+def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path) -> None:
+    code, rows, said = preflight(
+        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
+    )
+    assert code == 1
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["implementation"], []).append(row)
+    assert "rows_group" not in found, "with --kernels only that file is compiled"
+    assert {r["status"] for r in found["tensor_bound"]} == {"crashed"}
+    assert "only integers and floats have a bitwidth" in found["tensor_bound"][0]["reason"]
+    assert {r["status"] for r in found["typo"]} == {"compile_error"}
+    assert "no_such_name" in found["typo"][0]["reason"]
+    assert {r["status"] for r in found["eager"]} == {"skipped"}
+    assert {r["status"] for r in found["raises"]} == {"crashed"}
+    assert "not today" in found["raises"][0]["reason"]
+    assert {r["status"] for r in found["dies"]} == {"crashed"}
+    tuned = found["tuned"]
+    assert {r["status"] for r in tuned} == {"ok"}, said
+    assert {(r["constants"], r["warps"]) for r in tuned} == {
+        (f"BLOCK={block}", warps) for block in (64, 128) for warps in (1, 4)
+    }, "every autotune configuration, of an implementation that reads values of its inputs"
+
+
+def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, said = preflight(
+        tmp_path / "file" / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
+    )
+    assert code == 3 and "cannot be written" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--arch", "sm_88", "'sm_88' is not an architecture"),
+        ("--triton", "3.3.0", "Triton 3.3.0 is not among those"),
+    ],
+)
+def test_unknown_targets_are_usage_errors(
+    tmp_path: Path, option: str, value: str, sentence: str
+) -> None:
+    code, _, said = preflight(tmp_path / "p.parquet", option, value)
+    assert code == 2 and sentence in said and "remedy" in said
+
+
+def test_every_triton_of_a_pair_is_locked_with_hashes() -> None:
+    from nsabench.environment.pairs import PAIRS
+
+    assert {pair.triton for pair in PAIRS} == set(tritons.locked())
+    assert all("--hash=sha256:" in text for text in tritons.locked().values())
+    assert tritons.parse("3.9.0, 3.1.0,3.9.0") == ["3.9.0", "3.1.0"]
+
+
+def test_a_wheel_with_another_hash_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"six==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n"
+    monkeypatch.setattr(tritons, "locked", lambda: {"1.17.0": wrong})
+    monkeypatch.setenv(tritons.CACHE_VARIABLE, str(tmp_path))
+    with pytest.raises(Exception, match="could not be installed"):
+        tritons.install("1.17.0")
+    assert not list((tmp_path / "triton").glob("[0-9]*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "warps", "registers", "shared", "expected"),
+    [
+        ("sm_80", 4, 32, 0, 1.0),
+        ("sm_89", 4, 128, 0, 16 / 48),
+        ("sm_89", 8, 255, 0, 8 / 48),
+        ("sm_89", 4, 32, 60 * 1024, 4 / 48),
+        ("sm_89", 4, 32, 100 * 1024, 0.0),
+        ("sm_90", 4, 64, 100 * 1024, 8 / 64),
+    ],
+)
+def test_occupancy(name: str, warps: int, registers: int, shared: int, expected: float) -> None:
+    assert occupancy(ARCHITECTURES[name], warps, registers, shared) == pytest.approx(expected)
+
+
+def test_which_failures_count() -> None:
+    assert architectures.declared("3.0.0", "sm_90") and architectures.declared("3.9.0", "sm_120")
+    assert not architectures.declared("3.1.0", "sm_100")
+    assert not architectures.declared("2.3.1", "sm_80")
+    with pytest.raises(UsageError):
+        architectures.parse("sm_1")
