@@ -15,9 +15,18 @@ from nsabench.words import DType, Role, Status, Verdict
 
 def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
     given: dict[str, Any] = {
-        "case_id": "c", "op": "selection_rows", "implementation": name, "role": role,
-        "status": Status.OK, "dtype": DType.FLOAT16, "shape": {}, "length": 64,
-        "bytes_min": 1, "flops": 1, "median_ms": median_ms, "session": 1,
+        "case_id": "c",
+        "op": "selection_rows",
+        "implementation": name,
+        "role": role,
+        "status": Status.OK,
+        "dtype": DType.FLOAT16,
+        "shape": {},
+        "length": 64,
+        "bytes_min": 1,
+        "flops": 1,
+        "median_ms": median_ms,
+        "session": 1,
     }
     return Row(**{**given, **fields})
 
