@@ -97,13 +97,18 @@ function roofs(rows) {
   if (!gbs || !rows.length) return [];
   const low = Math.min(...rows.map((r) => r.intensity)) / 2;
   const points = [];
+  const said = [];
   for (const dtype of distinct(rows, "dtype")) {
     const rate = report.ceilings.tflop_s[dtype];
     if (!rate) continue;
     const ridge = rate * 1000 / gbs, high = Math.max(ridge * 3, Math.max(...rows.map((r) => r.intensity)) * 2);
-    const name = `${SHORT[dtype] || dtype} ${digits(rate, 3)} TFLOP/s`;
+    const name = SHORT[dtype] || dtype;
+    said.push(`${name} ${digits(rate, 3)}`);
     points.push({ name, intensity: low, tflops: low * gbs / 1000 }, { name, intensity: ridge, tflops: rate }, { name, intensity: high, tflops: rate, last: true });
   }
+  // Roofs lie close together, so one label names them all.
+  const tops = points.filter((p) => p.last).sort((a, b) => b.tflops - a.tflops);
+  if (tops.length) tops[0].said = `${said.join(", ")} TFLOP/s`;
   return points;
 }
 
