@@ -15,6 +15,7 @@ from nsabench.preflight.cell import Cell
 from nsabench.words import Status
 
 SHOWN_FAILURES = 20
+MOST_COLUMNS = 8
 SEVERITY = (
     Status.CRASHED,
     Status.TIMEOUT,
@@ -27,7 +28,7 @@ SEVERITY = (
 
 def render(cells: Sequence[Cell]) -> RenderableType:
     """The grid, what failed and why, and what the kernels take."""
-    parts: list[RenderableType] = [_grid(cells), _resources(cells)]
+    parts: list[RenderableType] = [*_grids(cells), _resources(cells)]
     problems = _problems(cells)
     parts += [Text(""), *problems] if problems else []
     return Group(*parts)
@@ -37,8 +38,19 @@ def _row(cell: Cell) -> tuple[str, str, str]:
     return cell.op, cell.implementation, cell.kernel or "(not recorded)"
 
 
-def _grid(cells: Sequence[Cell]) -> Table:
-    table = Table(title="launches compiled", title_justify="left", box=None, pad_edge=False)
+def _grids(cells: Sequence[Cell]) -> list[Table]:
+    """One grid, or one an architecture where that would be too wide for a terminal."""
+    if len({(c.triton, c.architecture) for c in cells}) <= MOST_COLUMNS:
+        return [_grid(cells, "launches compiled")]
+    architectures = dict.fromkeys(c.architecture for c in cells)
+    return [
+        _grid([c for c in cells if c.architecture == name], f"launches compiled for {name}")
+        for name in architectures
+    ]
+
+
+def _grid(cells: Sequence[Cell], title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("implementation", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
     columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in cells}, key=_column)
@@ -67,7 +79,7 @@ def _count(cells: Sequence[Cell]) -> Text:
         return Text(f"{good} ok", "green")
     worst = next(s for s in SEVERITY if any(c.status == s for c in cells))
     bad = any(c.failed for c in cells)
-    return Text(f"{good}/{len(cells)} {worst}", "bold red" if bad else "dim")
+    return Text(f"{good}/{len(cells)}\n{worst}", "bold red" if bad else "dim")
 
 
 def _resources(cells: Sequence[Cell]) -> Table:
