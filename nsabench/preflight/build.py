@@ -15,10 +15,11 @@ from nsabench.preflight.architectures import KIB, Architecture
 from nsabench.preflight.messages import Built
 from nsabench.preflight.record import Call
 from nsabench.words import Status
-from nsabench.worker.guard import guarded
+from nsabench.worker.guard import guarded, one_line
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _TOOL_LIMIT_S = 60
+REASON_LENGTH = 400
 
 
 def build(call: Call, architecture: Architecture) -> Built:
@@ -29,7 +30,7 @@ def build(call: Call, architecture: Architecture) -> Built:
     except Failure as failure:
         # Everything Triton raises here comes from compiling, whatever the exception is called.
         status = Status.COMPILE_ERROR if failure.status is Status.CRASHED else failure.status
-        return Built(status=status, reason=str(failure), compile_s=time.monotonic() - began)
+        return Built(status=status, reason=_root(failure), compile_s=time.monotonic() - began)
     compile_s = time.monotonic() - began
     cubin: bytes = compiled.asm["cubin"]
     registers, spilled = _usage(cubin)
@@ -50,6 +51,18 @@ def build(call: Call, architecture: Architecture) -> Built:
             f"block {architecture.shared_per_block // KIB} KiB"
         )
     return built
+
+
+def _root(failure: Failure) -> str:
+    """The innermost error: of nested calls of kernels each level quotes its own source first."""
+    error: BaseException = failure
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = one_line(error, limit=10_000)
+    # The message comes last, after the line of source and a caret.
+    _, caret, message = text.rpartition("^ ")
+    where = text[: text.find(":")] if caret else ""
+    return f"{type(error).__name__}: {(message + f' ({where})' if caret else text)[:REASON_LENGTH]}"
 
 
 def _usage(cubin: bytes) -> tuple[int | None, int | None]:

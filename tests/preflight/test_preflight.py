@@ -143,3 +143,13 @@ def test_which_failures_count() -> None:
     assert not architectures.declared("2.3.1", "sm_80")
     with pytest.raises(UsageError):
         architectures.parse("sm_1")
+
+
+def test_its_help_has_an_example() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsabench", "preflight", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and "Example: nsabench preflight" in done.stdout
