@@ -23,6 +23,9 @@ from nsabench.words import Role, Status, Word
 CHECK = "controls"
 # A trick on the clock that works makes a time vanish; less than this is noise between two arms.
 GAINED = 0.8
+# On the host's clock the arms of a busy machine differ several-fold (seen: 2.6); a clock that was
+# stopped, which is what the trick there aims at, still shows.
+GAINED_ON_HOST = 0.1
 
 
 class Catch(Word):
@@ -70,7 +73,8 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
 def _gained(row: Row, best: Row | None) -> Catch:
     if best is None or not best.median_ms or not row.median_ms:
         return Catch.UNPROVEN
-    return Catch.MISSED if row.median_ms < GAINED * best.median_ms else Catch.CAUGHT
+    gained = GAINED if row.median_mcycles is not None else GAINED_ON_HOST
+    return Catch.MISSED if row.median_ms < gained * best.median_ms else Catch.CAUGHT
 
 
 def _names(finding: Finding, row: Row) -> bool:

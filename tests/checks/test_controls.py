@@ -51,10 +51,21 @@ def test_a_control_that_crashes_proves_nothing_and_is_said(make_row):
 
 def test_a_trick_on_the_clock_is_defeated_if_it_gained_nothing(make_row):
     baseline = make_row("b", "baseline", 1.0)
-    assert judge([control(make_row, caught_by="timer", median_ms=1.02), baseline], []) == []
-    (finding,) = judge([control(make_row, caught_by="timer", median_ms=0.5), baseline], [])
+
+    def judged(median_ms, median_mcycles):
+        row = control(
+            make_row, caught_by="timer", median_ms=median_ms, median_mcycles=median_mcycles
+        )
+        return judge([row, baseline], [])
+
+    assert judged(1.02, 1.9) == []
+    (finding,) = judged(0.5, 0.9)
     assert finding.effect is Effect.INVALID
     assert "0.5 ms" in finding.sentence
+    # By the host's clock: noise is no trick, a stopped clock is.
+    assert judged(0.5, None) == []
+    (finding,) = judged(1e-5, None)
+    assert finding.effect is Effect.INVALID
 
 
 @pytest.mark.parametrize("check", ["timer", "baseline"])
