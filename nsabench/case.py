@@ -13,11 +13,13 @@ from nsabench import ops
 from nsabench.ops.contract import Shape, Tolerances, Work
 from nsabench.words import Direction, DType
 
+Seed = Annotated[int, Field(ge=0, lt=2**62)]
+
 
 class RatioCI(BaseModel):
     """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["ratio_ci"] = "ratio_ci"
     width: PositiveFloat = 0.01  # relative width of the interval
@@ -29,7 +31,7 @@ class RatioCI(BaseModel):
 class FixedCount(BaseModel):
     """Stop after a fixed number of rounds (one sample an implementation a round)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["fixed_count"]
     rounds: PositiveInt = 50
@@ -38,7 +40,7 @@ class FixedCount(BaseModel):
 class TimeBudget(BaseModel):
     """Stop when the time is spent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Literal["time_budget"]
     budget_s: PositiveFloat = 1.0
@@ -50,7 +52,7 @@ Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kin
 class Timing(BaseModel):
     """How samples are taken. `warmup_s` is per implementation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mode: Literal["stream", "graph"] = "stream"
     warmup_s: PositiveFloat = 0.025
@@ -61,7 +63,7 @@ class Timing(BaseModel):
 class Case(BaseModel):
     """One cell of the plan. `id` depends only on what is measured, so it is stable across runs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     op: str
     shape: dict[str, int]
@@ -70,7 +72,7 @@ class Case(BaseModel):
     distribution: str
     streams: PositiveInt
     timeout_s: PositiveFloat
-    seed: int
+    seed: Seed
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
 

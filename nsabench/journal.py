@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -68,10 +69,18 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        contents, whole = _read(path) if path.exists() else (Contents(), 0)
+        self._file: BinaryIO = path.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise UsageError(
+                f"{path.parent} is being written by another nsabench",
+                "wait for it, or give --out another folder.",
+            ) from None
+        contents, whole = _read(path)
         self.done = {entry.case_id for entry in contents.entries}
         self.confirmed = {line.case_id for line in contents.confirmations}
-        self._file: BinaryIO = path.open("ab")
         self._file.truncate(whole)
 
     def append(self, line: Line) -> None:
@@ -95,7 +104,13 @@ def read(path: Path) -> Contents:
 
 def _read(path: Path) -> tuple[Contents, int]:
     contents, whole = Contents(), 0
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}", "give the folder that nsabench made."
+        ) from None
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
         try:

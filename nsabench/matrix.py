@@ -14,12 +14,11 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
 )
 
 from nsabench import ops, yaml_lines
-from nsabench.case import Case, Timing
+from nsabench.case import Case, Seed, Timing
 from nsabench.errors import UsageError
 from nsabench.ops.contract import Op, Tolerances
 from nsabench.words import Direction, DType
@@ -37,7 +36,7 @@ Values = Annotated[
 class Selection(BaseModel):
     """Which implementations of the op run: shell patterns on their names. Controls always run."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     only: list[str] = ["*"]
     skip: list[str] = []
@@ -49,7 +48,7 @@ class Matrix(BaseModel):
     A case that agrees with every key of an entry of `exclude` is left out.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     op: str
     description: str = ""
@@ -60,7 +59,7 @@ class Matrix(BaseModel):
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
     timeout_s: PositiveFloat = 60.0
-    seed: PositiveInt = 20260101
+    seed: Seed = 20260101
 
 
 class LoadedMatrix(BaseModel):

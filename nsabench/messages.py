@@ -29,6 +29,12 @@ class Samples(Message):
     gap_hidden: list[bool] = []  # the launch was queued before the device was let go
     sm_clock_mhz: list[int] = []  # 0 where it cannot be read
 
+    @model_validator(mode="after")
+    def _even(self) -> Samples:
+        if len(self.round) != len(self.time_ms):
+            raise ValueError("the lists of samples differ in length")
+        return self
+
 
 class Outcome(Message):
     """What a worker found out about one implementation on one case."""
@@ -119,6 +125,7 @@ class Step(Message):
     kind: Literal["step"] = "step"
     phase: str
     implementation: str = ""
+    allowance: float = Field(default=1.0, gt=0)  # times the limit of one implementation's step
 
 
 class Discovered(Message):

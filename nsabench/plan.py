@@ -216,6 +216,10 @@ def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
         raise UsageError(
             f"{shard!r} is not a shard", "write i/n with 1 <= i <= n, for example 2/4."
         )
+    if index > len(cases):
+        raise UsageError(
+            f"shard {shard} of {len(cases)} cases is empty", "take no more shards than cases."
+        )
     return cases[index - 1 :: count]
 
 

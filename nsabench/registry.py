@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,16 @@ def _validate(found: Sequence[Implementation]) -> None:
 
     seen: dict[tuple[str, str], Implementation] = {}
     for item in found:
+        if not isinstance(item.name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", item.name):
+            raise UsageError(
+                f"{item.name!r} ({item.source}) is no name for an implementation",
+                "use up to 64 letters, digits, '_', '-' and '.'.",
+            )
+        if not item.devices:
+            raise UsageError(
+                f"implementation {item.name!r} ({item.source}) runs on no device",
+                f"devices are among {', '.join(Runs)}.",
+            )
         op = ops.get(item.op, f"implementation {item.name!r} ({item.source})")
         twin = seen.setdefault((item.op, item.name), item)
         if twin is not item:

@@ -71,8 +71,18 @@ def _judge(
             return Judgement(Verdict.INVALID, finding.sentence)
     if row.timed_ms is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")
-    # Only what was interleaved with the candidate may form a ratio with it.
-    best = best_baseline([other for other in case if other.session == row.session])
+    # Only what was interleaved with the candidate may form a ratio with it, and only what was
+    # sampled to the end may be the best: clocks may have moved since an early round.
+    beside = [other for other in case if other.session == row.session]
+    taken = {
+        o.implementation: len(samples[o.case_id, o.implementation].time_ms)
+        for o in beside
+        if o.timed_ms is not None
+    }
+    most = max(
+        (taken.get(o.implementation, 0) for o in beside if o.role is Role.BASELINE), default=0
+    )
+    best = best_baseline([o for o in beside if taken.get(o.implementation, -1) >= most])
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
     ratio = _ratio(
@@ -97,12 +107,21 @@ def hangs_on_little(judgement: Judgement) -> bool:
     at_margin = judgement.speedup_lo < MARGIN * (1 + NEAR) and judgement.speedup_hi > MARGIN * (
         1 - NEAR
     )
+    by_little = (
+        abs(judgement.speedup - 1) < SAME_BAND + NEAR
+        or abs(judgement.speedup_lo - 1) < NEAR
+        or abs(judgement.speedup_hi - 1) < NEAR
+    )
     decided = judgement.verdict in (Verdict.FASTER, Verdict.SLOWER)
-    return (decided and abs(judgement.speedup - 1) < SAME_BAND + NEAR) or at_margin
+    return (decided and by_little) or at_margin
 
 
 def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgement:
     """The judgement, or `inconclusive` where the second process does not bear it out."""
+    for outcome in second.outcomes:
+        if outcome.implementation == name and outcome.status not in BENIGN:
+            why = f"a second process found it {outcome.status}: {outcome.reason}"
+            return Judgement(Verdict.INVALID, why)
     taken = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
     if name not in taken or judgement.best_baseline not in taken:
         why = second.reason or "it was not timed again"

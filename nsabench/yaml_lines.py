@@ -60,7 +60,10 @@ def read(path: Path) -> list[Document]:
 
 def _document(node: yaml.Node, file: str) -> Document:
     lines: dict[Path_, int] = {}
-    return Document(file, _plain(node, (), lines, file), lines)
+    try:
+        return Document(file, _plain(node, (), lines, file), lines)
+    except RecursionError:
+        raise UsageError(f"{file}: it refers to itself", "write the values out.") from None
 
 
 def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> Any:
@@ -82,7 +85,7 @@ def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> An
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise UsageError(f"{file}:{lines[at]}: {error}", "mend the value there.") from None
 
 

@@ -137,3 +137,27 @@ def test_a_second_process_that_died_confirms_nothing() -> None:
 
 def test_a_clear_verdict_is_not_touched_by_a_second_look() -> None:
     assert verdict(1.5, second=again(0.5)) == verdict(1.5)
+
+
+def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> None:
+    """Clocks fall by a fifth after round 20: early medians flatter whoever was dropped there."""
+    rows = [
+        row("mine", Role.CANDIDATE, 1.2),
+        row("best", Role.BASELINE, 1.2),
+        row("dropped", Role.BASELINE, 1.12),
+    ]
+    late = [1.0] * 20 + [1.2] * 180
+    taken: dict[Key, Samples] = {
+        ("c", "mine"): Samples(round=list(range(200)), time_ms=late),
+        ("c", "best"): Samples(round=list(range(200)), time_ms=late),
+        ("c", "dropped"): Samples(round=list(range(20)), time_ms=[1.12] * 20),
+    }
+    judgement = judge(rows, taken, (), {})["c", "mine"]
+    assert (judgement.verdict, judgement.best_baseline) == (Verdict.SAME, "best")
+
+
+def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
+    wrong = Outcome(implementation="mine", status=Status.WRONG, reason="off")
+    judgement = verdict(1.015, second=Confirmation(case_id="c", outcomes=[wrong]))
+    assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
+    assert "off" in judgement.why

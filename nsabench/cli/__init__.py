@@ -59,6 +59,15 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        print(  # noqa: T201
+            f"nsabench: a fault of nsabench itself: {type(error).__name__}: {error}\n"
+            "  remedy: run it with `nsabench --debug ...` and report what it prints.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 
 from nsabench import audit, journal, terminal
-from nsabench.checks import Effect
+from nsabench.checks import Effect, Finding
 from nsabench.cli import _options
 from nsabench.plan import Plan
 from nsabench.results.assemble import assemble
 from nsabench.run_folder import RunFolder
+from nsabench.words import Role
 
 
 @click.command("audit")
@@ -29,8 +30,18 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
     """
     if path.is_dir():
         folder = RunFolder.existing(path)
-        contents = journal.read(folder.journal)
-        findings = assemble(Plan.read(folder.plan), contents).findings
+        plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
+        controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
+        # What is found in a control is what it is there for, unless it got away.
+        findings = [
+            f
+            for f in assemble(plan, contents).findings
+            if f.effect is Effect.INVALID or f.implementation not in controls
+        ]
+        missing = {planned.id for planned in plan.cases} - {e.case_id for e in contents.entries}
+        if missing:
+            sentence = f"{len(missing)} of {len(plan.cases)} cases were not measured"
+            findings.insert(0, Finding("completeness", Effect.INVALID, sentence))
     else:
         findings = audit.audit_csv(path, gpu)
     if as_json:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from nsabench.words import Direction, DType
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Beyond any device, and products of a few still fit 64 bits.
+Size = Annotated[int, Field(gt=0, le=1 << 24)]
 
 
 class Shape(BaseModel):
@@ -32,12 +36,12 @@ def dv_is_d(given: object) -> object:
 
 
 class Tolerances(BaseModel):
-    """When an output counts as right (README, *Checks*)."""
+    """When an output counts as right (docs/MEASUREMENT.md, *Parity*)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    mae: float = 1e-3
-    rel_l2_ratio: float = 2.0
+    mae: PositiveFloat = 1e-3
+    rel_l2_ratio: PositiveFloat = 2.0
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import PositiveInt, model_validator
+from pydantic import model_validator
 
 from nsabench.ops import _draws
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Inputs, Op, Shape, Work, dv_is_d
+from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
 from nsabench.words import DType
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ class RangesShape(Shape):
     """B batches, S queries, G groups, H heads a group (h above), head dims D and Dv, S_kv keys,
     n_spans spans a query, L keys in their union (fewer where the distribution says so)."""
 
-    B: PositiveInt
-    S: PositiveInt
-    G: PositiveInt
-    H: PositiveInt
-    D: PositiveInt
-    Dv: PositiveInt
-    S_kv: PositiveInt
-    n_spans: PositiveInt
-    L: PositiveInt
+    B: Size
+    S: Size
+    G: Size
+    H: Size
+    D: Size
+    Dv: Size
+    S_kv: Size
+    n_spans: Size
+    L: Size
 
     _dv = model_validator(mode="before")(dv_is_d)
 

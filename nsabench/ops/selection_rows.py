@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import PositiveInt, model_validator
+from pydantic import model_validator
 
 from nsabench.ops import _draws
-from nsabench.ops.contract import Inputs, Op, Shape, Work, dv_is_d
+from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
 from nsabench.words import DType
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ ORACLE_CHUNK_ELEMENTS = 1 << 25
 class RowsShape(Shape):
     """N rows, H heads a row, head dims D (q, k) and Dv (v; D unless given), L keys a row."""
 
-    N: PositiveInt
-    H: PositiveInt
-    D: PositiveInt
-    Dv: PositiveInt
-    L: PositiveInt
+    N: Size
+    H: Size
+    D: Size
+    Dv: Size
+    L: Size
 
     _dv = model_validator(mode="before")(dv_is_d)
 

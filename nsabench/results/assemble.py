@@ -12,6 +12,7 @@ from nsabench.checks.controls import Catch, catch
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
+from nsabench.errors import UsageError
 from nsabench.journal import Contents, Entry, Header
 from nsabench.messages import Conditions, Outcome, Samples
 from nsabench.plan import Plan
@@ -35,6 +36,7 @@ class Results:
 
 def assemble(plan: Plan, contents: Contents) -> Results:
     """Apply the checks to what the workers measured, then judge the candidates."""
+    _belongs(plan, contents)
     header = contents.headers[0]
     sheet = datasheet.known(str(header.described.device.get("name") or ""))
     limits = Limits.measured(header.ceilings, sheet.limits() if sheet else None)
@@ -66,6 +68,26 @@ def assemble(plan: Plan, contents: Contents) -> Results:
     ]
     taken = {key: (o.session, o.samples) for key, o in outcomes.items()}
     return Results(records, taken, findings, judgements)
+
+
+def _belongs(plan: Plan, contents: Contents) -> None:
+    """Raises `UsageError` when the journal is not one of this plan."""
+    known = {planned.id: set(planned.implementations) for planned in plan.cases}
+    wrong = ""
+    if not contents.headers:
+        wrong = "has no header"
+    elif any(header.run_id != plan.run_id for header in contents.headers):
+        wrong = f"is not of run {plan.run_id}"
+    measured = [(e.case_id, e.outcomes) for e in contents.entries]
+    measured += [(c.case_id, c.outcomes) for c in contents.confirmations]
+    for case_id, outcomes in measured:
+        if not {o.implementation for o in outcomes} <= known.get(case_id, set()):
+            wrong = f"holds case {case_id}, which is not in the plan like that"
+    if wrong:
+        raise UsageError(
+            f"the journal {wrong}: plan.yaml and journal.jsonl do not belong together",
+            "restore the run folder, or start a new run.",
+        )
 
 
 def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 import signal
 
-from nsabench.supervisor.process import WorkerDied, WorkerLost, WorkerTimedOut, WorkerTooLarge
+from nsabench.supervisor.process import (
+    WorkerBrokeProtocol,
+    WorkerDied,
+    WorkerLost,
+    WorkerTimedOut,
+    WorkerTooLarge,
+)
 from nsabench.words import Status
 
 LAST_LINES = 3
@@ -31,6 +37,8 @@ def classify(lost: WorkerLost) -> tuple[Status, str]:
         case WorkerTooLarge():
             limit = f"{lost.limit_bytes / 2**30:.1f} GiB"
             return Status.OUT_OF_MEMORY, f"took more than {limit} of host memory {during}; killed"
+        case WorkerBrokeProtocol():
+            return Status.CRASHED, f"its process {lost.how} {during}; killed"
         case WorkerDied():
             return _of_death(lost, during)
     return Status.CRASHED, f"the worker was lost {during}"

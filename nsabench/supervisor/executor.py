@@ -23,7 +23,7 @@ from nsabench.messages import (
 )
 from nsabench.plan import Device, ImplementationInfo
 from nsabench.supervisor.classify import classify
-from nsabench.supervisor.process import WorkerLost, WorkerProcess, measuring
+from nsabench.supervisor.process import MAX_STEPS, WorkerLost, WorkerProcess, measuring
 from nsabench.words import Status
 
 DISCOVER_LIMIT_S = 120.0
@@ -39,7 +39,14 @@ class GroupLost(Exception):
     """
 
     def __init__(
-        self, suspect: str, status: Status, reason: str, log: str, *, certain: bool = False
+        self,
+        suspect: str,
+        status: Status,
+        reason: str,
+        log: str,
+        *,
+        certain: bool = False,
+        phase: str = "",
     ) -> None:
         super().__init__(reason)
         self.suspect = suspect
@@ -47,6 +54,7 @@ class GroupLost(Exception):
         self.reason = reason
         self.log = log
         self.certain = certain
+        self.phase = phase
 
 
 class Executor(Protocol):
@@ -81,7 +89,9 @@ class WorkerExecutor:
         self._worker: WorkerProcess | None = None
         self._last_log = ""
 
-    def _ask(self, request: Message, expected: type[M], limit_s: float) -> M:
+    def _ask(
+        self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
+    ) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(
                 measuring(self.device, self.kernels), memory_limit_bytes=self._memory_limit
@@ -89,7 +99,7 @@ class WorkerExecutor:
         worker = self._worker
         worker.log.clear()
         try:
-            for reply in worker.ask(request, limit_s):
+            for reply in worker.ask(request, limit_s, max_steps=max_steps):
                 if isinstance(reply, Step):
                     self.on_step(reply)
                 elif isinstance(reply, Poisoned):
@@ -97,13 +107,17 @@ class WorkerExecutor:
                     raise GroupLost(
                         reply.implementation, Status.CRASHED, reply.reason, log, certain=True
                     )
-                else:
-                    assert isinstance(reply, expected)
+                elif isinstance(reply, expected):
                     return reply
+                else:
+                    reason = f"its process answered with a {type(reply).__name__}; killed"
+                    raise GroupLost("", Status.CRASHED, reason, self._retire())
         except WorkerLost as lost:
             status, reason = classify(lost)
             log = self._retire()
-            raise GroupLost(lost.step.implementation, status, reason, log) from lost
+            raise GroupLost(
+                lost.step.implementation, status, reason, log, phase=lost.step.phase
+            ) from lost
         except BaseException:
             self._retire()
             raise
@@ -121,7 +135,9 @@ class WorkerExecutor:
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
         request = Measure(case=case, implementations=implementations, session=session)
-        measured = self._ask(request, Measured, case.timeout_s)
+        # Parity, diagnosis and warm-up of each, and a few of the case.
+        max_steps = 4 * len(implementations) + 8
+        measured = self._ask(request, Measured, case.timeout_s, max_steps)
         assert self._worker is not None
         self._last_log = self._worker.log.text()
         left = self._worker.children()

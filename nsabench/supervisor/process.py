@@ -30,6 +30,9 @@ POLL_S = 0.25
 LOG_HEAD_BYTES = 256 << 10
 LOG_TAIL_BYTES = 64 << 10
 MAX_REPLY_BYTES = 64 << 20
+MAX_STEPS = 1000
+MAX_ALLOWANCE = 64.0
+REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
 # Inherited by everything a worker starts, so that its orphans can be told from other children.
@@ -62,6 +65,15 @@ class WorkerDied(WorkerLost):
     def __init__(self, step: Step, returncode: int, log: str) -> None:
         super().__init__(step)
         self.returncode = returncode
+        self.log = log
+
+
+class WorkerBrokeProtocol(WorkerLost):
+    """It wrote, or closed, what only the bench may: nothing that this process says counts."""
+
+    def __init__(self, step: Step, how: str, log: str) -> None:
+        super().__init__(step)
+        self.how = how
         self.log = log
 
 
@@ -130,6 +142,8 @@ class WorkerProcess:
     def __init__(self, program: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
         self._replies = program.replies
+        self._siblings = {child.pid for child in psutil.Process().children()}
+        self._born = time.time()
         command = [sys.executable, "-m", program.module, *program.options]
         command += ["--parent", str(os.getpid())]
         with _births:
@@ -157,11 +171,14 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
+    def ask(
+        self, request: Message, limit_s: float, *, max_steps: int = MAX_STEPS
+    ) -> Iterator[Message]:
         """Send a request and yield the replies up to and including the one that answers it.
 
-        `limit_s` bounds each step. Raises a `WorkerLost` when the worker goes, or the
-        `NsabenchError` that it refuses with.
+        `limit_s` bounds each step, times the step's own allowance; `max_steps` bounds their number,
+        or a loop that reports steps would never time out. Raises a `WorkerLost` when the worker
+        goes, or the `NsabenchError` that it refuses with before foreign code was called.
         """
         assert self._process.stdin is not None
         self._step = Step(phase="start")
@@ -171,13 +188,19 @@ class WorkerProcess:
         except BrokenPipeError:
             raise self._died() from None
         step_limit = max(START_TIMEOUT_S, limit_s)
+        steps = 0
         while True:
             reply = self._receive(step_limit)
             if isinstance(reply, Step):
+                steps += 1
+                if steps > max_steps:
+                    raise self._broke(f"reported more than {max_steps} steps")
                 self._step = reply
                 if reply.phase != "start":
-                    step_limit = limit_s
+                    step_limit = limit_s * min(reply.allowance, MAX_ALLOWANCE)
             elif isinstance(reply, Refused):
+                if self._step.phase != "start" or reply.exit_code not in REFUSALS:
+                    raise self._broke("sent a refusal in the middle of measuring")
                 self.stop()
                 error = NsabenchError(reply.sentence, reply.remedy)
                 error.exit_code = reply.exit_code
@@ -202,8 +225,10 @@ class WorkerProcess:
                 if not selector.select(min(left, POLL_S)):
                     continue
                 data = os.read(self._process.stdout.fileno(), 1 << 20)
-                if not data or len(self._buffer) > MAX_REPLY_BYTES:
+                if not data:
                     raise self._died()
+                if len(self._buffer) > MAX_REPLY_BYTES:
+                    raise self._broke(f"sent more than {MAX_REPLY_BYTES >> 20} MiB in one answer")
                 self._buffer += data
         line, _, rest = self._buffer.partition(b"\n")
         self._buffer = bytearray(rest)
@@ -213,13 +238,18 @@ class WorkerProcess:
         except ValidationError:
             # Foreign code wrote on our descriptor: nothing this process says counts any more.
             self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
-            raise self._died() from None
+            raise self._broke("wrote on the descriptor of the worker's answers") from None
 
-    def _died(self) -> WorkerDied:
+    def _broke(self, how: str) -> WorkerBrokeProtocol:
+        self.stop()
+        self._drain.join(TERM_GRACE_S)
+        return WorkerBrokeProtocol(self._step, how, self.log.text())
+
+    def _died(self) -> WorkerLost:
         try:
             returncode = self._process.wait(TERM_GRACE_S)
         except subprocess.TimeoutExpired:
-            returncode = 0  # it closed its end but lives; it is killed below
+            return self._broke("closed the descriptor of the worker's answers and went on")
         self.stop()
         self._drain.join(TERM_GRACE_S)
         return WorkerDied(self._step, returncode, self.log.text())
@@ -258,7 +288,7 @@ class WorkerProcess:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
-        reap_orphans()
+        reap_orphans(self._siblings, self._born)
 
 
 def worker_environment(device: Device) -> dict[str, str]:
@@ -297,13 +327,19 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def reap_orphans() -> None:
-    """Kill what workers left behind: our children that carry the mark and are no worker of ours."""
+def reap_orphans(siblings: set[int], born: float) -> None:
+    """Kill what a worker left behind: children given to us since it was born.
+
+    They carry the mark, or were orphaned with an environment of their own: then they are in a
+    session that is not ours, which what this program starts itself is not.
+    """
     with _births:
-        orphans = [c for c in psutil.Process().children() if c.pid not in _workers]
+        orphans = [c for c in psutil.Process().children() if c.pid not in _workers | siblings]
     for child in orphans:
-        with contextlib.suppress(psutil.Error):
-            if child.environ().get(MARK) != _mark:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            marked = child.environ().get(MARK) == _mark
+            foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
+            if not (marked or foreign):
                 continue
             for process in _family(child.pid):
                 with contextlib.suppress(psutil.Error):

@@ -16,6 +16,7 @@ from nsabench.supervisor.executor import Executor, GroupLost
 from nsabench.words import Runs, Status
 
 COOL_DOWN_S = 5.0
+BEFORE_ANY = ("inputs",)
 
 
 class Progress(Protocol):
@@ -103,6 +104,11 @@ class _Group:
         again. If it is innocent, each is run alone. If all are innocent alone, only the
         combination fails, and what each did alone is what is known.
         """
+        if lost.phase in BEFORE_ANY:
+            # No implementation had been called yet: the case itself, or the machine, is the fault.
+            for name in pending:
+                self._condemn(name, lost)
+            return
         certain = lost.certain and lost.suspect in pending
         if certain or len(pending) == 1:
             self._condemn(lost.suspect if certain else pending[0], lost)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,11 +15,14 @@ from nsabench.failure import Failure
 from nsabench.ops.contract import Inputs
 from nsabench.registry import Implementation
 from nsabench.timing.clock import now_s
+from nsabench.timing.timer import DeviceLost
 from nsabench.words import Status
-from nsabench.worker import parity
-from nsabench.worker.guard import classify, guarded
+from nsabench.worker import parity, state
+from nsabench.worker.guard import DevicePoisoned, classify, guarded
 from nsabench.worker.inputs import InputSets, poison_like
 from nsabench.worker.parity import Errors, WrongValues
+
+T = TypeVar("T")
 
 # What a call returned, each with the index of the inputs it was made from.
 Outputs = list[tuple[int, Any]]
@@ -88,7 +92,7 @@ class CaseArm:
                     outputs = self.call(index)
                 self._graphs.append((graph, outputs))
 
-        guarded(record, self.device)
+        self._guarded(record)
 
     def _replay(self, index: int) -> Outputs:
         graph, outputs = self._graphs[index]
@@ -106,19 +110,13 @@ class CaseArm:
         self._checked_call(0)
         self.compile_s = now_s() - start
         self.previous = self.sets.oracles[0]
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        # What one call must hold must not depend on what another left behind.
         self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
-        if self.device == "cuda":
-            self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
         self._ordered_call()
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
-            self.config = guarded(
-                lambda: str(config(*inputs.tensors.values(), **inputs.options)), self.device
+            self.config = self._guarded(
+                lambda: str(config(*inputs.tensors.values(), **inputs.options))
             )
 
     def _poison(self, index: int) -> None:
@@ -130,20 +128,33 @@ class CaseArm:
 
     def _checked_call(self, index: int) -> Errors:
         self._poison(index)
-        return self._compare(self._guarded(lambda: self.call(index)), "")
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        outputs = self._guarded(lambda: self.call(index))
+        if self.device == "cuda":
+            self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
+        return self._compare(outputs, "")
 
-    def _guarded(self, call: Callable[[], Outputs]) -> Outputs:
-        start = now_s()
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
+        start, before = now_s(), state.settings()
         try:
-            return guarded(call, self.device)
+            result = guarded(call, self.device)
+        except DevicePoisoned as error:
+            raise DeviceLost(self.name, str(error)) from error
         finally:
             self.called_s += now_s() - start
+        changed = state.changed(before, state.settings())
+        if changed:
+            # Whoever comes after it in this process would be measured under other settings.
+            raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
+        return result
 
     def _compare(self, outputs: Outputs, when: str) -> Errors:
-        """The errors of the last output. Raises `Failure` for whichever is wrong first."""
-        for index, output in outputs:
-            errors = self._compare_one(index, output, when)
-        return errors
+        """The largest errors of the outputs. Raises `Failure` for whichever is wrong first."""
+        found = [self._compare_one(index, output, when) for index, output in outputs]
+        return max(found, key=lambda errors: errors.mae)
 
     def _compare_one(self, index: int, output: object, when: str) -> Errors:
         changed = self.sets.changed(index)
@@ -199,8 +210,10 @@ class CaseArm:
         def call() -> Outputs:
             try:
                 return do(index)
-            except BaseException as error:
-                raise classify(error) from error
+            except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
+                failure = classify(error)
+            # Through the guard once more: was the device lost with it?
+            return self._guarded(partial(_raise, failure))
 
         return call
 
@@ -210,3 +223,7 @@ class CaseArm:
 
     def finish(self) -> None:
         self._ordered_call()
+
+
+def _raise(failure: Failure) -> Outputs:
+    raise failure

@@ -20,7 +20,6 @@ from nsabench.timing.timer import DeviceLost, Timer
 from nsabench.words import Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.conditions import ConditionMonitor
-from nsabench.worker.guard import DevicePoisoned
 from nsabench.worker.inputs import InputSets
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
@@ -63,7 +62,7 @@ def measure(
                 arm.capture()
         except Failure as failure:
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
-        except DevicePoisoned as error:
+        except DeviceLost as error:
             raise ArmLost(item.name, str(error)) from error
         else:
             outcomes[item.name] = _outcome(arm, session)
@@ -107,7 +106,7 @@ def _time(
         for arm in arms:
             report(Step(phase="warm-up", implementation=arm.name))
             sampling.warm_up(arm, timer, case.timing.warmup_s, out)
-        report(Step(phase="timing"))
+        report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
     for name, samples in out.samples.items():

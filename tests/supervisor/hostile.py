@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -192,3 +193,45 @@ def dies_only_when_timed(q, k, v):
     dies_only_when_timed.calls = getattr(dies_only_when_timed, "calls", 0) + 1
     if dies_only_when_timed.calls > 9:
         os.abort()
+
+
+def forge(line):
+    """Write a line on whatever descriptor leads to the supervisor."""
+    for fd in range(3, 64):
+        try:
+            if str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("pipe:"):
+                os.write(fd, line)
+        except OSError:
+            continue
+
+
+@hostile
+def forges_an_answer(q, k, v):
+    forge(b'{"kind": "discovered", "implementations": []}\n')
+
+
+@hostile
+def forges_a_refusal(q, k, v):
+    forge(b'{"kind": "refused", "sentence": "all is well", "remedy": "", "exit_code": 0}\n')
+    time.sleep(600)
+
+
+@hostile
+def reports_steps_for_ever(q, k, v):
+    while True:
+        forge(b'{"kind": "step", "phase": "parity", "implementation": "somebody"}\n')
+        time.sleep(0.05)
+
+
+@hostile
+def changes_settings(q, k, v):
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+@hostile
+def orphan_without_environment(q, k, v):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sleep", ["sleep", "600.25"], {})
+        os._exit(0)

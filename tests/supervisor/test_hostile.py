@@ -79,6 +79,10 @@ def leftovers() -> list[int]:
         ("mlir_assertion", Status.CRASHED, "only integers and floats have a bitwidth"),
         ("fails_only_when_timed", Status.CRASHED, "ValueError: tired"),
         ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
+        ("forges_an_answer", Status.CRASHED, "answered with a Discovered"),
+        ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
+        ("reports_steps_for_ever", Status.CRASHED, "reported more than"),
+        ("changes_settings", Status.WRONG, "changed settings of the process: num_threads"),
     ],
 )
 def test_one_hostile_implementation(
@@ -117,6 +121,18 @@ def test_no_process_is_left_alive(make_plan: MakePlan, tmp_path: Path, hostile: 
     assert outcomes["sdpa_gqa"].status == Status.OK
     if hostile == "child_left_behind":
         assert any("left behind and killed" in note for note in outcomes[hostile].notes)
+
+
+def test_an_orphan_that_hides_its_environment_is_killed(
+    make_plan: MakePlan, tmp_path: Path
+) -> None:
+    measure(make_plan, tmp_path, "orphan_without_environment")
+    alive = [
+        p.pid
+        for p in psutil.process_iter(["cmdline", "status"])
+        if p.info["cmdline"] == ["sleep", "600.25"] and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+    assert alive == []
 
 
 def test_writing_on_the_workers_channel_is_a_crash(make_plan: MakePlan, tmp_path: Path) -> None:

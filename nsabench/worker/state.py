@@ -1,0 +1,34 @@
+"""Settings of the process that one implementation could change under the others' feet."""
+
+from __future__ import annotations
+
+import torch
+
+
+def settings() -> dict[str, object]:
+    """Switches that change how fast, how exactly, or where torch computes."""
+    found: dict[str, object] = {
+        "num_threads": torch.get_num_threads(),
+        "grad_enabled": torch.is_grad_enabled(),
+        "default_dtype": torch.get_default_dtype(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "sdp.flash": torch.backends.cuda.flash_sdp_enabled(),
+        "sdp.mem_efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "sdp.math": torch.backends.cuda.math_sdp_enabled(),
+    }
+    if torch.cuda.is_initialized():
+        found["current_stream"] = torch.cuda.current_stream()
+        found["current_device"] = torch.cuda.current_device()
+    return found
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> str:
+    """What differs, in words, or ''."""
+    return "; ".join(
+        f"{name} from {before[name]} to {value}"
+        for name, value in after.items()
+        if name in before and before[name] != value
+    )
