@@ -195,7 +195,7 @@ def _select(
     of_op = [i for i in implementations if i.op == op]
     selection = loaded.selection
     for pattern in [*selection.only, *selection.skip]:
-        if not any(fnmatchcase(i.name, pattern) for i in of_op):
+        if pattern != "*" and not any(fnmatchcase(i.name, pattern) for i in of_op):
             raise UsageError(
                 f"{loaded.file}: no implementation of {op} matches {pattern!r}",
                 nearest(pattern, [i.name for i in of_op]),

@@ -5,6 +5,7 @@ Kernels import ``triton`` and ``tl`` from here and ask no version questions of t
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 
@@ -15,10 +16,11 @@ from triton.runtime.errors import OutOfResources
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # Triton < 3.5
+except ImportError:  # Triton < 3.4
     HAS_PDL = False
 else:
-    HAS_PDL = True
+    # Those of 3.4 have a signature that its own compiler cannot call.
+    HAS_PDL = "_semantic" in inspect.signature(gdc_wait).parameters
 
 __all__ = [
     "CPU_ALLOWED",

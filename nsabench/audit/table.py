@@ -117,6 +117,7 @@ class Table:
             mae=line.number_or_nan(self.others.get("mae")) if role is Role.CANDIDATE else None,
             errors_against=" and ".join(name_of(b) for b in self.baselines),
             median_ms=time,
+            gap_hidden_share=0.0,  # nothing is known of a foreign timer
         )
 
     def _dtype(self, line: Line) -> DType:
