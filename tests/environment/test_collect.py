@@ -28,7 +28,7 @@ def quick(tmp_path: Path) -> Plan:
     mine = ImplementationInfo(
         op="selection_rows", name="mine", role=Role.CANDIDATE, devices=(Runs.CPU,), source="mine.py"
     )
-    return plan.resolve(plan.load_matrices(["quick"]), [mine], device="cpu", kernels=str(kernels))
+    return plan.resolve(plan.load_matrices(["quick"]), [mine], device="cpu", kernels=kernels)
 
 
 def test_a_run_on_the_cpu_is_complete(quick: Plan) -> None:
