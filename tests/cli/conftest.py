@@ -18,7 +18,7 @@ axes: {N: 4, H: 2, D: 32, L: [8, 16, 24]}
 implementations: {only: [sdpa_gqa, bmm_softmax, rows_group]}
 timing:
   warmup_s: 0.005
-  stopping: {kind: fixed_count, rounds: 5}
+  stopping: {kind: fixed_count, rounds: 12}
 """
 
 
