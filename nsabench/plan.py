@@ -15,7 +15,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nsabench import __version__, matrix, ops
+from nsabench import __version__, matrix
 from nsabench.case import Case
 from nsabench.errors import UsageError
 from nsabench.matrix import LoadedMatrix, Selection
@@ -232,7 +232,3 @@ def default_matrices(device: Device) -> list[str]:
     if device == "cpu":
         return ["quick"]
     return [name for name in shipped_matrices() if name != "quick"]
-
-
-def known_ops(matrices: Sequence[LoadedMatrix]) -> set[str]:
-    return {case.op for m in matrices for case in m.cases} & set(ops.names())
