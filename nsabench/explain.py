@@ -11,6 +11,8 @@ from functools import cache
 from nsabench import checks, ops
 from nsabench.checks import Effect
 from nsabench.checks.controls import Catch
+from nsabench.compare.words import Change, Difference
+from nsabench.doctor.codes import codes
 from nsabench.errors import UsageError
 from nsabench.results.columns import RECORDS, SAMPLES, Column
 from nsabench.words import Role, Status, Verdict, Word
@@ -21,6 +23,8 @@ _CLOSED: tuple[tuple[str, type[Word]], ...] = (
     ("role", Role),
     ("effect of a finding", Effect),
     ("what became of a control", Catch),
+    ("difference between two runs", Difference),
+    ("change of a status between two runs", Change),
 )
 
 
@@ -43,6 +47,7 @@ def meanings() -> dict[str, list[Meaning]]:
     names = [*checks.all_checks(), "controls"]
     found += [Meaning(n, "check", _docstring(f"nsabench.checks.{n}")) for n in names]
     found += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.names()]
+    found += [Meaning(code, "problem of a machine", said) for code, said in codes().items()]
     for table, columns in (("records.parquet", RECORDS), ("samples.parquet", SAMPLES)):
         found += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
     by_word: dict[str, list[Meaning]] = {}

@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from nsabench import labels
 from nsabench.checks.finding import Effect, Finding
 from nsabench.journal import Entry
 from nsabench.live import LiveTable
@@ -174,7 +175,7 @@ def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
             else (f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]")
         )
         table.add_row(
-            describe_case(r),
+            labels.case(r),
             r["implementation"],
             Text(r["status"], STYLES.get(r["status"], "bold red")),
             number(r["mae"], ".1e"),
@@ -289,20 +290,6 @@ def _decision(finished: Finished) -> list[str]:
         )
         for d in content["decisions"]
     ]
-
-
-def describe_case(record: dict[str, Any]) -> str:
-    """The sizes of a record's case on one line."""
-    from nsabench import ops
-
-    sizes = ops.get(record["op"]).shape_model.model_fields
-    said = [f"{size}{record[size]}" for size in sizes if record.get(size) is not None]
-    extra = [record["dtype"].replace("float", "f")]
-    if record["distribution"] != ops.get(record["op"]).distributions[0]:
-        extra.append(record["distribution"])
-    if record["streams"] != 1:
-        extra.append(f"{record['streams']} streams")
-    return " ".join([*said, *extra])
 
 
 def number(value: float | None, form: str) -> str:

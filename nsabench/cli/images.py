@@ -12,6 +12,7 @@ import click
 
 from nsabench import terminal
 from nsabench.cli import _options
+from nsabench.compare import tables
 from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
@@ -270,7 +271,12 @@ def matrix(
         )
 
     outcomes = matrices_in_images.run_all(names, matrices, launch, click.echo)
-    terminal.console().print(matrices_in_images.table(outcomes))
+    for outcome in outcomes:
+        said = "" if outcome.finished else ", not finished"
+        click.echo(f"{outcome.combo}: exit {outcome.exit_code}{said}")
+    comparison = matrices_in_images.compared(outcomes)
+    if comparison is not None:
+        terminal.console().print(tables.render(comparison))
     return max((outcome.exit_code for outcome in outcomes), default=0)
 
 

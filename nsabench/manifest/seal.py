@@ -71,7 +71,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
                 trust=Trust.EPHEMERAL if signer.ephemeral else Trust.UNPINNED,
             ),
             plan=brief_plan(plan),
-            environment=_brief_environment(folder / "environment.json"),
+            environment=brief_environment(folder / "environment.json"),
             records=records.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
             controls_caught=Catch.MISSED.value not in records["caught"].to_pylist(),
@@ -92,7 +92,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
     )
 
 
-def _brief_environment(path: Path) -> EnvironmentBrief:
+def brief_environment(path: Path) -> EnvironmentBrief:
     try:
         environment = Environment.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

@@ -7,10 +7,9 @@ import gzip
 import json
 from typing import Any
 
-from nsabench import ops
+from nsabench import labels
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
-from nsabench.report import labels
 from nsabench.report.facts import MARGIN, Facts, Record
 from nsabench.results.columns import RECORDS
 from nsabench.timing.statistics import quantile
@@ -91,7 +90,7 @@ def _data(facts: Facts) -> dict[str, Any]:
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
         "ceilings": facts.ceilings.model_dump(mode="json"),
         "margin": MARGIN,
-        "defaults": {op: ops.get(op).distributions[0] for op in {r["op"] for r in facts.records}},
+        "defaults": {op: labels.usual_distribution(op) for op in {r["op"] for r in facts.records}},
     }
 
 

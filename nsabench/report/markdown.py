@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from nsabench.report import labels
+from nsabench import labels
 from nsabench.report.facts import MARGIN, Facts, Record, standings
 from nsabench.report.sections.where import commands, machine
 from nsabench.report.statistics import Group, by_distribution, by_length

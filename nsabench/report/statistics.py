@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nsabench.report.facts import MARGIN, Record
+from nsabench.timing.statistics import geometric_mean
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,3 @@ def _group(
         sum(r["mae"] is not None and not r["mae"] <= tolerances[r["case_id"]] for r in rows),
         Counter(r["verdict"] for r in rows if r["verdict"]),
     )
-
-
-def geometric_mean(values: Iterable[float]) -> float | None:
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None

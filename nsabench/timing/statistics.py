@@ -1,7 +1,9 @@
-"""Quantiles, and the interval of a ratio of medians of paired samples."""
+"""Quantiles, and the intervals of a ratio of medians: of paired and of independent samples."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +26,12 @@ class Ratio:
         return (self.hi - self.lo) / self.value
 
 
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """The mean that treats 2x and 0.5x alike; None of nothing."""
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
 def quantile(samples: ArrayLike, q: float) -> float:
     return float(np.quantile(np.asarray(samples, dtype=np.float64), q))
 
@@ -44,6 +52,45 @@ def ratio_of_medians(
     ratios = np.median(a[pick], axis=1) / np.median(b[pick], axis=1)
     lo, hi = np.quantile(ratios, [0.025, 0.975])
     return Ratio(float(np.median(a) / np.median(b)), float(lo), float(hi))
+
+
+def ratio_of_independent_medians(
+    numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Ratio:
+    """median(numerator) / median(denominator) of samples that were not taken together.
+
+    A percentile bootstrap that resamples each arm by itself. It knows nothing of what differs
+    between two processes or machines. Raises `ValueError` when an arm has no sample.
+    """
+    a = np.sort(np.asarray(numerator, dtype=np.float64), axis=None)
+    b = np.sort(np.asarray(denominator, dtype=np.float64), axis=None)
+    if a.size == 0 or b.size == 0:
+        raise ValueError(f"samples of both arms needed, got {a.size} and {b.size}")
+    rng = np.random.default_rng(seed)
+    ratios = _resampled_medians(a, resamples, rng) / _resampled_medians(b, resamples, rng)
+    lo, hi = np.quantile(ratios, [0.025, 0.975])
+    return Ratio(float(np.median(a) / np.median(b)), float(lo), float(hi))
+
+
+def _resampled_medians(
+    ordered: NDArray[np.float64], count: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Medians of `count` bootstrap resamples of sorted samples [n], without drawing them.
+
+    The k-th smallest of n uniform picks is Beta(k, n + 1 - k) (David & Nagaraja, Order Statistics,
+    2.1), and the next one the smallest of the n - k that are left above it; so the picks in the
+    middle are drawn at once, exactly as if all n had been.
+    """
+    n = ordered.size
+    k = (n + 1) // 2
+    at = rng.beta(k, n + 1 - k, count)
+    lower: NDArray[np.float64] = ordered[np.minimum((at * n).astype(np.intp), n - 1)]
+    if n % 2:
+        return lower
+    at += (1 - at) * (1 - rng.random(count) ** (1 / (n - k)))
+    upper: NDArray[np.float64] = ordered[np.minimum((at * n).astype(np.intp), n - 1)]
+    middle: NDArray[np.float64] = (lower + upper) / 2
+    return middle
 
 
 def paired(

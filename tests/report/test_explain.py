@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from nsabench import checks
 from nsabench.checks import Effect
 from nsabench.checks.controls import Catch
+from nsabench.doctor.codes import codes
 from nsabench.errors import UsageError
 from nsabench.explain import explain, meanings
 from nsabench.results.columns import RECORDS, SAMPLES
 from nsabench.words import Role, Status, Verdict
+
+DOCTOR = Path(__file__).parents[1] / "doctor" / "test_checks.py"
 
 
 def test_every_word_has_a_meaning() -> None:
     words = [w.value for words in (Status, Verdict, Role, Effect, Catch) for w in words]
     words += [c.name for c in (*RECORDS, *SAMPLES)]
     words += list(checks.all_checks())
+    words += list(codes())
     for word in words:
         assert all(meaning.text for meaning in explain(word)), word
 
@@ -36,3 +43,14 @@ def test_an_unknown_word_names_its_neighbours() -> None:
         explain("implausable")
     assert "implausible" in refused.value.remedy
     assert "implausable" not in meanings()
+
+
+def test_every_problem_that_the_doctor_reports_can_be_looked_up() -> None:
+    """The codes that its tests see are all known here, each with a remedy."""
+    seen = set(re.findall(r'"((?:gpu|driver|torch|cpu)_[a-z_]+)"', DOCTOR.read_text()))
+    known = {word for word in seen if word in meanings()}
+    assert len(known) > 20
+    for code in codes():
+        [meaning] = explain(code)
+        assert meaning.kind == "problem of a machine"
+        assert re.search(r"^.{15,}\nremedy: .", meaning.text), meaning.text

@@ -7,13 +7,12 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.report import Facts, write_markdown
-from nsabench.report.statistics import by_length, geometric_mean
+from nsabench.report.statistics import by_length
 from tests.report.conftest import make_run
 
 
@@ -64,11 +63,6 @@ def test_ranges_of_length_count_what_exists(run: Path) -> None:
     assert groups["nasty_one", "128–255"].compared == 0
     assert groups["nasty_one", "128–255"].average is None
     assert groups["quick_one", "64–127"].compared == groups["quick_one", "64–127"].cases == 2
-
-
-def test_the_average_treats_twice_and_half_alike() -> None:
-    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
-    assert geometric_mean([]) is None
 
 
 def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:

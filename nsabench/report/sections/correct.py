@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsabench.report import labels
+from nsabench import labels
 from nsabench.report.facts import Facts
 from nsabench.words import Role, Status
 

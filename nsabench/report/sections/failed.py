@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from nsabench.report import labels
+from nsabench import labels
 from nsabench.report.facts import Facts
 from nsabench.words import Role, Status
 

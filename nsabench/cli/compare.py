@@ -1,0 +1,81 @@
+"""nsabench compare"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from nsabench import compare, terminal
+from nsabench.cli import _options
+from nsabench.compare import document, markdown, tables
+
+
+@click.command("compare")
+@click.argument(
+    "runs",
+    nargs=-1,
+    required=True,
+    metavar="RUN RUN...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--intersection",
+    is_flag=True,
+    help="Compare what runs with different plans have in common; without it that is refused.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    default=("*",),
+    help="Implementations to compare, such as `mine` or `sdpa_*`. May be given again.",
+)
+@click.option(
+    "--band",
+    type=click.FloatRange(min=0, min_open=True),
+    default=compare.BAND,
+    show_default=True,
+    metavar="SHARE",
+    help="Differences up to this are none: two runs of the same code differ by some per cent.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["regression", "status"]),
+    help="Exit with 1 when something got worse. status: what was ok is not any more. "
+    "regression: that, or a candidate got slower.",
+)
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@_options.as_json
+def command(
+    runs: tuple[Path, ...],
+    intersection: bool,
+    only: tuple[str, ...],
+    band: float,
+    fail_on: Literal["regression", "status"] | None,
+    as_markdown: bool,
+    as_json: bool,
+) -> int:
+    """Hold runs against the first one: other versions, GPUs, or commits.
+
+    Joined by case and implementation: statuses that changed, then the ratio of the median times
+    with its 95 % interval (above 1: the later run is faster), then candidates in each run. Signed
+    runs are verified first.
+
+    Example: nsabench compare results/before results/after --fail-on regression
+    """
+    if as_json and as_markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    found = compare.compare(compare.read(runs), intersection=intersection, only=only, band=band)
+    if as_json:
+        click.echo(json.dumps(document.as_data(found), indent=1))
+    elif as_markdown:
+        click.echo(markdown.render(found), nl=False)
+    else:
+        terminal.console().print(tables.render(found))
+    failed = list(found.failures(slower=fail_on == "regression")) if fail_on else []
+    for line in failed:
+        click.echo(f"failed: {line}", err=True)
+    return 1 if failed else 0

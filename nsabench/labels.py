@@ -1,0 +1,58 @@
+"""How a case is called where people read: its sizes, and what is not the default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nsabench import ops
+from nsabench.case import Case
+from nsabench.results.columns import RECORDS
+
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
+_FIXED = {column.name for column in RECORDS} - _SIZES
+
+
+def record_of(case: Case) -> dict[str, Any]:
+    """A case in the form of a record, as far as a label needs it."""
+    named = ("op", "dtype", "direction", "distribution", "streams")
+    return {**case.shape, **{name: getattr(case, name) for name in named}}
+
+
+def sizes(record: Mapping[str, Any]) -> list[str]:
+    """The names of the sizes of the record's op; of an op that is not installed, what it has."""
+    if record["op"] in ops.names():
+        return list(ops.get(record["op"]).shape_model.model_fields)
+    return [name for name in record if name not in _FIXED]
+
+
+def usual_distribution(op: str) -> str:
+    """The one that a label leaves out; none for an op that is not installed."""
+    return ops.get(op).distributions[0] if op in ops.names() else ""
+
+
+def shape(record: Mapping[str, Any], *, length: bool = False) -> str:
+    """`N1024 H8 D128`: Dv only where it differs from D, L only if asked for."""
+    said = []
+    for size in sizes(record):
+        value = record.get(size)
+        if value is None or (size == "L" and not length):
+            continue
+        if size == "Dv" and value == record.get("D"):
+            continue
+        # `block_size64` would not be read as one.
+        said.append(f"{size}={value}" if len(size) > 2 else f"{size}{value}")
+    return " ".join(said)
+
+
+def case(record: Mapping[str, Any]) -> str:
+    """A case on one line, with everything that tells it from its neighbours but the op."""
+    said = [shape(record, length=True), SHORT.get(record["dtype"], record["dtype"])]
+    if record["direction"] != "forward":
+        said.append(record["direction"])
+    if record["distribution"] != usual_distribution(record["op"]):
+        said.append(record["distribution"])
+    if record["streams"] != 1:
+        said.append(f"{record['streams']} streams")
+    return " ".join(said)
