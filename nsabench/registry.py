@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -31,6 +31,23 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
+class KernelVariant:
+    """A kernel that an implementation compiles itself (CUDA C++ through NVRTC, say), specialised.
+
+    constants: what tells this variant from the kernel's others, such as "D=128 HEADS=8".
+    threads: threads a block. shared_bytes: dynamic shared memory a launch asks for, a block.
+    compiler: its name and version. compile: returns the cubin, and raises the compiler's error.
+    """
+
+    kernel: str
+    constants: str
+    threads: int
+    shared_bytes: int
+    compiler: str
+    compile: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
 class Implementation:
     """A callable that fulfils an op, with what its author declared about it."""
 
@@ -42,6 +59,7 @@ class Implementation:
     source: str
     call: Callable[..., Any]
     config: Callable[..., object] | None = None
+    compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
 
 
 _collected: list[Implementation] = []
@@ -56,6 +74,7 @@ def implementation(
     devices: Sequence[str] = ("cuda", "interpreter"),
     caught_by: str = "",
     config: Callable[..., object] | None = None,
+    compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
@@ -63,6 +82,9 @@ def implementation(
       machine without a GPU its parity is checked and its time is not taken).
     caught_by: for a control, the check that must catch it.
     config: called as the implementation is; what it returns (the chosen tiles, say) is recorded.
+    compile_ahead: for kernels that are not Triton's. Called with a compute capability (89) on a
+      machine that may have no GPU, gives every variant that the implementation launches there;
+      raises `Unsupported` where it launches none, or where its compiler is not installed.
     Raises `UsageError` for an unknown role or device.
     """
 
@@ -81,7 +103,17 @@ def implementation(
                 'give it caught_by="parity" (or another check).',
             )
         _collected.append(
-            Implementation(op, name, known_role, known_devices, caught_by, _source, call, config)
+            Implementation(
+                op,
+                name,
+                known_role,
+                known_devices,
+                caught_by,
+                _source,
+                call,
+                config,
+                compile_ahead,
+            )
         )
         return call
 

@@ -37,6 +37,7 @@ class Cell:
     occupancy: float | None = None
     code_bytes: int | None = None
     compile_s: float | None = None
+    compiler: str = ""
     schema_version: int = 1
 
     @property
@@ -57,6 +58,7 @@ _UNITS = {
     "warps": "1; warps a block",
     "occupancy": "1; resident warps over those a multiprocessor can hold",
     "code_bytes": "byte; machine code of the cubin",
+    "compiler": "of a kernel that Triton does not compile; such are compiled once, not per Triton",
     "compile_s": "s; wall time of specialisation and compilation",
 }
 

@@ -26,11 +26,15 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Task:
-    """An architecture under a Triton; `folder` is None for the Triton that is installed."""
+    """An architecture under a Triton; `folder` is None for the Triton that is installed.
+
+    ahead: also kernels that Triton has no part in, which one task of an architecture compiles.
+    """
 
     architecture: Architecture
     triton: str
     folder: Path | None
+    ahead: bool
 
 
 class Compiler:
@@ -69,7 +73,7 @@ class Compiler:
         for launch in recorded.launches:
             # Two implementations may share a kernel, as all that split share their merge.
             if launch.key not in built:
-                if not self._declared and crashes == ENOUGH_LOST:
+                if not self._counts(launch) and crashes == ENOUGH_LOST:
                     built[launch.key] = Built(
                         status=Status.UNSUPPORTED,
                         reason=f"not tried: {crashes} others took this Triton down before",
@@ -80,6 +84,10 @@ class Compiler:
             cells.append(self._cell(recorded, launch, built[launch.key]))
             self._done(cells[-1])
         return cells
+
+    def _counts(self, launch: Launch) -> bool:
+        """What Triton does not compile is declared by its author: `Unsupported`, or it must be."""
+        return self._declared or launch.compiler != ""
 
     def _not_started(self, lost: WorkerLost) -> Cell:
         """A Triton that cannot even be imported has failed at everything at once."""
@@ -101,7 +109,8 @@ class Compiler:
         while True:
             skip = [f"{t.op}/{t.implementation}" for t in self._lost]
             try:
-                return self._ask(Record(cases=cases, skip=skip), Recorded)
+                request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
+                return self._ask(request, Recorded)
             except WorkerLost as lost:
                 status, reason = classify(lost)
                 if not lost.step.implementation:
@@ -184,7 +193,7 @@ class Compiler:
             triton=recorded.triton,
             torch=recorded.torch,
             architecture=architecture.name,
-            declared=self._declared,
+            declared=self._counts(launch),
             op=launch.op,
             implementation=launch.implementation,
             kernel=launch.kernel,
@@ -203,6 +212,7 @@ class Compiler:
             occupancy=occupied,
             code_bytes=built.code_bytes,
             compile_s=built.compile_s,
+            compiler=launch.compiler,
         )
 
 

@@ -12,11 +12,15 @@ from nsabench.words import Status
 
 
 class Record(Message):
-    """Call the candidates of these cases on a pretended GPU and note what they launch."""
+    """Call the candidates of these cases on a pretended GPU and note what they launch.
+
+    ahead: also ask those that compile kernels themselves, which no Triton has a part in.
+    """
 
     kind: Literal["record"] = "record"
     cases: list[Case]
     skip: list[str]  # OP/IMPLEMENTATION that took an earlier worker down
+    ahead: bool
 
 
 class Build(Message):
@@ -41,6 +45,7 @@ class Launch(Message):
     constants: str
     options: str
     example: str  # the first case that launches it
+    compiler: str = ""  # of its own; empty: Triton
     cases: int = 1
 
 

@@ -18,6 +18,8 @@ import torch
 import triton
 from triton.runtime import autotuner, jit
 
+from nsabench.preflight.compiled import Compiled
+
 ALIGNMENT = 16  # bytes or units: what Triton specialises pointers and integers on
 
 
@@ -49,6 +51,10 @@ class Call:
     def kernel(self) -> str:
         return str(getattr(self.function, "__name__", self.function))
 
+    @property
+    def compiler(self) -> str:
+        return ""
+
     def _named(self) -> dict[str, Any]:
         return {**dict(zip(self.function.arg_names, self.arguments, strict=False)), **self.keywords}
 
@@ -79,10 +85,16 @@ class Call:
         text = "|".join([where, self.signature(), self.constants(), self.options()])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def compile(self) -> Any:
+    def compile(self) -> Compiled:
         """Compile as Triton would on launch. Raises what the compiler raises."""
-        return _original_run(
+        made = _original_run(
             self.function, *self.arguments, grid=(1,), warmup=True, **self.keywords
+        )
+        return Compiled(
+            made.asm["cubin"],
+            str(made.metadata.name),
+            int(made.metadata.num_warps),
+            int(made.metadata.shared),
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nsabench import plan as planning
 from nsabench.case import Case
+from nsabench.environment.pairs import numbers
 from nsabench.errors import EnvironmentRefused
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
@@ -58,8 +59,9 @@ def _tasks(order: Order) -> list[Task]:
         version: None if version == installed else tritons.install(version)
         for version in order.versions or [installed]
     }
+    newest = max(folders, key=numbers)
     return [
-        Task(architecture, version, folder)
+        Task(architecture, version, folder, ahead=version == newest)
         for version, folder in folders.items()
         for architecture in order.architectures
     ]

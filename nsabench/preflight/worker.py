@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from nsabench import registry
+from nsabench.case import Case
 from nsabench.errors import NsabenchError
 from nsabench.failure import Failure
 from nsabench.messages import Refused, Step
 from nsabench.preflight import driver
+from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
-from nsabench.preflight.build import build
+from nsabench.preflight.build import Call, build
 from nsabench.preflight.candidates import launches
 from nsabench.preflight.messages import REQUEST, Build, Launch, Record, Recorded, Trouble
-from nsabench.preflight.record import Call, triton_version
+from nsabench.preflight.record import triton_version
 from nsabench.registry import Implementation
 from nsabench.words import Role, Status
 from nsabench.worker.channel import Channel, die_with
@@ -59,52 +62,44 @@ class Worker:
                     self.channel.send(build(call, self.architecture))
 
     def record(self, request: Record) -> Recorded:
-        wanted = self._candidates()
-        found: dict[tuple[str, str, str], Launch] = {}
-        troubles: dict[tuple[str, str, str], Trouble] = {}
-        for item in wanted:
+        found = _Found()
+        for item in self._candidates():
             if f"{item.op}/{item.name}" in request.skip:
                 continue
-            self.channel.send(Step(phase="recording", implementation=f"{item.op}/{item.name}"))
-            for case in request.cases:
-                if case.op != item.op:
-                    continue
+            cases = [case for case in request.cases if case.op == item.op]
+            # What is compiled ahead is the same for every case, so that one asks for all.
+            alike = [[case] for case in cases]
+            if item.compile_ahead is not None:
+                alike = [cases] if cases and request.ahead else []
+            if alike:
+                step = Step(phase="recording", implementation=f"{item.op}/{item.name}")
+                self.channel.send(step)
+            for group in alike:
                 try:
-                    calls = launches(item, case, self.architecture)
-                    if not calls:
-                        raise Failure(Status.SKIPPED, "it launches no Triton kernel")
+                    calls = self._calls_of(item, group[0])
                 except Failure as failure:
-                    trouble = Trouble(
-                        op=item.op,
-                        implementation=item.name,
-                        status=failure.status,
-                        reason=str(failure),
-                        example=case.label,
-                        cases=0,
-                    )
-                    key = (item.op, item.name, str(failure))
-                    troubles.setdefault(key, trouble).cases += 1
+                    found.trouble(item, failure, group)
                     continue
-                for call_key, call in {call.key(): call for call in calls}.items():
-                    self._calls.setdefault(call_key, call)
-                    launch = Launch(
-                        key=call_key,
-                        op=item.op,
-                        implementation=item.name,
-                        kernel=call.kernel,
-                        signature=call.signature(),
-                        constants=call.constants(),
-                        options=call.options(),
-                        example=case.label,
-                        cases=0,
-                    )
-                    found.setdefault((item.op, item.name, call_key), launch).cases += 1
+                for key, call in calls.items():
+                    self._calls.setdefault(key, call)
+                    found.launch(item, call, group)
         return Recorded(
             triton=triton_version(),
             torch=str(torch.__version__),
-            launches=list(found.values()),
-            troubles=list(troubles.values()),
+            launches=list(found.launches.values()),
+            troubles=list(found.troubles.values()),
         )
+
+    def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call]:
+        """The distinct launches of a case. Raises `Failure` when there are none."""
+        calls: Sequence[Call]
+        if item.compile_ahead is None:
+            calls = launches(item, case, self.architecture)
+        else:
+            calls = variants(item.compile_ahead, item.source, self.architecture)
+        if not calls:
+            raise Failure(Status.SKIPPED, "it launches no kernel that can be compiled ahead")
+        return {call.key(): call for call in calls}
 
     def _candidates(self) -> list[Implementation]:
         """The user's, where there is a file of theirs; else all that are installed."""
@@ -112,6 +107,41 @@ class Worker:
         if self.kernels is None:
             return found
         return [i for i in found if i.source.startswith(f"{self.kernels.name}@")]
+
+
+class _Found:
+    """Launches and troubles, each once, with the number of cases that have it."""
+
+    def __init__(self) -> None:
+        self.launches: dict[tuple[str, str, str], Launch] = {}
+        self.troubles: dict[tuple[str, str, str], Trouble] = {}
+
+    def trouble(self, item: Implementation, failure: Failure, cases: Sequence[Case]) -> None:
+        new = Trouble(
+            op=item.op,
+            implementation=item.name,
+            status=failure.status,
+            reason=str(failure),
+            example=cases[0].label,
+            cases=0,
+        )
+        self.troubles.setdefault((item.op, item.name, str(failure)), new).cases += len(cases)
+
+    def launch(self, item: Implementation, call: Call, cases: Sequence[Case]) -> None:
+        key = call.key()
+        new = Launch(
+            key=key,
+            op=item.op,
+            implementation=item.name,
+            kernel=call.kernel,
+            signature=call.signature(),
+            constants=call.constants(),
+            options=call.options(),
+            example=cases[0].label,
+            compiler=call.compiler,
+            cases=0,
+        )
+        self.launches.setdefault((item.op, item.name, key), new).cases += len(cases)
 
 
 if __name__ == "__main__":

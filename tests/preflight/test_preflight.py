@@ -17,6 +17,7 @@ from nsabench.preflight.architectures import ARCHITECTURES, occupancy
 pytest.importorskip("triton")
 
 HOSTILE = Path(__file__).parent / "mlir_abort.py"
+OWN_COMPILER = Path(__file__).parent / "own_compiler.py"
 MATRIX = """
 op: selection_rows
 axes: {N: [4, 512], H: 4, D: 64, L: 77}
@@ -79,6 +80,29 @@ def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path) -> Non
     assert {(r["constants"], r["warps"]) for r in tuned} == {
         (f"BLOCK={block}", warps) for block in (64, 128) for warps in (1, 4)
     }, "every autotune configuration, of an implementation that reads values of its inputs"
+
+
+def test_kernels_that_are_not_tritons(tmp_path: Path, matrix: Path) -> None:
+    code, rows, said = preflight(
+        tmp_path / "p.parquet", matrix, "--arch", "sm_89,sm_90", "--kernels", OWN_COMPILER
+    )
+    assert code == 1, said
+    found = {(r["architecture"], r["implementation"], r["constants"]): r for r in rows}
+    right = found["sm_89", "own", "D=64"]
+    assert right["status"] == "ok" and right["compiler"] == "ptxas" and right["cases"] == 2
+    assert (right["shared_bytes"], right["warps"]) == (2048, 4)
+    assert 0 < right["registers"] < 64 and 0 < right["code_bytes"] < 2048
+    large = found["sm_89", "own", "D=128"]
+    assert large["status"] == "out_of_memory" and "100.0 KiB of shared memory" in large["reason"]
+    assert found["sm_90", "own", "D=128"]["status"] == "ok"
+    broken = found["sm_90", "own", "D=256"]
+    assert broken["status"] == "compile_error" and "any known instruction" in broken["reason"]
+    assert "no cubin" in found["sm_90", "own", "D=512"]["reason"]
+    older = found["sm_89", "newer", ""]
+    assert (older["status"], older["reason"]) == ("unsupported", "it needs sm_90")
+    assert found["sm_90", "newer", ""]["status"] == "ok"
+    assert found["sm_90", "aborts", ""]["status"] == "crashed"
+    assert "elsewhere" not in {name for _, name, _ in found}
 
 
 def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:

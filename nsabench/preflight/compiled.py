@@ -1,0 +1,88 @@
+"""A cubin, and what it says of the kernel in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import triton
+
+_FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+_TOOL_LIMIT_S = 60
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Registers and spilled bytes of a thread."""
+
+    registers: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiler made of a launch. `kernel` is its name, or a part of it, in the cubin."""
+
+    cubin: bytes
+    kernel: str
+    warps: int
+    dynamic_shared_bytes: int
+
+    def usage(self) -> Usage | None:
+        """As the tool that Triton carries says; None where this Triton carries none."""
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        if not tool.is_file():
+            return None
+        with NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            try:
+                said = subprocess.run(
+                    [tool, "-res-usage", file.name],
+                    capture_output=True,
+                    text=True,
+                    timeout=_TOOL_LIMIT_S,
+                    check=True,
+                ).stdout
+            except (OSError, subprocess.SubprocessError):
+                return None
+        found = [m for m in _FUNCTION.findall(said) if self._is_ours(m[0])]
+        if not found:
+            return None
+        return Usage(
+            registers=max(int(registers) for _, registers, _, _ in found),
+            spill_bytes=max(max(int(stack), int(local)) for *_, stack, local in found),
+        )
+
+    def shared_bytes(self) -> int:
+        """Of a block: what a launch asks for, and what the kernel has of its own."""
+        own = [s for name, s in self._sections() if self._is_of(name, ".nv.shared.")]
+        return self.dynamic_shared_bytes + max(own, default=0)
+
+    def code_bytes(self) -> int:
+        """Size of the machine code."""
+        return sum(size for name, size in self._sections() if self._is_of(name, ".text."))
+
+    def _is_of(self, section: str, kind: str) -> bool:
+        return section.startswith(kind) and self._is_ours(section.removeprefix(kind))
+
+    def _is_ours(self, function: str) -> bool:
+        """C++ mangles names, so a part is enough."""
+        return self.kernel in function
+
+    def _sections(self) -> Iterator[tuple[str, int]]:
+        """Name and size of each section of the ELF file (64 bit, little-endian, as cubins are)."""
+
+        def number(at: int, length: int) -> int:
+            return int.from_bytes(self.cubin[at : at + length], "little")
+
+        begin, size, count, names = number(0x28, 8), *(number(at, 2) for at in (0x3A, 0x3C, 0x3E))
+        strings = number(begin + names * size + 0x18, 8)
+        for at in range(begin, begin + count * size, size):
+            start = strings + number(at, 4)
+            name = self.cubin[start : self.cubin.index(b"\0", start)]
+            yield name.decode("utf-8", "replace"), number(at + 0x20, 8)
