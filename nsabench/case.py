@@ -92,7 +92,9 @@ class Case(BaseModel):
     @cached_property
     def work(self) -> Work:
         """Compulsory work of the case: one call a stream."""
-        one = ops.get(self.op).work(self.sizes, self.dtype, self.distribution, self.seed)
+        op = ops.get(self.op)
+        work = op.work if self.direction is Direction.FORWARD else op.backward_work
+        one = work(self.sizes, self.dtype, self.distribution, self.seed)
         return Work(one.bytes_min * self.streams, one.flops * self.streams)
 
     @property

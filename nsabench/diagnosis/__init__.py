@@ -25,3 +25,13 @@ def diagnose(op: Op, inputs: Inputs, output: Tensor, previous_output: Tensor | N
     from nsabench.diagnosis.search import explain
 
     return explain(op, inputs, output, previous_output)
+
+
+def diagnose_gradient(name: str, got: Tensor, right: Tensor, previous: Tensor | None = None) -> str:
+    """One line on what a wrong gradient looks like beside the right one.
+
+    previous: the right one of the call before this one, if it had other inputs.
+    """
+    from nsabench.diagnosis.gradients import explain
+
+    return explain(name, got, right, previous)

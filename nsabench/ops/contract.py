@@ -77,6 +77,8 @@ class Op(ABC):
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
+    # What a backward case differentiates by, among `arguments`.
+    differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
 
@@ -92,6 +94,17 @@ class Op(ABC):
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
         """Compulsory bytes and FLOPs of one call on the inputs that `draw` makes of this seed."""
 
+    def backward_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        """Compulsory bytes and FLOPs of one backward: what the forward moves (the gradient of the
+        output in place of the output), and the gradients; five products where it has two."""
+        forward = self.work(shape, dtype, distribution, seed)
+        written = self.differentiable_elements(shape) * dtype.itemsize
+        return Work(forward.bytes_min + written, forward.flops * 5 // 2)
+
+    def differentiable_elements(self, shape: Shape) -> int:
+        """Elements of the `differentiable` arguments together; an op with a backward has it."""
+        raise NotImplementedError
+
     @abstractmethod
     def draw(self, shape: Shape, dtype: DType, distribution: str, seed: int, device: str) -> Inputs:
         """Fresh inputs from `seed`, in the case's dtype, on `device`. Never zeros or constants."""
@@ -99,3 +112,16 @@ class Op(ABC):
     @abstractmethod
     def oracle(self, inputs: Inputs) -> Tensor:
         """The float64 result on the quantised values of `inputs`, in bounded memory."""
+
+    def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
+        """A gradient of the output for a backward, normal, of the inputs' dtype."""
+        from nsabench.ops import _draws
+
+        q, v = inputs.tensors["q"], inputs.tensors["v"]
+        normal = _draws.normal(str(q.dtype).removeprefix("torch."), str(q.device), seed)
+        return normal(*q.shape[:-1], v.shape[-1])
+
+    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
+        """The float64 gradient by each `differentiable` argument, in bounded memory; an op with a
+        backward has it."""
+        raise NotImplementedError

@@ -8,14 +8,16 @@ without the gather.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from nsabench.ops import _draws
+from nsabench.ops import _attention, _draws
 from nsabench.ops._draws import Ints
 from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
-from nsabench.words import DType
+from nsabench.words import Direction, DType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +58,7 @@ class SelectionRanges(Op):
     name = "selection_ranges"
     arguments = ("q", "k", "v", "ranges")
     shape_model = RangesShape
+    directions = (Direction.FORWARD, Direction.BACKWARD)
     distributions = (
         "disjoint",
         "mixed",
@@ -111,23 +114,56 @@ class SelectionRanges(Op):
     def oracle(self, inputs: Inputs) -> Tensor:
         import torch
 
-        q, k, v, ranges = (inputs.tensors[name] for name in self.arguments)
-        batches, queries, groups, heads, _ = q.shape
-        keys = k.shape[2]
+        q, v = inputs.tensors["q"], inputs.tensors["v"]
         out = torch.zeros(*q.shape[:4], v.shape[3], dtype=torch.float64, device=q.device)
-        step = max(1, ORACLE_CHUNK_ELEMENTS // (keys * max(heads, ranges.shape[3])))
-        at = torch.arange(keys, device=q.device)
-        for b in range(batches):
-            for g in range(groups):
-                kd, vd = k[b, g].double(), v[b, g].double()
-                for s in range(0, queries, step):
-                    spans = ranges[b, s : s + step, g].long().unsqueeze(-1)
-                    chosen = ((at >= spans[:, :, 0]) & (at < spans[:, :, 1])).any(1)
-                    scores = q[b, s : s + step, g].double() @ kd.mT * inputs.options["sm_scale"]
-                    scores = scores.masked_fill(~chosen.unsqueeze(1), float("-inf"))
-                    weights = torch.softmax(scores, -1).nan_to_num(0.0)
-                    out[b, s : s + step, g] = weights @ vd
+        for rows, _, p, _, _, vd in _pieces(inputs):
+            out[rows] = p @ vd
         return out
+
+    def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
+        import torch
+
+        found = {
+            name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
+            for name in self.differentiable
+        }
+        for rows, keys, p, qd, kd, vd in _pieces(inputs):
+            scale = inputs.options["sm_scale"]
+            do = grad_out[rows].double()
+            # Queries and heads as rows of one matrix: they share their keys.
+            dq, dk, dv = _attention.gradients(
+                p.flatten(0, 1), qd.flatten(0, 1), kd, vd, do.flatten(0, 1), scale
+            )
+            found["q"][rows] = dq.view_as(qd)
+            found["k"][keys] += dk
+            found["v"][keys] += dv
+        return found
+
+    def differentiable_elements(self, shape: Shape) -> int:
+        assert isinstance(shape, RangesShape)
+        keys = shape.B * shape.G * shape.S_kv
+        return shape.rows * shape.H * shape.D + keys * (shape.D + shape.Dv)
+
+
+def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
+    """Chunks of queries of one batch and group: where they are in q, where their keys are in k,
+    their weights on all keys [n,h,S_kv], and in float64 q [n,h,D], k [S_kv,D], v [S_kv,Dv]."""
+    import torch
+
+    q, k, v, ranges = (inputs.tensors[name] for name in SelectionRanges.arguments)
+    batches, queries, groups, heads, _ = q.shape
+    keys = k.shape[2]
+    step = max(1, ORACLE_CHUNK_ELEMENTS // (keys * max(heads, ranges.shape[3])))
+    at = torch.arange(keys, device=q.device)
+    for b, g in itertools.product(range(batches), range(groups)):
+        kd, vd = k[b, g].double(), v[b, g].double()
+        for s in range(0, queries, step):
+            rows = (b, slice(s, s + step), g)
+            spans = ranges[rows].long().unsqueeze(-1)
+            chosen = ((at >= spans[:, :, 0]) & (at < spans[:, :, 1])).any(1)
+            qd = q[rows].double()
+            p = _attention.weights(qd, kd, inputs.options["sm_scale"], chosen.unsqueeze(1))
+            yield rows, (b, g), p, qd, kd, vd
 
 
 def _spans(shape: RangesShape, distribution: str, seed: int) -> Ints:

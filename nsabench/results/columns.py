@@ -46,9 +46,11 @@ RECORDS: list[Column] = [
     Column("reason", _S, "", "why the status is not ok, or the verdict not clear"),
     Column("diagnosis", _S, "", "which known mistake reproduces a wrong output"),
     Column("notes", _S, "", "what else is worth knowing, separated by '; '"),
-    Column("mae", _F, "1", "mean absolute error against the float64 oracle"),
-    Column("max_abs_err", _F, "1", "largest absolute error against the oracle"),
-    Column("rel_l2", _F, "1", "||out - oracle|| / ||oracle||"),
+    Column(
+        "mae", _F, "1", "mean absolute error against the float64 oracle; of gradients the worst"
+    ),
+    Column("max_abs_err", _F, "1", "largest absolute error against the oracle, of any gradient"),
+    Column("rel_l2", _F, "1", "||out - oracle|| / ||oracle||; of gradients the worst"),
     Column("median_ms", _F, "ms", "median time of a call"),
     Column("p20_ms", _F, "ms", "20 % quantile of the time of a call"),
     Column("p80_ms", _F, "ms", "80 % quantile of the time of a call"),

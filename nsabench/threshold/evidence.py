@@ -16,7 +16,7 @@ from nsabench.checks import Effect
 from nsabench.checks.baselines import best_baseline
 from nsabench.checks.controls import Catch
 from nsabench.errors import UsageError
-from nsabench.words import Role, Status, Verdict
+from nsabench.words import Direction, Role, Status, Verdict
 
 # The columns that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
@@ -59,7 +59,11 @@ def of_run(folder: Path) -> Evidence:
 
 
 def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
-    """The candidates among the records of one run, and what speaks against deciding from it."""
+    """The candidates among the records of one run, and what speaks against deciding from it.
+
+    A threshold switches a forward on, so backward cases have no say in it.
+    """
+    records = [r for r in records if r["direction"] == Direction.FORWARD]
     tested = [_of_record(r) for r in records if r["role"] == Role.CANDIDATE]
     return Evidence(tested, list(_objections(records)))
 

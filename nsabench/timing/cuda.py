@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nsabench.timing.clock import now_s
-from nsabench.timing.timer import DeviceLost, Sample
+from nsabench.timing.timer import Call, DeviceLost, Sample, Taken
 
 FIRST_SPIN_CYCLES = 100_000  # about 60 us
 MAX_SPIN_CYCLES = 20_000_000  # about 10 ms
@@ -51,7 +51,7 @@ class CudaTimer:
         waits = sorted(self._once(FIRST_SPIN_CYCLES, lambda: None)[2] for _ in range(100))
         return waits[-3]
 
-    def sample(self, arm: str, call: Callable[[], Any]) -> tuple[Sample, Any]:
+    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
         spin = self._spin.get(arm, FIRST_SPIN_CYCLES)
         while True:
             try:
@@ -63,15 +63,17 @@ class CudaTimer:
             # A call that outlasts the longest spin synchronises: stop hiding, and say so.
             spin = 2 * spin if spin < MAX_SPIN_CYCLES else 0
             self._spin[arm] = spin
+            if again is not None:
+                call = again()
 
-    def _sampled(self, spin: int, call: Callable[[], Any]) -> tuple[Sample, Any]:
+    def _sampled(self, spin: int, call: Call) -> Taken:
         hidden, result, waited_s = self._once(spin, call)
         # Work that was put on other streams and not joined keeps the device busy after the event.
         escaped_ms = waited_s * 1e3 if waited_s > self._escape_s else 0.0
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
         return Sample(time_ms, escaped_ms, hidden), result
 
-    def _once(self, spin: int, call: Callable[[], Any]) -> tuple[bool, Any, float]:
+    def _once(self, spin: int, call: Call) -> tuple[bool, Any, float]:
         """Queue and finish one call: was the gap hidden, what came back, how long the device was
         busy after the end event (s)."""
         stream = _current_stream()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -54,7 +55,8 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
     start = now_s()
     try:
         while not _warm(times, now_s() - start, seconds):
-            sample, result = timer.sample(arm.name, arm.prepare(0))
+            again = partial(arm.prepare, 0)
+            sample, result = timer.sample(arm.name, again(), again)
             arm.inspect(0, result)
             times.append(sample.time_ms)
     except Failure as failure:
@@ -81,9 +83,10 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
         rng.shuffle(order)
         for position, name in enumerate(order):
             try:
-                call = by_name[name].prepare(round_)  # may fail too: it makes checked calls
+                again = partial(by_name[name].prepare, round_)
+                call = again()  # may fail too: it makes checked calls
                 before = now_s()
-                sample, result = timer.sample(name, call)
+                sample, result = timer.sample(name, call, again)
                 out.busy_s += now_s() - before
                 by_name[name].inspect(round_, result)
             except Failure as failure:

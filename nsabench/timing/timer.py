@@ -22,6 +22,10 @@ class Sample:
     gap_hidden: bool = True
 
 
+Call = Callable[[], Any]
+Taken = tuple[Sample, Any]
+
+
 class DeviceLost(Exception):
     """The device reported an error while an arm was timed: the CUDA context is of no more use."""
 
@@ -33,8 +37,12 @@ class DeviceLost(Exception):
 class Timer(Protocol):
     """Times one call at a time, on cold caches."""
 
-    def sample(self, arm: str, call: Callable[[], Any]) -> tuple[Sample, Any]:
-        """Time `call` once; return the sample and what `call` returned."""
+    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+        """Time `call` once; return the sample and what `call` returned.
+
+        A sample that is no good is taken again with the call that `again` makes, for a call that
+        cannot be repeated; it may raise.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -48,7 +56,7 @@ class CpuTimer:
     def __init__(self) -> None:
         self._flush = np.ones(CPU_FLUSH_BYTES // 8)
 
-    def sample(self, arm: str, call: Callable[[], Any]) -> tuple[Sample, Any]:
+    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
         self._flush.sum()
         start = now_s()
         result = call()

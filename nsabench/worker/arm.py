@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -16,20 +17,35 @@ from nsabench.ops.contract import Inputs
 from nsabench.registry import Implementation
 from nsabench.timing.clock import now_s
 from nsabench.timing.timer import DeviceLost
-from nsabench.words import Status
-from nsabench.worker import parity, state
+from nsabench.words import Direction, Status
+from nsabench.worker import calls, parity, state
+from nsabench.worker.calls import Answer
 from nsabench.worker.guard import DevicePoisoned, classify, guarded
 from nsabench.worker.inputs import InputSets, poison_like
 from nsabench.worker.parity import Errors, WrongValues
 
 T = TypeVar("T")
 
-# What a call returned, each with the index of the inputs it was made from.
-Outputs = list[tuple[int, Any]]
+# What a call returned: one answer a stream.
+Answers = list[Answer]
+Call = Callable[[], Answers]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
 ORDER_SPIN_CYCLES = 2_000_000  # about 1 ms: long enough for unordered work to show
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A result that is wrong, for the diagnosis, with what it was made from: other arms go on
+    exchanging the sets. expected: what is right. previous: what the call before was expected to
+    return."""
+
+    name: str
+    result: Tensor
+    inputs: Inputs
+    expected: Tensor
+    previous: Tensor | None
 
 
 class CaseArm:
@@ -44,10 +60,7 @@ class CaseArm:
         self.device = device
         self.sets = sets
         self.errors: Errors | None = None
-        # Kept for the diagnosis; the inputs too, since other arms go on exchanging the sets.
-        self.wrong_output: Tensor | None = None
-        self.wrong_inputs: Inputs | None = None
-        self.previous: Tensor | None = None  # what the call before was expected to return
+        self.wrong: Wrong | None = None
         self.compile_s: float | None = None
         self.config = ""
         self.called_s = 0.0  # spent inside checked calls, compilation included
@@ -57,47 +70,63 @@ class CaseArm:
         self._streams = (
             [torch.cuda.Stream() for _ in range(case.streams)] if case.streams > 1 else []
         )
-        self._graphs: list[tuple[Any, Outputs]] = []
+        self._previous: dict[str, Tensor] = {}  # what the call before was expected to return
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
 
-    def call(self, index: int) -> Outputs:
-        """One call on a set of inputs; with several streams, one call a stream, at once.
+    def ready(self, index: int) -> Call:
+        """Do what is not timed of one call on a set of inputs; return the call.
 
-        Each stream waits for the caller's and the caller's waits for each, so that the span of
-        the whole is what is timed.
+        With several streams it is one call a stream, at once. Each stream waits for the caller's
+        and the caller's waits for each, so that the span of the whole is what is timed.
         """
         if self.case.streams == 1:
-            return [(index, self._call_one(index))]
+            call = self._ready_one(index)
+            return lambda: [call()]
+        some = self._on_streams(
+            [
+                partial(self._ready_one, (index + i) % len(self.sets))
+                for i in range(self.case.streams)
+            ]
+        )
+        return lambda: self._on_streams(some)
+
+    def _ready_one(self, index: int) -> Callable[[], Answer]:
+        return calls.ready(self.item, self.case.direction, self.sets, index, self._rng)
+
+    def _on_streams(self, some: list[Callable[[], T]]) -> list[T]:
         current = torch.cuda.current_stream()
-        outputs: Outputs = []
-        for i, stream in enumerate(self._streams):
-            at = (index + i) % len(self.sets)
+        found = []
+        for stream, do in zip(self._streams, some, strict=True):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                outputs.append((at, self._call_one(at)))
+                found.append(do())
         for stream in self._streams:
             current.wait_stream(stream)
-        return outputs
-
-    def _call_one(self, index: int) -> Any:
-        inputs = self.sets.sets[index]
-        return self.item.call(*inputs.tensors.values(), **inputs.options)
+        return found
 
     def capture(self) -> None:
         """Record a CUDA graph a set of inputs; from here on timed calls are replays of them."""
+        if self.case.direction is Direction.BACKWARD:
+            # Its gradient of the output is another tensor each time, and a graph has one.
+            raise Failure(Status.UNSUPPORTED, "a backward is not measured in CUDA graphs")
 
         def record() -> None:
             for index in range(len(self.sets)):
-                graph = torch.cuda.CUDAGraph()
+                graph, call = torch.cuda.CUDAGraph(), self.ready(index)
                 with torch.cuda.graph(graph):
-                    outputs = self.call(index)
-                self._graphs.append((graph, outputs))
+                    answers = call()
+                self._graphs.append((graph, answers))
 
         self._guarded(record)
 
-    def _replay(self, index: int) -> Outputs:
-        graph, outputs = self._graphs[index]
+    def _replay(self, index: int) -> Answers:
+        graph, answers = self._graphs[index]
         graph.replay()
-        return outputs
+        return answers
+
+    def _next(self, index: int) -> Call:
+        """The next call that is timed or stands for one, made ready."""
+        return partial(self._replay, index) if self._graphs else self.ready(index)
 
     # --- parity, before anything is timed
 
@@ -109,7 +138,7 @@ class CaseArm:
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
-        self.previous = self.sets.oracles[0]
+        self._previous = self.sets.expected[0]
         self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
         self._ordered_call()
@@ -121,20 +150,22 @@ class CaseArm:
 
     def _poison(self, index: int) -> None:
         if self._graphs:
-            for _, output in self._graphs[index][1]:
-                output.fill_(float("nan"))
+            for answer in self._graphs[index][1]:
+                for value in answer.values.values():
+                    value.fill_(float("nan"))
         for _ in range(self.case.streams):
-            poison_like(self.sets.oracles[index], getattr(torch, self.case.dtype))
+            poison_like(self.sets.expected[index], getattr(torch, self.case.dtype))
 
     def _checked_call(self, index: int) -> Errors:
+        call = self._guarded(partial(self.ready, index))
         self._poison(index)
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        outputs = self._guarded(lambda: self.call(index))
+        answers = self._guarded(call)
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
-        return self._compare(outputs, "")
+        return self._compare(answers, "")
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
@@ -151,24 +182,37 @@ class CaseArm:
             raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
         return result
 
-    def _compare(self, outputs: Outputs, when: str) -> Errors:
-        """The largest errors of the outputs. Raises `Failure` for whichever is wrong first."""
-        found = [self._compare_one(index, output, when) for index, output in outputs]
-        return max(found, key=lambda errors: errors.mae)
+    def _compare(self, answers: Answers, when: str) -> Errors:
+        """The largest errors of the results. Raises `Failure` for whichever is wrong first."""
+        return Errors.worst([e for answer in answers for e in self._compare_one(answer, when)])
 
-    def _compare_one(self, index: int, output: object, when: str) -> Errors:
+    def _compare_one(self, answer: Answer, when: str) -> list[Errors]:
+        index = answer.index
         changed = self.sets.changed(index)
         if changed:
             self.sets.restore(index)
             raise Failure(Status.WRONG, f"{when}it changed its input {changed}")
-        oracle = self.sets.oracles[index]
-        try:
-            tensor = parity.check_form(output, oracle, self.sets.sets[index])
-            return parity.check_values(tensor, oracle, self.case)
-        except WrongValues as error:
-            self.errors = error.errors
-            self.wrong_output, self.wrong_inputs = tensor, self.sets.sets[index].clone()
-            raise WrongValues(when + error.reason, error.errors) from None
+        given = dict(self.sets.sets[index].tensors)
+        if answer.grad_out is not None:
+            given["grad_out"] = answer.grad_out
+            if not torch.equal(answer.grad_out, self.sets.grads[index] * answer.factor):
+                raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
+        found = []
+        for name, expected in self.sets.expected[index].items():
+            try:
+                tensor = parity.check_form(name, answer.values[name], expected, given)
+                found.append(parity.check_values(name, tensor, expected, self.case, answer.factor))
+            except WrongValues as error:
+                self.errors = error.errors
+                self.wrong = Wrong(
+                    name,
+                    tensor,
+                    self.sets.sets[index].clone(),
+                    expected * answer.factor,
+                    self._previous.get(name),
+                )
+                raise WrongValues(when + error.reason, error.errors) from None
+        return found
 
     def _ordered_call(self) -> None:
         """Is the work ordered on the caller's stream, as its next operation will assume?
@@ -180,23 +224,22 @@ class CaseArm:
         fresh = self.sets.sets[0].clone()
         self.sets.sets[0].fill_from(self.sets.sets[1])
         self._poison(0)
-        do = self._replay if self._graphs else self.call
 
-        def queue() -> Outputs:
+        def queue() -> Answers:
             if self.device == "cuda":
                 torch.cuda.synchronize()
                 torch.cuda._sleep(ORDER_SPIN_CYCLES)
             self.sets.sets[0].fill_from(fresh)
             return [
-                (index, output.clone() if type(output) is torch.Tensor else output)
-                for index, output in do(0)
+                replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
+                for answer in self._next(0)()
             ]
 
         self._compare(self._guarded(queue), "read in stream order, ")
 
     # --- timing (the protocol of timing.sampling.Arm)
 
-    def prepare(self, round_: int) -> Callable[[], Outputs]:
+    def prepare(self, round_: int) -> Call:
         index = round_ % len(self.sets)
         if self._rng.random() < ORDERED_CHECKS:
             self._ordered_call()
@@ -204,12 +247,13 @@ class CaseArm:
         if self._watched:
             self.sets.heal()
             self.sets.swap(index, self._rng)
+        do = self._prepared(index)
+        if self._watched:
             self._poison(index)
-        do = self._replay if self._graphs else self.call
 
-        def call() -> Outputs:
+        def call() -> Answers:
             try:
-                return do(index)
+                return do()
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
                 failure = classify(error)
             # Through the guard once more: was the device lost with it?
@@ -217,7 +261,13 @@ class CaseArm:
 
         return call
 
-    def inspect(self, round_: int, result: Outputs) -> None:
+    def _prepared(self, index: int) -> Call:
+        # The forward of a backward is foreign code as well.
+        if self.case.direction is Direction.BACKWARD:
+            return self._guarded(partial(self._next, index))
+        return self._next(index)
+
+    def inspect(self, round_: int, result: Answers) -> None:
         if self._watched:
             self._compare(result, f"in a timed call (round {round_}), ")
 
@@ -225,5 +275,9 @@ class CaseArm:
         self._ordered_call()
 
 
-def _raise(failure: Failure) -> Outputs:
+def _raise(failure: Failure) -> Answers:
     raise failure
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if type(value) is Tensor else value

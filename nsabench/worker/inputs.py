@@ -1,4 +1,4 @@
-"""Several sets of inputs of a case with their oracles, whose data moves while addresses stay."""
+"""Several sets of inputs of a case with what is right for each; data moves, addresses stay."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.case import Case
 from nsabench.ops.contract import Inputs
+from nsabench.words import Direction
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 SEED_STRIDE = 7919
+GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's gradient
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 
 
@@ -22,6 +24,9 @@ class InputSets:
 
     Two, because only data that changes under an unchanged address tells a computed output from a
     remembered one.
+
+    expected: of each set, the float64 results by name: `output`, or in a backward the gradients
+      `dq`, `dk`, `dv`, that belong to the gradient of the output in `grads`.
     """
 
     def __init__(self, case: Case, device: str) -> None:
@@ -30,23 +35,41 @@ class InputSets:
         count = _affordable(case, device)
         self._seeds = [case.seed + i * SEED_STRIDE for i in range(count)]
         self.sets = [self._draw(seed) for seed in self._seeds]
-        self.oracles = [ops.get(case.op).oracle(inputs) for inputs in self.sets]
+        backward = case.direction is Direction.BACKWARD
+        op = ops.get(case.op)
+        self.wanted = op.differentiable if backward else ()
+        self.results = tuple(f"d{name}" for name in self.wanted) or ("output",)
+        self.grads = [
+            op.draw_grad(inputs, seed + GRAD_SEED)
+            for inputs, seed in zip(self.sets, self._seeds, strict=True)
+            if backward
+        ]
+        self.expected = [self._expect(index) for index in range(count)]
         self._checksums = [checksum(inputs) for inputs in self.sets]
 
     def __len__(self) -> int:
         return len(self.sets)
+
+    def _expect(self, index: int) -> dict[str, Tensor]:
+        op, inputs = ops.get(self._case.op), self.sets[index]
+        if not self.grads:
+            return {"output": op.oracle(inputs)}
+        found = op.gradients(inputs, self.grads[index])
+        return {f"d{name}": found[name] for name in self.wanted}
 
     def _draw(self, seed: int) -> Inputs:
         case = self._case
         return ops.get(case.op).draw(case.sizes, case.dtype, case.distribution, seed, self._device)
 
     def swap(self, i: int, rng: Random) -> None:
-        """Exchange the values (and oracles) of set i with those of another one, in place."""
+        """Exchange the values of set i, and what is right for them, with another's in place."""
         j = rng.choice([other for other in range(len(self.sets)) if other != i])
         kept = self.sets[i].clone()
         self.sets[i].fill_from(self.sets[j])
         self.sets[j].fill_from(kept)
-        _exchange(self.oracles, i, j)
+        _exchange(self.expected, i, j)
+        if self.grads:
+            _exchange(self.grads, i, j)
         _exchange(self._checksums, i, j)
         _exchange(self._seeds, i, j)
 
@@ -101,7 +124,11 @@ def _affordable(case: Case, device: str) -> int:
     return max(2, min(case.timing.rotate, int(free * MEMORY_SHARE // each)))
 
 
-def poison_like(oracle: Tensor, dtype: torch.dtype) -> None:
-    """Leave NaN where the allocator will put the next output of this size."""
+def poison_like(expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Leave NaN where the allocator will put the next results of these sizes."""
     for _ in range(2):
-        torch.full(oracle.shape, float("nan"), dtype=dtype, device=oracle.device)
+        # All at once: one after the other, each would get the memory of the one before.
+        _ = [
+            torch.full(t.shape, float("nan"), dtype=dtype, device=t.device)
+            for t in expected.values()
+        ]

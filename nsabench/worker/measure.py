@@ -8,7 +8,7 @@ from random import Random, SystemRandom
 
 from nsabench import ops
 from nsabench.case import Case
-from nsabench.diagnosis import diagnose
+from nsabench.diagnosis import diagnose, diagnose_gradient
 from nsabench.environment import nvml
 from nsabench.failure import Failure
 from nsabench.messages import Conditions, Measured, Outcome, Step
@@ -17,7 +17,7 @@ from nsabench.timing import sampling, stopping
 from nsabench.timing.clock import now_s
 from nsabench.timing.sampling import Collected
 from nsabench.timing.timer import DeviceLost, Timer
-from nsabench.words import Role, Runs, Status
+from nsabench.words import Direction, Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.inputs import InputSets
@@ -121,10 +121,13 @@ def _time(
 
 def _diagnose(arm: CaseArm, report: Report) -> str:
     """Which known mistake reproduces the wrong output, if there is one to look at."""
-    if arm.wrong_output is None or arm.wrong_inputs is None:
+    wrong = arm.wrong
+    if wrong is None:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
-    return diagnose(ops.get(arm.case.op), arm.wrong_inputs, arm.wrong_output, arm.previous)
+    if arm.case.direction is Direction.BACKWARD:
+        return diagnose_gradient(wrong.name, wrong.result, wrong.expected, wrong.previous)
+    return diagnose(ops.get(arm.case.op), wrong.inputs, wrong.result, wrong.previous)
 
 
 def _outcome(

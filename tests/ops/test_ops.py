@@ -9,7 +9,7 @@ import torch
 from nsabench import ops
 from nsabench.ops import _draws
 from nsabench.ops.contract import Inputs, Op, Shape
-from nsabench.words import DType
+from nsabench.words import Direction, DType
 
 SIZES = {
     "selection_rows": {"N": 6, "H": 3, "D": 16, "Dv": 8, "L": 10},
@@ -122,3 +122,30 @@ def test_large_logits_are_large() -> None:
     q, k = inputs.tensors["q"].double(), inputs.tensors["k"].double()
     logits = q @ k.mT * inputs.options["sm_scale"]
     assert 3e3 < float(logits.std()) < 3e4
+
+
+BACKWARD = [(n, d) for n, d in EVERY if Direction.BACKWARD in ops.get(n).directions]
+
+
+@pytest.mark.parametrize(("name", "distribution"), BACKWARD)
+def test_the_gradients_are_those_of_the_definition(name: str, distribution: str) -> None:
+    """Against autograd through one softmax a query, over the keys it selects."""
+    op, _, inputs = drawn(name, distribution)
+    leaves = {
+        n: t.double().requires_grad_() if n in op.differentiable else t
+        for n, t in inputs.tensors.items()
+    }
+    definition = Inputs(leaves, inputs.options)
+    grad_out = op.draw_grad(inputs, 5)
+    total = torch.zeros((), dtype=torch.float64)
+    for index in np.ndindex(*leaves["q"].shape[:-1]):
+        k, v = keys_of(name, definition, index)
+        weights = torch.softmax(k @ leaves["q"][index] * inputs.options["sm_scale"], 0)
+        total = total + (weights @ v * grad_out[index].double()).sum()
+    wanted = [leaves[n] for n in op.differentiable]
+    right = torch.autograd.grad(total + 0 * sum(w.sum() for w in wanted), wanted)
+    found = op.gradients(inputs, grad_out)
+    assert list(found) == list(op.differentiable)
+    for got, expected in zip(found.values(), right, strict=True):
+        assert got.dtype == torch.float64
+        torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-9)

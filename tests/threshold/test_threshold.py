@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from nsabench.errors import UsageError
 from nsabench.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
 from nsabench.threshold.decide import Decision, passes
-from nsabench.threshold.evidence import Evidence, Tested
+from nsabench.threshold.evidence import Evidence, Tested, of_records
 from nsabench.threshold.patch import patch
 from nsabench.words import Status
 from tests.runs import Made, make_run
@@ -172,3 +173,10 @@ def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError):
             patch(path, 1)
+
+
+def test_a_backward_has_no_say(tmp_path: Path) -> None:
+    records = pq.read_table(make_run(tmp_path / "run") / "records.parquet").to_pylist()
+    slow = [{**r, "direction": "backward", "verdict": "slower", "speedup_lo": 0.5} for r in records]
+    [decision] = decide_all([of_records([*records, *slow])])
+    assert decision.min_length == 256

@@ -42,6 +42,8 @@ def _register(op: str, honest: Honest) -> None:
     @control("cached_output")
     def cached_output(*tensors: Tensor, sm_scale: float) -> Tensor:
         """Remembers its answer by the address of the queries."""
+        if tensors[0].requires_grad:
+            raise Unsupported("what it remembers has no gradient any more")
         key = (tensors[0].data_ptr(), tensors[0].shape)
         if key not in remembered:
             remembered.clear()
