@@ -48,6 +48,12 @@ from nsabench.compare import document, markdown, tables
     "regression: that, or a candidate got slower.",
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with the version matrix.",
+)
 @_options.as_json
 def command(
     runs: tuple[Path, ...],
@@ -56,6 +62,7 @@ def command(
     band: float,
     fail_on: Literal["regression", "status"] | None,
     as_markdown: bool,
+    html: Path | None,
     as_json: bool,
 ) -> int:
     """Hold runs against the first one: other versions, GPUs, or commits.
@@ -69,6 +76,10 @@ def command(
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
     found = compare.compare(compare.read(runs), intersection=intersection, only=only, band=band)
+    if html is not None:
+        from nsabench.compare import page
+
+        page.write(found, html)
     if as_json:
         click.echo(json.dumps(document.as_data(found), indent=1))
     elif as_markdown:

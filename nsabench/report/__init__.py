@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nsabench.report.facts import Facts
+from nsabench.report.files import replace
 
 HTML = "report.html"
 MARKDOWN = "selection_report.md"
@@ -16,22 +17,11 @@ def write_html(facts: Facts, folder: Path) -> Path:
     """Raises `EnvironmentRefused` where the extra `report` is not installed."""
     from nsabench.report.page import render
 
-    return _replace(folder / HTML, render(facts))
+    return replace(folder / HTML, render(facts))
 
 
 def write_markdown(facts: Facts, folder: Path) -> Path:
     """Needs nothing but the core install."""
     from nsabench.report.markdown import render
 
-    return _replace(folder / MARKDOWN, render(facts))
-
-
-def _replace(path: Path, text: str) -> Path:
-    """Write so that a reader sees a whole file or none."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return replace(folder / MARKDOWN, render(facts))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from typing import Any
 
 from nsabench import labels
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
+from nsabench.report import html
 from nsabench.report.facts import MARGIN, Facts, Record
 from nsabench.results.columns import RECORDS
 from nsabench.timing.statistics import quantile
@@ -56,41 +54,25 @@ FINE, COARSE = 40, 12
 MANY = 2500
 
 
-def pack(facts: Facts) -> str:
-    """Base64 of gzipped JSON. The same run gives the same text."""
-    text = json.dumps(_data(facts), separators=(",", ":"), sort_keys=True, allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
-
-
-def _data(facts: Facts) -> dict[str, Any]:
+def data(facts: Facts) -> dict[str, Any]:
+    """What the scripts of report.html unpack."""
     limits = Limits.measured(facts.ceilings)
-    strings: dict[str, int] = {}
-
-    def text(value: str | None) -> int | None:
-        return None if value is None else strings.setdefault(value, len(strings))
-
-    rows = []
-    for record in facts.records:
-        rows.append(
-            [
-                text(labels.case(record)),
-                text(labels.shape(record)),
-                *(text(record[key]) for key in TEXTS),
-                *(_short(record[key]) for key in NUMBERS),
-                _short(_floor_ms(record, limits)),
-                _short(facts.tolerances[record["case_id"]]),
-            ]
-        )
+    records = [
+        {
+            **record,
+            "label": labels.case(record),
+            "shape": labels.shape(record),
+            "floor_ms": _floor_ms(record, limits),
+            "tolerance": facts.tolerances[record["case_id"]],
+        }
+        for record in facts.records
+    ]
     return {
-        "texts": ["label", "shape", *TEXTS],
-        "numbers": [*NUMBERS, "floor_ms", "tolerance"],
-        "rows": rows,
+        **html.rows(records, ["label", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]),
         "samples": _samples(facts),
-        "strings": list(strings),
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
         "ceilings": facts.ceilings.model_dump(mode="json"),
         "margin": MARGIN,
-        "defaults": {op: labels.usual_distribution(op) for op in {r["op"] for r in facts.records}},
     }
 
 
@@ -105,7 +87,7 @@ def _quantiles(facts: Facts, record: Record, count: int) -> list[float | None] |
     _, samples = facts.results.samples[record["case_id"], record["implementation"]]
     if record["status"] != Status.OK or not samples.time_ms:
         return None
-    return [_short(quantile(samples.time_ms, i / count)) for i in range(count + 1)]
+    return [html.short(quantile(samples.time_ms, i / count)) for i in range(count + 1)]
 
 
 def _floor_ms(record: Record, limits: Limits) -> float | None:
@@ -126,10 +108,3 @@ def _floor_ms(record: Record, limits: Limits) -> float | None:
         limits,
     )
     return bound.ms if bound else None
-
-
-def _short(value: float | None) -> float | None:
-    """Five digits, which is more than a timing has."""
-    if value is None or isinstance(value, int):
-        return value
-    return float(f"{value:.5g}")

@@ -76,6 +76,52 @@ class Browser:
         page = self.driver.current_url.partition("#")[0]
         return [url for url in asked if url.partition("#")[0] != page and url != "data:,"]
 
+    def check(self, charts: set[str], *, dark: bool) -> None:
+        """What holds of every page: it drew all its charts, asked for nothing, said nothing, does
+        not scroll sideways, and has the colours of the theme."""
+        assert self.errors() == []
+        assert self.requests() == []
+        drawn = self.js(
+            "return Object.fromEntries([...document.querySelectorAll('[data-chart]')].map(f =>"
+            " [f.dataset.chart, f.querySelectorAll('svg path[d], svg rect').length]))"
+        )
+        assert drawn.keys() == charts and min(drawn.values()) > 3, drawn
+        wide, client = self.js(
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert wide <= client, "the page scrolls sideways"
+        colour = self.js("return getComputedStyle(document.body).backgroundColor")
+        assert (colour == "rgb(18, 22, 27)") is dark
+
+    def rows(self, table: str) -> list[list[str]]:
+        """The texts of the cells of a table."""
+        found: list[list[str]] = self.js(
+            "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tbody tr`)]"
+            ".map(r => [...r.cells].map(c => c.textContent))",
+            table,
+        )
+        return found
+
+    def choose(self, select: str, value: str) -> None:
+        """What a reader does with a select, and wait until the page has followed."""
+        before = self.drawn()
+        self.js(
+            "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+            "s.dispatchEvent(new Event('change'))",
+            select,
+            value,
+        )
+        self.wait_drawn(before + 1)
+
+    def texts(self, chart: str) -> list[str]:
+        """All texts in a chart."""
+        found: list[str] = self.js(
+            "return [...document.querySelectorAll(`[data-chart=${arguments[0]}] svg text`)]"
+            ".map(t => t.textContent)",
+            chart,
+        )
+        return found
+
     def screenshot(self, path: Path, *, full: bool = True) -> None:
         shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=full, **self._clip(full))
         path.parent.mkdir(parents=True, exist_ok=True)

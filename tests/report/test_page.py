@@ -28,19 +28,7 @@ def test_it_draws_everything_and_asks_for_nothing(
 ) -> None:
     browser.open(page, width=width, dark=dark)
     browser.screenshot(SHOTS / f"report-{width}-{'dark' if dark else 'light'}.png")
-    assert browser.errors() == []
-    assert browser.requests() == []
-    drawn = browser.js(
-        "return Object.fromEntries([...document.querySelectorAll('[data-chart]')].map(f =>"
-        " [f.dataset.chart, f.querySelectorAll('svg path[d], svg rect').length]))"
-    )
-    assert drawn.keys() == CHARTS and min(drawn.values()) > 3, drawn
-    wide, client = browser.js(
-        "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-    )
-    assert wide <= client, "the page scrolls sideways"
-    colour = browser.js("return getComputedStyle(document.body).backgroundColor")
-    assert (colour == "rgb(18, 22, 27)") is dark
+    browser.check(CHARTS, dark=dark)
 
 
 def test_the_theme_button_overrides_the_system(page: Path, browser: Browser) -> None:
@@ -53,28 +41,12 @@ def test_the_theme_button_overrides_the_system(page: Path, browser: Browser) -> 
     assert browser.errors() == []
 
 
-def rows(browser: Browser, table: str) -> list[list[str]]:
-    found: list[list[str]] = browser.js(
-        "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tbody tr`)]"
-        ".map(r => [...r.cells].map(c => c.textContent))",
-        table,
-    )
-    return found
-
-
 def test_filters_narrow_charts_and_tables(page: Path, browser: Browser) -> None:
     browser.open(page)
-    assert len(rows(browser, "candidates")) == 16
-    browser.js(
-        "const s = document.getElementById('filter-dtype'); s.value = 'bfloat16';"
-        "s.dispatchEvent(new Event('change'))"
-    )
-    browser.wait_drawn(2)
-    assert len(rows(browser, "candidates")) == 8
-    labels = browser.js(
-        "return [...document.querySelectorAll('[data-chart=heat] svg text')]"
-        ".map(t => t.textContent)"
-    )
+    assert len(browser.rows("candidates")) == 16
+    browser.choose("filter-dtype", "bfloat16")
+    assert len(browser.rows("candidates")) == 8
+    labels = browser.texts("heat")
     assert "N256 H4 D64" in labels
     assert not any("fp16" in label for label in labels)
 
@@ -85,7 +57,7 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
         "const i = document.querySelector('[data-table=candidates] input');"
         "i.value = 'nasty crashed'; i.dispatchEvent(new Event('input'))"
     )
-    found = rows(browser, "candidates")
+    found = browser.rows("candidates")
     assert len(found) == 6
     assert all("nasty_one" in row[1] for row in found)
     browser.js(
@@ -96,7 +68,7 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
     for direction, sign in (("descending", -1), ("ascending", 1)):
         browser.js(f"{head}.click()")
         assert browser.js(f"return {head}.parentElement.ariaSort") == direction
-        times = [row[5] for row in rows(browser, "candidates")]
+        times = [row[5] for row in browser.rows("candidates")]
         known = [float(t) for t in times if t != "–"]
         assert known == sorted(known, key=lambda t: sign * t)
         assert times[len(known) :] == ["–"] * 6, "what has no time comes last"
@@ -111,7 +83,7 @@ def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:
     )
     assert said.startswith("N256 H4 D64 L64 fp16")
     assert browser.js("return document.activeElement.dataset.chart") == "samples"
-    assert rows(browser, "case")[0][0] == "quick_one"
+    assert browser.rows("case")[0][0] == "quick_one"
 
 
 def test_everything_is_reached_by_keyboard(page: Path, browser: Browser) -> None:

@@ -1,6 +1,6 @@
 "use strict";
-// The records of the run, unpacked once; every other script reads `report`.
-const report = { records: [], samples: [], columns: {}, ceilings: {}, margin: 1.2, defaults: {} };
+// The records of the page, unpacked once; every other script reads `report`.
+const report = { records: [], columns: {} };
 
 async function unpack() {
   const packed = atob(document.getElementById("data").textContent.trim());
@@ -14,7 +14,8 @@ async function unpack() {
     data.numbers.forEach((key, i) => { record[key] = row[texts + i]; });
     return record;
   });
-  for (const key of ["samples", "columns", "ceilings", "margin", "defaults"]) report[key] = data[key];
+  const { texts: _, numbers, rows, strings, ...rest } = data;
+  Object.assign(report, rest);
 }
 
 const SYMBOL = { faster: "▲", slower: "▼", same: "=", inconclusive: "?", invalid: "✕" };
@@ -24,10 +25,11 @@ function digits(value, count) {
   return value === null || value === undefined ? "–" : String(Number(value.toPrecision(count)));
 }
 
-function interval(record) {
-  if (record.speedup === null) return "–";
-  return `${record.speedup.toFixed(2)}× [${record.speedup_lo.toFixed(2)}, ${record.speedup_hi.toFixed(2)}]`;
+function interval(value, lo, hi) {
+  return value === null ? "–" : `${value.toFixed(2)}× [${lo.toFixed(2)}, ${hi.toFixed(2)}]`;
 }
+
+const speedupOf = (record) => interval(record.speedup, record.speedup_lo, record.speedup_hi);
 
 function distinct(records, key) {
   return [...new Set(records.map((r) => r[key]))];

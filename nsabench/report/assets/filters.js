@@ -9,7 +9,9 @@ const filters = {};
 function buildFilters(changed) {
   const form = document.getElementById("filters");
   form.addEventListener("submit", (event) => event.preventDefault());
-  const candidates = distinct(report.records.filter((r) => r.role === "candidate"), "implementation");
+  const judged = report.records.filter((r) => r.role === "candidate");
+  // A comparison may be one of baselines alone.
+  const candidates = distinct(judged.length ? judged : report.records, "implementation");
   if (candidates.length > 1) addSelect(form, "candidate", "candidate", candidates, false, changed);
   else if (candidates.length) filters.candidate = candidates[0];
   for (const [key, name] of DIMENSIONS) {

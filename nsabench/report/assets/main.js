@@ -5,7 +5,7 @@ const share = { key: "roofline_fraction", title: "of the possible", number: true
 const who = { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } };
 const status = { key: "status", fill: (cell, r) => tag(cell, r.status) };
 const verdict = { key: "verdict", fill: (cell, r) => tag(cell, r.verdict) };
-const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: interval };
+const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: speedupOf };
 const why = { key: "reason", wide: true };
 const inspect = {
   key: "label", title: "case",
@@ -100,12 +100,7 @@ async function main() {
     selected.caseId = event.target.value;
     drawSamples();
   });
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    // Charts follow the width by themselves; what a phone leaves out is decided when drawn.
-    if ((width < 620) !== (innerWidth < 620)) redraw();
-    width = innerWidth;
-  });
+  redrawWhenNarrowed(redraw);
   drawTables();
   await drawAll();
 }

@@ -10,7 +10,7 @@ function candidateRows() {
     row: name(r),
     log2: r.speedup === null ? null : Math.log2(r.speedup),
     cell: r.speedup === null ? (r.verdict ? `${SYMBOL[r.verdict]} ${r.status}` : r.status) : `${SYMBOL[r.verdict] || ""} ${r.speedup.toFixed(2)}`,
-    ratio: interval(r),
+    ratio: speedupOf(r),
     verdict: r.verdict || r.status,
     reason: r.reason || "–",
     best_baseline: r.best_baseline || "–",
@@ -70,7 +70,7 @@ function timeRows(records) {
   const seen = new Set(), out = [];
   for (const r of rows) {
     const kind = kindOf(r, best);
-    out.push({ ...r, kind, ratio: interval(r) });
+    out.push({ ...r, kind, ratio: speedupOf(r) });
     // The best baseline changes with L; its points also belong to the line of their own baseline.
     if (kind === BEST) {
       out[out.length - 1] = { ...r, kind: BEST, group: BEST, ratio: "–" };

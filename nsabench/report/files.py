@@ -1,0 +1,23 @@
+"""Writing so that a reader sees a whole file or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nsabench.errors import UsageError
+
+
+def replace(path: Path, text: str) -> Path:
+    """Raises `UsageError` when it cannot be written."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", "name a place that can."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
