@@ -44,6 +44,7 @@ class Made:
     noise: float = 0.005
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
+    created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def make_plan(made: Made) -> Plan:
@@ -83,7 +84,7 @@ def make_plan(made: Made) -> Plan:
     ]
     return Plan(
         run_id=made.run_id,
-        created=datetime(2026, 1, 1, tzinfo=UTC),
+        created=made.created,
         device="cuda",
         matrices=[],
         implementations=infos,

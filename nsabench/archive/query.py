@@ -29,6 +29,10 @@ def query(archive: Archive, sql: str) -> pa.Table:
             # Only what the query may mean is opened: a view reads the schema of every file.
             asked = {word.lower() for word in re.findall(r"\w+", sql)}
             kept = archive.runs()
+            if not kept and asked.intersection(["runs", *TABLES]):
+                raise UsageError(
+                    f"{archive.store.location} holds no runs", "add one: archive add RUN."
+                )
             if "runs" in asked:
                 connection.register("runs", _runs(kept))
             for table in asked.intersection(TABLES):
@@ -52,8 +56,6 @@ def _view(
     table: str,
     scratch: Path,
 ) -> None:
-    if not kept:
-        raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
     names = [k.object(table) for k in kept]
     folder = archive.store.folder
     if folder is None:

@@ -144,6 +144,27 @@ def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
     _show(answer.column_names, [list(row.values()) for row in answer.to_pylist()])
 
 
+@command.command("report")
+@click.argument("location", metavar="ARCHIVE")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("archive.html"),
+    show_default=True,
+    metavar="FILE",
+    help="Where to write it.",
+)
+def report(location: str, out: Path) -> None:
+    """Write a page: how candidates went over dates and versions.
+
+    Example: nsabench archive report s3://bench/runs --out archive.html
+    """
+    archive = _open(location)
+    from nsabench.archive import page
+
+    click.echo(page.write(archive, out))
+
+
 def _show(names: list[str], rows: list[list[object]]) -> None:
     from rich.table import Table
 

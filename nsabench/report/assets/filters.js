@@ -1,18 +1,19 @@
 "use strict";
 // One row of selects narrows every chart and table. Only what differs within the run is offered.
 const DIMENSIONS = [
-  ["op", "op"], ["dtype", "dtype"], ["direction", "direction"], ["distribution", "distribution"],
+  ["gpu", "GPU"], ["op", "op"], ["dtype", "dtype"], ["direction", "direction"], ["distribution", "distribution"],
   ["streams", "streams"], ["shape", "shape"],
 ];
 const filters = {};
 
-function buildFilters(changed) {
+// `single`: one candidate at a time.
+function buildFilters(changed, { single = true } = {}) {
   const form = document.getElementById("filters");
   form.addEventListener("submit", (event) => event.preventDefault());
   const judged = report.records.filter((r) => r.role === "candidate");
   // A comparison may be one of baselines alone.
   const candidates = distinct(judged.length ? judged : report.records, "implementation");
-  if (candidates.length > 1) addSelect(form, "candidate", "candidate", candidates, false, changed);
+  if (candidates.length > 1 && single) addSelect(form, "candidate", "candidate", candidates, false, changed);
   else if (candidates.length) filters.candidate = candidates[0];
   for (const [key, name] of DIMENSIONS) {
     const values = distinct(report.records, key);

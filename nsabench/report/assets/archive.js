@@ -1,0 +1,63 @@
+"use strict";
+// The page of an archive: a record is a candidate in a run.
+const RUN_COLUMNS = [
+  { key: "date", title: "made" }, { key: "run" }, { key: "gpu", title: "GPU" }, { key: "versions" }, { key: "op" },
+  { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } },
+  { key: "speedup", title: "speed-up", number: true, text: (r) => (r.speedup === null ? "–" : `${r.speedup.toFixed(2)}×`) },
+  { key: "compared", title: "of cases", number: true, text: (r) => `${r.compared} of ${r.cases}` },
+  { key: "faster", number: true, text: (r) => String(r.faster) }, { key: "failed", number: true, text: (r) => String(r.failed) },
+  { key: "time_ms", title: "mean ms", number: true, text: (r) => digits(r.time_ms, 4) },
+  { key: "status", title: "run is", fill: (cell, r) => tag(cell, r.status) },
+  { key: "trust" }, { key: "commit" }, { key: "kernels_commit", title: "kernels" }, { key: "nsabench" },
+];
+
+// What tells the candidates that are shown from each other.
+function seriesName(rows) {
+  const gpus = distinct(rows, "gpu").length > 1, ops = distinct(rows, "op").length > 1;
+  return (r) => [...(ops ? [r.op] : []), r.implementation, ...(gpus ? [r.gpu] : [])].join(" · ");
+}
+
+function drawTrend() {
+  const what = document.getElementById("pick-what").value;
+  const all = chosen(), name = seriesName(all);
+  const rows = all.filter((r) => r[what] !== null).map((r) => ({
+    at: r.at, value: r[what], series: name(r), line: `${name(r)} ${r.cases_hash}`, date: r.date,
+    versions: r.versions, run: r.run, cases: `${r.compared} of ${r.cases}`, failed: r.failed,
+  }));
+  const series = distinct(rows, "series").sort();
+  return drawChart("trend", { rows }, {
+    series, seriesColours: series.map((_, i) => PALETTE[i % PALETTE.length]),
+    title: what === "speedup" ? "speed-up" : "ms",
+  });
+}
+
+function drawVersions() {
+  const all = chosen(), name = seriesName(all), latest = new Map();
+  // Records come by date.
+  for (const r of all) latest.set(`${name(r)} ${r.versions}`, r);
+  const rows = [...latest.values()].map((r) => ({
+    ...r, row: name(r), log2: r.speedup === null ? null : Math.log2(r.speedup),
+    cell: r.speedup === null ? `${r.ok}/${r.cases} ok` : `${r.speedup.toFixed(2)}× · ${r.ok}/${r.cases} ok`,
+  })).sort((a, b) => a.row.localeCompare(b.row));
+  const tip = [["row", "candidate"], ["versions", "versions"], ["speedup", "speed-up"], ["faster", "cases faster"], ["failed", "cases failed"], ["date", "made"], ["run", "run"]]
+    .map(([field, title]) => ({ field, title }));
+  const shown = report.versions.filter((v) => rows.some((r) => r.versions === v));
+  return drawChart("heat", { rows }, { ...heatOf("row", "versions", null, shown, "speed-up", tip), height: 34 * distinct(rows, "row").length }, { minWidth: 200 + shown.length * 130 });
+}
+
+async function drawAll() {
+  dataTable(document.querySelector('[data-table="runs"]'), "runs", RUN_COLUMNS, chosen().reverse());
+  await Promise.all([drawTrend(), drawVersions()]);
+  countDrawn();
+}
+
+async function main() {
+  await unpack();
+  buildFilters(drawAll, { single: false });
+  watchTheme(drawAll);
+  redrawWhenNarrowed(drawAll);
+  document.getElementById("pick-what").addEventListener("change", async () => { await drawTrend(); countDrawn(); });
+  await drawAll();
+}
+
+main();
