@@ -87,7 +87,7 @@ SAMPLES: list[Column] = [
     Column("session", _I, "1", "samples of a session were interleaved"),
     Column("round", _I, "1", "round of the sampling; rounds pair the implementations"),
     Column("order", _I, "1", "position within the round; 0 led"),
-    Column("at_s", _F, "s", "end of the sample, since the first round began"),
+    Column("at_s", _F, "s", "end of the sample, since the first round began, to a microsecond"),
     Column("time_ms", _F, "ms", "time of the call"),
     Column("escaped_ms", _F, "ms", "part of time_ms that outlived the end event"),
     Column("gap_hidden", _B, "", "the call was queued before the device was let go"),

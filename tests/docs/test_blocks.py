@@ -1,7 +1,8 @@
-"""Every command block of the README and the guides that is marked runnable does what it says.
+"""Every block of the README and the guides does what it says, or says what it would need.
 
 `<!-- file: NAME -->` before a block: write it there. `<!-- runnable -->`: run it; it exits with 0,
-or as in `<!-- runnable: exits 0 or 3; prints: TEXT -->`.
+or as in `<!-- runnable: exits 0 or 3; prints: TEXT -->`. `<!-- needs: WHAT -->`: not every
+machine can run it, and this test does not. `<!-- shows: WHAT -->`: nothing to be run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quickstart.md", "docs/your-own-kernel.md")
-BLOCK = re.compile(r"<!-- (file|runnable):? *([^>]*?) *-->\s*\n( *)```\w*\n(.*?)\n\3```", re.S)
+MARK = r"<!-- (file|runnable|needs|shows):? *([^>]*?) *-->\s*\n"
+BLOCK = re.compile(MARK + r"( *)```\w*\n(.*?)\n\3```", re.S)
+NEEDS = {"a fresh clone and a network", "a GPU", "docker and a GPU"}
 NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
@@ -30,8 +33,18 @@ def test_the_blocks_do_what_they_say(page: str, tmp_path: Path) -> None:
         body = re.sub(rf"^{indent}", "", text, flags=re.M) + "\n"
         if kind == "file":
             (tmp_path / says).write_text(body)
-        else:
+        elif kind == "runnable":
             run(body, says, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_run_or_says_what_it_needs(page: str) -> None:
+    text = (ROOT / page).read_text()
+    fences = len(re.findall(r"^ *```", text, re.M)) // 2
+    marked = BLOCK.findall(text)
+    assert len(marked) == fences, f"{page}: a block without a mark"
+    assert {says for kind, says, _, _ in marked if kind == "needs"} <= NEEDS
+    assert any(kind == "runnable" for kind, _, _, _ in marked)
 
 
 def run(script: str, says: str, folder: Path) -> None:
