@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping
 
 from nsabench.journal import Confirmation, Journal
 from nsabench.plan import Plan
-from nsabench.results.assemble import Results
 from nsabench.supervisor.executor import Executor, GroupLost
-from nsabench.verdict import hangs_on_little
+from nsabench.verdict import Judgement, Key, hangs_on_little
 
 # Sessions of a case count from 1; a confirmation's must be none of them.
 SESSION = 1_000_000
 
 
-def doubtful(results: Results) -> dict[str, list[str]]:
+def doubtful(judgements: Mapping[Key, Judgement]) -> dict[str, list[str]]:
     """By case, the best baseline and the candidates whose verdict hangs on little."""
     found: dict[str, list[str]] = {}
-    for (case_id, name), judgement in results.judgements.items():
+    for (case_id, name), judgement in judgements.items():
         if hangs_on_little(judgement):
             found.setdefault(case_id, [judgement.best_baseline]).append(name)
     return found

@@ -22,6 +22,9 @@ class Header(BaseModel):
 
     kind: Literal["header"] = "header"
     run_id: str
+    plan_sha256: str = ""  # of plan.yaml; empty in journals written before it was recorded
+    # The version of every distribution that brings implementations.
+    distributions: dict[str, str] = {}
     started: datetime
     described: Described
     ceilings: Ceilings
@@ -51,7 +54,18 @@ class Confirmation(BaseModel):
     reason: str = ""  # why there are no outcomes, if there are none
 
 
-Line = Header | Entry | Confirmation
+class Apart(BaseModel):
+    """The baselines of a case in a process that never imported a candidate."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["apart"] = "apart"
+    case_id: str
+    outcomes: list[Outcome] = []
+    reason: str = ""  # why there are no outcomes, if there are none
+
+
+Line = Header | Entry | Confirmation | Apart
 LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
@@ -62,6 +76,7 @@ class Contents:
     headers: list[Header] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     confirmations: list[Confirmation] = field(default_factory=list)
+    apart: list[Apart] = field(default_factory=list)
 
 
 class Journal:
@@ -81,6 +96,7 @@ class Journal:
         contents, whole = _read(path)
         self.done = {entry.case_id for entry in contents.entries}
         self.confirmed = {line.case_id for line in contents.confirmations}
+        self.apart = {line.case_id for line in contents.apart}
         self._file.truncate(whole)
 
     def append(self, line: Line) -> None:
@@ -92,6 +108,8 @@ class Journal:
             self.done.add(line.case_id)
         elif isinstance(line, Confirmation):
             self.confirmed.add(line.case_id)
+        elif isinstance(line, Apart):
+            self.apart.add(line.case_id)
 
     def close(self) -> None:
         self._file.close()
@@ -127,5 +145,7 @@ def _read(path: Path) -> tuple[Contents, int]:
                 contents.entries.append(parsed)
             case Confirmation():
                 contents.confirmations.append(parsed)
+            case Apart():
+                contents.apart.append(parsed)
         whole += len(line)
     return contents, whole

@@ -82,7 +82,8 @@ class Ceilings(Message):
     copy_gb_s: float | None = None
     l2_gb_s: float | None = None
     tflop_s: dict[str, float] = {}
-    timer_floor_ms: float | None = None
+    timer_floor_ms: float | None = None  # read for an empty call
+    timer_offset_ms: float | None = None  # read beyond a kernel's own time, by its own clock
     known_duration_error: float | None = None  # relative error on a kernel of known duration
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from nsabench.checks.controls import Catch
+from nsabench.checks.controls import CHECK, Catch
+from nsabench.checks.finding import Effect
 from nsabench.results.assemble import Results
 from nsabench.words import BENIGN, Role
 
 
 def failures(results: Results) -> list[str]:
     """One line a failure. A control that is caught has done its work and is none."""
-    lines = []
+    # A check that no control put to the proof: a sentence about the run, not about a record.
+    lines = [
+        f.sentence
+        for f in results.findings
+        if f.check == CHECK and f.effect is Effect.INVALID and not f.implementation
+    ]
     for record in results.records:
         who = f"{record['implementation']} on {record['case_id']}"
         if record["role"] == Role.CONTROL:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -13,7 +14,7 @@ from secrets import token_hex
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from nsabench import __version__, matrix
 from nsabench.case import Case
@@ -35,6 +36,7 @@ class ImplementationInfo(BaseModel):
     role: Role
     devices: tuple[Runs, ...]
     caught_by: str = ""
+    wraps: str = ""
     source: str
 
 
@@ -68,6 +70,8 @@ class Plan(BaseModel):
     device: Device
     kernels: str = ""  # path of the user's file, as it was given
     kernels_sha256: str = ""
+    # Where implementations come from, and the sha256 of the files there.
+    sources: dict[str, str] = {}
     shard: str = "1/1"
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
@@ -76,14 +80,33 @@ class Plan(BaseModel):
     def info(self, op: str, name: str) -> ImplementationInfo:
         return next(i for i in self.implementations if i.op == op and i.name == name)
 
+    _content: bytes = PrivateAttr(b"")  # of the file it was read from
+
+    @property
+    def sha256(self) -> str:
+        """Of `plan.yaml`, to the byte: the journal of the run holds it."""
+        return hashlib.sha256(self._content or self._as_yaml()).hexdigest()
+
+    def _as_yaml(self) -> bytes:
+        content = self.model_dump(mode="json")
+        return yaml.safe_dump(content, sort_keys=False, width=100).encode()
+
     def write(self, path: Path) -> None:
-        path.write_text(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100))
+        """Whoever looks sees a whole plan or none."""
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.write(self._as_yaml())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Plan:
         """Raises `UsageError` when `path` holds no plan."""
         try:
-            plan = cls.model_validate(yaml.load(path.read_bytes(), _FAST_LOADER))
+            content = path.read_bytes()
+            plan = cls.model_validate(yaml.load(content, _FAST_LOADER))
+            plan._content = content
         except (OSError, yaml.YAMLError, ValidationError) as error:
             first = str(error).splitlines()[0]
             raise UsageError(
@@ -126,6 +149,7 @@ def resolve(
     *,
     device: Device,
     kernels: Path | None = None,
+    sources: Mapping[str, str] | None = None,
     shard: str = "1/1",
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
@@ -146,7 +170,8 @@ def resolve(
         created=now,
         device=device,
         kernels=str(kernels) if kernels else "",
-        kernels_sha256=hashlib.sha256(kernels.read_bytes()).hexdigest() if kernels else "",
+        kernels_sha256=_of_file(kernels, sources or {}),
+        sources=dict(sources or {}),
         shard=shard,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
@@ -154,10 +179,18 @@ def resolve(
     )
 
 
+def _of_file(kernels: Path | None, sources: Mapping[str, str]) -> str:
+    """The digest of the user's file among the sources."""
+    if kernels is None:
+        return ""
+    return next(d for source, d in sources.items() if source.startswith(f"{kernels.name}@"))
+
+
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add the controls to the least and the most work of each op, dtype and direction.
+    """Add the controls, and the baselines that they wrap, to the least and the most work of each
+    op, dtype and direction.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
     what is measured.
@@ -170,23 +203,14 @@ def _with_controls(
     for group in groups.values():
         by_work = sorted(group, key=lambda planned: planned.case.work.bytes_min)
         watched |= {by_work[0].id, by_work[-1].id}
-    return [
-        planned.model_copy(
-            update={
-                "implementations": (
-                    *planned.implementations,
-                    *(
-                        i.name
-                        for i in implementations
-                        if i.op == planned.case.op and i.role is Role.CONTROL
-                    ),
-                )
-            }
-        )
-        if planned.id in watched
-        else planned
-        for planned in cases
-    ]
+    return [_watched(p, implementations) if p.id in watched else p for p in cases]
+
+
+def _watched(planned: PlannedCase, implementations: Sequence[ImplementationInfo]) -> PlannedCase:
+    controls = [i for i in implementations if i.op == planned.case.op and i.role is Role.CONTROL]
+    names = [*planned.implementations, *(i.wraps for i in controls if i.wraps)]
+    names += [i.name for i in controls]
+    return planned.model_copy(update={"implementations": tuple(dict.fromkeys(names))})
 
 
 def _select(

@@ -10,11 +10,13 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from nsabench.errors import UsageError
@@ -60,6 +62,7 @@ class Implementation:
     call: Callable[..., Any]
     config: Callable[..., object] | None = None
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
+    wraps: str = ""
 
 
 _collected: list[Implementation] = []
@@ -73,6 +76,7 @@ def implementation(
     role: str = "candidate",
     devices: Sequence[str] = ("cuda", "interpreter"),
     caught_by: str = "",
+    wraps: str = "",
     config: Callable[..., object] | None = None,
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
 ) -> Callable[[F], F]:
@@ -81,6 +85,7 @@ def implementation(
     devices: where it runs: any of `cuda`, `cpu` (timed there), `interpreter` (a Triton kernel: on a
       machine without a GPU its parity is checked and its time is not taken).
     caught_by: for a control, the check that must catch it.
+    wraps: for a control, the baseline that it would be without its trick; measured beside it.
     config: called as the implementation is; what it returns (the chosen tiles, say) is recorded.
     compile_ahead: for kernels that are not Triton's. Called with a compute capability (89) on a
       machine that may have no GPU, gives every variant that the implementation launches there;
@@ -113,6 +118,7 @@ def implementation(
                 call,
                 config,
                 compile_ahead,
+                wraps,
             )
         )
         return call
@@ -130,24 +136,102 @@ def _collecting_from(source: str) -> Iterator[None]:
         _source = before
 
 
-def load(kernels: Path | None = None) -> list[Implementation]:
-    """Import every installed implementation and those of the user's file; return them all.
+def sources(kernels: Path | None = None) -> dict[str, str]:
+    """Where implementations come from, each with the sha256 of its files. Imports none of them.
 
-    Raises `UsageError` when one cannot be imported, names an unknown op, has the wrong signature,
-    or takes a name that another one has.
+    A distribution's are those of the packages that its entry points name; the user's file is alone.
     """
-    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.value):
-        origin = point.dist.name if point.dist else point.value
-        with _collecting_from(origin):
-            _import(point.load, f"entry point {point.name!r} of {origin}")
+    found = {
+        origin: _digest_packages({point.module.partition(".")[0] for point in points})
+        for origin, points in _by_origin().items()
+    }
     if kernels is not None:
-        source = f"{kernels.name}@{hashlib.sha256(_read(kernels)).hexdigest()[:12]}"
+        content = _read(kernels)
+        found[_source_of(kernels, content)] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def distributions() -> dict[str, str]:
+    """The version of every distribution that brings implementations."""
+    return {
+        origin: points[0].dist.version if points[0].dist else ""
+        for origin, points in _by_origin().items()
+    }
+
+
+def load(
+    kernels: Path | None = None, expected: Mapping[str, str] | None = None
+) -> list[Implementation]:
+    """Import the installed implementations and those of the user's file; return them all.
+
+    expected: the sources to import, each with the sha256 it must have; None: all, as they are.
+    Raises `UsageError` when a source is not as expected or cannot be imported, or an implementation
+    names an unknown op, has the wrong signature, or takes a name that another one has.
+    """
+    content = _read(kernels) if kernels is not None else b""
+    if expected is not None:
+        _compare(sources(kernels), expected, kernels)
+    for origin, points in _by_origin().items():
+        if expected is None or origin in expected:
+            for point in points:
+                with _collecting_from(origin):
+                    _import(point.load, f"entry point {point.name!r} of {origin}")
+    if kernels is not None:
+        source = _source_of(kernels, content)
         # Like a module, a file is executed once a process.
         if not any(item.source == source for item in _collected):
             with _collecting_from(source):
-                _import(lambda: _exec(kernels), str(kernels))
+                _import(lambda: _exec(kernels, content), str(kernels))
+            if not any(item.source == source for item in _collected):
+                raise UsageError(
+                    f"{kernels} registers no implementation",
+                    'decorate a function with @nsabench.implementation(op=..., name="mine").',
+                )
     _validate(_collected)
     return list(_collected)
+
+
+def _compare(found: Mapping[str, str], expected: Mapping[str, str], kernels: Path | None) -> None:
+    for source, digest in expected.items():
+        if found.get(source) != digest:
+            # The user's file goes by its path; a distribution by its name.
+            mine = kernels is not None and source.startswith(f"{kernels.name}@")
+            raise UsageError(
+                f"{kernels if mine else source} is not what it was when the run began",
+                "start a new run, or put back what was there.",
+            )
+
+
+def _by_origin() -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = defaultdict(list)
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.value):
+        found[point.dist.name if point.dist else point.value].append(point)
+    return found
+
+
+def _source_of(kernels: Path, content: bytes) -> str:
+    return f"{kernels.name}@{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def _digest_packages(packages: set[str]) -> str:
+    """The sha256 over names and contents of all files of top-level packages, without importing."""
+    total = hashlib.sha256()
+    for package in sorted(packages):
+        for name, file in sorted(_files(package)):
+            total.update(f"{package}/{name}\0".encode() + hashlib.sha256(_read(file)).digest())
+    return total.hexdigest()
+
+
+def _files(package: str) -> Iterator[tuple[str, Path]]:
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return  # importing it will say so
+    if not spec.submodule_search_locations and spec.origin:
+        yield package, Path(spec.origin)
+    for root in map(Path, spec.submodule_search_locations or ()):
+        for file in root.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield str(file.relative_to(root)), file
 
 
 def _read(path: Path) -> bytes:
@@ -159,13 +243,12 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _exec(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(USER_MODULE, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file", "its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
+def _exec(path: Path, content: bytes) -> None:
+    """Execute the bytes that were hashed, whatever the file may hold by now."""
+    module = ModuleType(USER_MODULE)
+    module.__file__ = str(path)
     sys.modules[USER_MODULE] = module
-    spec.loader.exec_module(module)
+    exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
 def _import(load_it: Callable[[], Any], what: str) -> None:

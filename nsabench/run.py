@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import subprocess
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nsabench import confirm, journal
+from nsabench import apart, confirm, journal, registry
 from nsabench import plan as planning
 from nsabench.environment.collect import collect
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
@@ -21,7 +20,7 @@ from nsabench.journal import Header, Journal
 from nsabench.messages import Ceilings, Described, Step
 from nsabench.plan import Device, Plan
 from nsabench.results import parquet
-from nsabench.results.assemble import Results, assemble
+from nsabench.results.assemble import Results, assess, belongs
 from nsabench.run_folder import RunFolder
 from nsabench.supervisor import schedule
 from nsabench.supervisor.executor import GroupLost, WorkerExecutor
@@ -39,7 +38,7 @@ class View(schedule.Progress, Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run."""
+    """A complete run. wall_s and measuring_s: of this time, if it was resumed."""
 
     folder: RunFolder
     plan: Plan
@@ -70,7 +69,8 @@ def make_plan(
     Raises `UsageError` for a bad matrix or a broken implementation, before anything is measured.
     """
     loaded = planning.load_matrices(matrices or planning.default_matrices(device))
-    with closing(WorkerExecutor(device, kernels)) as executor:
+    sources = registry.sources(kernels)
+    with closing(WorkerExecutor(device, kernels, sources=sources)) as executor:
         try:
             found = executor.discover()
         except GroupLost as lost:
@@ -83,6 +83,7 @@ def make_plan(
         found,
         device=device,
         kernels=kernels,
+        sources=sources,
         shard=shard,
     )
 
@@ -100,35 +101,34 @@ def resume(path: Path, view: View) -> Finished:
     folder = RunFolder.existing(path)
     folder.logs.mkdir(exist_ok=True)
     plan = Plan.read(folder.plan)
-    if plan.kernels and _sha256(Path(plan.kernels)) != plan.kernels_sha256:
-        raise UsageError(
-            f"{plan.kernels} is not what it was when the run began",
-            "start a new run, or go on from the folder where the run was started.",
-        )
     return _measure(folder, plan, view)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
     began = time.monotonic()
     kernels = Path(plan.kernels) if plan.kernels else None
+    sources = plan.sources or None  # none: a plan made before they were recorded
+    measured_before = 0.0
     try:
         with closing(Journal(folder.journal)) as records:
+            contents = journal.read(folder.journal)
+            belongs(plan, contents)
+            measured_before = sum(entry.measuring_s for entry in contents.entries)
             if any(planned.id not in records.done for planned in plan.cases):
-                with closing(WorkerExecutor(plan.device, kernels, on_step=view.step)) as executor:
+                executor = WorkerExecutor(plan.device, kernels, sources=sources, on_step=view.step)
+                with closing(executor):
                     _open(folder, plan, executor, records, view)
                     schedule.run(plan, executor, records, folder.logs, view)
-            doubtful = confirm.doubtful(assemble(plan, journal.read(folder.journal)))
-            with closing(WorkerExecutor(plan.device, kernels)) as fresh:
+            contents = journal.read(folder.journal)
+            assessed = assess(plan, contents)
+            doubtful = confirm.doubtful(assessed.first_look)
+            with closing(WorkerExecutor(plan.device, kernels, sources=sources)) as fresh:
                 confirm.confirm(plan, doubtful, fresh, records, view.note)
+            won = apart.wanted(plan, assessed.judgements(journal.read(folder.journal)))
+            with closing(apart.start_worker(plan)) as alone:
+                apart.measure(plan, won, alone, records, view.note)
         contents = journal.read(folder.journal)
-        results = assemble(plan, contents)
+        results = assessed.results(contents)
         parquet.write(results, plan.run_id, folder.path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
@@ -143,7 +143,7 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         results,
         contents.headers[0].ceilings,
         time.monotonic() - began,
-        sum(entry.measuring_s for entry in contents.entries),
+        sum(entry.measuring_s for entry in contents.entries) - measured_before,
     )
 
 
@@ -158,10 +158,13 @@ def _open(
         raise EnvironmentRefused(
             f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
         ) from lost
+    distributions = registry.distributions()
     earlier = journal.read(folder.journal).headers
     if earlier:
         before = earlier[0].described
+        was = earlier[0].distributions or distributions
         for what, then, now in (
+            *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
             ("device", before.device.get("name"), described.device.get("name")),
             ("torch", before.software.get("torch"), described.software.get("torch")),
             ("triton", before.software.get("triton"), described.software.get("triton")),
@@ -177,6 +180,8 @@ def _open(
     records.append(
         Header(
             run_id=plan.run_id,
+            plan_sha256=plan.sha256,
+            distributions=distributions,
             started=datetime.now(UTC),
             described=described,
             ceilings=ceilings,

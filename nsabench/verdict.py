@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsabench.checks.baselines import best_baseline
+from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
-from nsabench.journal import Confirmation
+from nsabench.journal import Apart, Confirmation
 from nsabench.messages import Samples
-from nsabench.timing.statistics import Ratio, paired, ratio_of_medians
-from nsabench.words import BENIGN, Role, Status, Verdict
+from nsabench.timing.statistics import Ratio, paired, quantile, ratio_of_medians
+from nsabench.words import BENIGN, MARGIN, Role, Status, Verdict
 
+# Medians of one implementation in two processes differ by this much (docs/MEASUREMENT.md).
+DRIFT = 0.03
 # Differences below this are of no use to anybody and within what a second run moves.
 SAME_BAND = 0.01
-# What a kernel must gain to be switched on (`nsabench threshold --margin`).
-MARGIN = 1.2
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
@@ -38,22 +38,34 @@ def judge(
     rows: Sequence[Row],
     samples: Mapping[Key, Samples],
     findings: Iterable[Finding],
-    confirmations: Mapping[str, Confirmation],
 ) -> dict[Key, Judgement]:
     """Judge every candidate. `rows` already carry the statuses that the checks gave them."""
     findings = list(findings)
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(row.case_id, []).append(row)
+    return {
+        (row.case_id, row.implementation): _judge(row, cases[row.case_id], samples, findings)
+        for row in rows
+        if row.role is Role.CANDIDATE
+    }
+
+
+def look_again(
+    judgements: Mapping[Key, Judgement],
+    samples: Mapping[Key, Samples],
+    confirmations: Mapping[str, Confirmation],
+    apart: Mapping[str, Apart],
+) -> dict[Key, Judgement]:
+    """The judgements after what other processes saw of the same cases."""
     judged = {}
-    for row in rows:
-        if row.role is not Role.CANDIDATE:
-            continue
-        judgement = _judge(row, cases[row.case_id], samples, findings)
-        second = confirmations.get(row.case_id)
+    for (case_id, name), judgement in judgements.items():
+        second, alone = confirmations.get(case_id), apart.get(case_id)
         if second is not None and hangs_on_little(judgement):
-            judgement = _confirmed(judgement, row.implementation, second)
-        judged[row.case_id, row.implementation] = judgement
+            judgement = _confirmed(judgement, name, second)
+        if alone is not None and judgement.verdict is Verdict.FASTER:
+            judgement = _beside_nobody(judgement, samples[case_id, name], alone)
+        judged[case_id, name] = judgement
     return judged
 
 
@@ -142,6 +154,43 @@ def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgeme
         # The decision takes the lower bound, so what only one process saw cannot pass it.
         speedup_lo=min(judgement.speedup_lo, again.lo),
         why=f"a second process saw a ratio of {again.value:.3f} ({again.lo:.3f} to {again.hi:.3f})",
+    )
+
+
+def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Judgement:
+    """The judgement, if the baselines were not slower beside the candidate than without it.
+
+    Else the interval is moved to where the best of them is in a process that never imported it.
+    """
+    times = {
+        o.implementation: quantile(o.samples.time_ms, 0.5)
+        for o in alone.outcomes
+        if o.samples.time_ms
+    }
+    best = min(times, key=lambda name: times[name], default=None)
+    if best is None:
+        why = alone.reason or "none of them could be timed"
+        return replace(
+            judgement,
+            verdict=Verdict.INCONCLUSIVE,
+            why=f"the baselines could not be timed apart from the candidates: {why}",
+        )
+    assert judgement.speedup and judgement.speedup_lo and judgement.speedup_hi
+    beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
+    slowed = beside / times[best]
+    if slowed <= 1 + DRIFT:
+        return judgement
+    moved = Ratio(
+        judgement.speedup / slowed, judgement.speedup_lo / slowed, judgement.speedup_hi / slowed
+    )
+    verdict, _ = _from_interval(moved)
+    return replace(
+        judgement,
+        verdict=verdict if verdict is Verdict.FASTER else Verdict.INCONCLUSIVE,
+        speedup_lo=moved.lo,
+        why=f"{best} takes {times[best]:.3g} ms in a process that never imported a candidate, and "
+        f"the best baseline beside it {beside:.3g} ms: against the former the ratio is "
+        f"{moved.value:.3f}",
     )
 
 

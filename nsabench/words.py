@@ -52,6 +52,10 @@ class Verdict(Word):
     INVALID = "invalid", "nothing may be decided: the candidate failed, or the run is invalid"
 
 
+# How many times as fast as the best valid baseline a kernel must be to be switched on.
+MARGIN = 1.2
+
+
 class Direction(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"

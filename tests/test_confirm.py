@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from nsabench.checks import Effect, Finding, Row
-from nsabench.journal import Confirmation
+from nsabench.journal import Apart, Confirmation
 from nsabench.messages import Outcome, Samples
-from nsabench.verdict import Judgement, Key, hangs_on_little, judge
+from nsabench.verdict import Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.words import DType, Role, Status, Verdict
 
 
@@ -42,6 +42,7 @@ def verdict(
     spread: float = 1e-4,
     findings: tuple[Finding, ...] = (),
     second: Confirmation | None = None,
+    alone: Apart | None = None,
     **fields: Any,
 ) -> Judgement:
     rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
@@ -50,7 +51,9 @@ def verdict(
         ("c", "mine"): samples(1.0, spread),
         ("c", "best"): samples(ratio, spread, step=3),
     }
-    return judge(rows, taken, findings, {"c": second} if second else {})["c", "mine"]
+    first = judge(rows, taken, findings)
+    seconds = {"c": second} if second else {}
+    return look_again(first, taken, seconds, {"c": alone} if alone else {})["c", "mine"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
         ("c", "best"): Samples(round=list(range(200)), time_ms=late),
         ("c", "dropped"): Samples(round=list(range(20)), time_ms=[1.12] * 20),
     }
-    judgement = judge(rows, taken, (), {})["c", "mine"]
+    judgement = judge(rows, taken, ())["c", "mine"]
     assert (judgement.verdict, judgement.best_baseline) == (Verdict.SAME, "best")
 
 
@@ -161,3 +164,48 @@ def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
     judgement = verdict(1.015, second=Confirmation(case_id="c", outcomes=[wrong]))
     assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
     assert "off" in judgement.why
+
+
+def without_the_candidate(best: float, other: float | None = None) -> Apart:
+    times = {"best": best, "other": other}
+    outcomes = [
+        Outcome(implementation=name, status=Status.OK, samples=samples(ms))
+        for name, ms in times.items()
+        if ms is not None
+    ]
+    return Apart(case_id="c", outcomes=outcomes)
+
+
+@pytest.mark.parametrize("best", [1.5, 1.46, 2.0])
+def test_baselines_that_are_no_faster_apart_change_nothing(best: float) -> None:
+    assert verdict(1.5, alone=without_the_candidate(best)) == verdict(1.5)
+
+
+def test_a_candidate_that_slowed_its_neighbours_is_not_faster() -> None:
+    judgement = verdict(1.5, alone=without_the_candidate(1.0))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.speedup_lo == pytest.approx(1.0, abs=0.01)
+    assert "never imported a candidate" in judgement.why
+
+
+def test_what_is_left_of_an_advantage_still_counts() -> None:
+    judgement = verdict(3.0, alone=without_the_candidate(2.0))
+    assert judgement.verdict is Verdict.FASTER
+    assert judgement.speedup_lo == pytest.approx(2.0, rel=0.01)
+
+
+def test_any_baseline_may_be_the_best_one_apart() -> None:
+    """The candidate slowed all of them, and that one most."""
+    judgement = verdict(1.5, alone=without_the_candidate(1.5, other=0.9))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "other takes 0.9 ms" in judgement.why
+
+
+def test_a_verdict_that_is_not_faster_needs_no_baseline_apart() -> None:
+    assert verdict(0.5, alone=without_the_candidate(0.1)) == verdict(0.5)
+
+
+def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
+    judgement = verdict(1.5, alone=Apart(case_id="c", reason="killed by SIGSEGV"))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "SIGSEGV" in judgement.why

@@ -12,13 +12,16 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
 from nsabench.checks.row import Row
-from nsabench.messages import Ceilings
 
-__all__ = ["Effect", "Finding", "Limits", "Row", "all_checks", "run_all"]
+if TYPE_CHECKING:
+    from nsabench.checks.controls import Catch
+
+__all__ = ["Effect", "Finding", "Limits", "Row", "all_checks", "judge_all", "run_all"]
 
 Check = Callable[[Sequence[Row], Limits], list[Finding]]
 
@@ -33,13 +36,19 @@ def all_checks() -> dict[str, Check]:
     return {m.__name__.rpartition(".")[2]: m.check for m in modules if hasattr(m, "check")}
 
 
-def run_all(rows: Sequence[Row], limits: Limits | Ceilings) -> list[Finding]:
+def run_all(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """What every check finds in the rows of one run, the gravest first."""
+    return judge_all(rows, limits)[0]
+
+
+def judge_all(
+    rows: Sequence[Row], limits: Limits
+) -> tuple[list[Finding], dict[tuple[str, str], Catch]]:
+    """As `run_all`, and what became of each control, by case and name."""
     from nsabench.checks import controls
 
-    if isinstance(limits, Ceilings):
-        limits = Limits.measured(limits)
     found = [finding for check in all_checks().values() for finding in check(rows, limits)]
-    found += controls.judge(rows, found)
+    became = controls.catches(rows, found)
+    found += controls.judge(rows, became)
     gravity = list(Effect)
-    return sorted(found, key=lambda f: gravity.index(f.effect))
+    return sorted(found, key=lambda f: gravity.index(f.effect)), became

@@ -6,21 +6,25 @@ where there are 64). So whatever it does run, it must be caught on:
 
 - `parity`: its status is `wrong`, or the check of that name says so;
 - `timer`: it is right and aims at the clock; it is defeated if it gained nothing, that is, if it
-  is not faster than the best valid baseline, one of which it wraps;
+  is not faster than the best valid baseline, one of which is the implementation that it wraps;
 - any other: the check of that name found something in it.
+
+Where some control failed before its check was reached, another one must show that the check works:
+a check of which nothing is known decides nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nsabench.checks.baselines import best_baseline
+from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
 from nsabench.words import Role, Status, Word
 
 CHECK = "controls"
+AGAINST_BASELINES = ("timer", "baseline")  # checks that hold a control to what it wraps
 # A trick on the clock that works makes a time vanish; less than this is noise between two arms.
 GAINED = 0.8
 # On the host's clock the arms of a busy machine differ several-fold (seen: 2.6); a clock that was
@@ -37,18 +41,44 @@ class Catch(Word):
     UNPROVEN = "unproven", "it failed before that check, or had nothing to be compared with"
 
 
-def judge(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
-    """Speak about each control once, given what the other checks found in the same rows."""
+def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
+    """What became of each control, by case and name, given what the other checks found."""
     cases: dict[str, list[Row]] = defaultdict(list)
-    by_control: dict[str, list[Row]] = defaultdict(list)
+    by_case: dict[str, list[Finding]] = defaultdict(list)
     for row in rows:
         cases[row.case_id].append(row)
+    for finding in findings:
+        by_case[finding.case_id].append(finding)
+    return {
+        (row.case_id, row.implementation): catch(row, cases[row.case_id], by_case[row.case_id])
+        for row in rows
+        if row.role is Role.CONTROL
+    }
+
+
+def judge(rows: Sequence[Row], became: Mapping[tuple[str, str], Catch]) -> list[Finding]:
+    """Speak about each control once, and about each check that no control has put to the proof."""
+    by_control: dict[str, list[tuple[Row, Catch]]] = defaultdict(list)
+    by_check: dict[tuple[str, str], set[Catch]] = defaultdict(set)
+    for row in rows:
         if row.role is Role.CONTROL:
-            by_control[row.implementation].append(row)
+            caught = became[row.case_id, row.implementation]
+            by_control[row.implementation].append((row, caught))
+            by_check[row.op, row.caught_by].add(caught)
+    spoken = [f for name, own in by_control.items() for f in _judge(name, own)]
+    return spoken + [
+        Finding(CHECK, Effect.INVALID, f"{sentence}: this run decides nothing")
+        for sentence in unproven(by_check)
+    ]
+
+
+def unproven(by_check: Mapping[tuple[str, str], Iterable[Catch]]) -> list[str]:
+    """The checks, by op and name, of which it is not known whether they work: some control was
+    there for them, and none got as far as being caught."""
     return [
-        finding
-        for name, own in by_control.items()
-        for finding in _judge(name, [(r, catch(r, cases[r.case_id], findings)) for r in own])
+        f"no control of {op} showed that the check {check!r} works: none got as far as being caught"
+        for (op, check), caught in by_check.items()
+        if Catch.UNPROVEN in caught and Catch.CAUGHT not in caught
     ]
 
 
@@ -63,10 +93,12 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
         return Catch.CAUGHT if found else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
         return Catch.UNPROVEN  # another check was there first, or it was never timed
+    if row.caught_by in AGAINST_BASELINES:
+        wrapped = [r for r in case if not row.wraps or r.implementation == row.wraps]
+        if best_baseline(wrapped) is None:
+            return Catch.UNPROVEN  # the best of the others may be slower for reasons of its own
     if row.caught_by == "timer":
         return _gained(row, best_baseline(case))
-    if row.caught_by == "baseline" and best_baseline(case) is None:
-        return Catch.UNPROVEN
     return Catch.CAUGHT if any(_names(f, row) for f in findings) else Catch.MISSED
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nsabench.checks.baselines import best_baseline
+from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.ladder import ladders
 from nsabench.checks.limits import Limits
 from nsabench.checks.row import Row
-from nsabench.words import Role
+from nsabench.words import MARGIN, Role
 
-WON = 1.2  # the margin a threshold asks for
 LOST = 1.0
 
 
@@ -39,6 +38,6 @@ def _falls(ladder: list[Row], best: dict[str, Row | None]) -> Finding | None:
                 f"{speedup:.2f} at L={row.length} ({row.label}): no length holds from there on"
             )
             return Finding("monotone", Effect.NOTE, sentence, row.case_id, row.implementation)
-        if speedup >= WON and won is None:
+        if speedup >= MARGIN and won is None:
             won = speedup, row
     return None

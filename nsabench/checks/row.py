@@ -27,6 +27,7 @@ class Row:
     distribution: str = ""
     streams: int = 1
     caught_by: str = ""  # of a control: the check that is meant to catch it
+    wraps: str = ""  # of a control: the baseline that it is without its trick
     reason: str = ""
     session: int = 0
     mae: float | None = None

@@ -58,6 +58,8 @@ def check_journal(folder: Path, plan: Plan) -> str:
         raise VerificationFailed("journal.jsonl has no header")
     for header in contents.headers:
         _same("journal.jsonl: run_id", header.run_id, plan.run_id)
+        if header.plan_sha256:  # older journals do not say
+            _same("journal.jsonl: sha256 of plan.yaml", header.plan_sha256, plan.sha256)
     _same_members(
         "journal.jsonl: case",
         Counter(entry.case_id for entry in contents.entries),

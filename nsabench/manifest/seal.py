@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from nsabench.checks.controls import Catch
+from nsabench.checks.controls import Catch, unproven
 from nsabench.environment.model import Environment
 from nsabench.manifest import dsse, files
 from nsabench.manifest.keys import Signer, public_der
@@ -55,7 +55,8 @@ def seal(folder: Path, signer: Signer) -> Statement:
 def describe(folder: Path, signer: Signer) -> Statement:
     """The statement about a run as its files are now."""
     plan = Plan.read(folder / "plan.yaml")
-    records = pq.read_table(folder / "records.parquet", columns=["caught"])
+    columns = ["op", "caught_by", "caught"]
+    records = pq.read_table(folder / "records.parquet", columns=columns)
     return Statement(
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
@@ -74,10 +75,20 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=records.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=Catch.MISSED.value not in records["caught"].to_pylist(),
+            controls_caught=_controls_caught(records.to_pylist()),
             results_schema=SCHEMA_VERSION,
         ),
     )
+
+
+def _controls_caught(records: list[dict[str, str | None]]) -> bool:
+    by_check: dict[tuple[str, str], set[Catch]] = {}
+    for record in records:
+        if record["caught"]:
+            check = str(record["op"]), str(record["caught_by"])
+            by_check.setdefault(check, set()).add(Catch(record["caught"]))
+    missed = any(Catch.MISSED in caught for caught in by_check.values())
+    return not missed and not unproven(by_check)
 
 
 def brief_plan(plan: Plan) -> PlanBrief:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nsabench import checks, ops
 from nsabench.audit import datasheet
-from nsabench.checks.controls import Catch, catch
+from nsabench.checks.controls import Catch
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
@@ -18,8 +18,8 @@ from nsabench.messages import Conditions, Outcome, Samples
 from nsabench.plan import Plan
 from nsabench.results.columns import SCHEMA_VERSION
 from nsabench.timing.statistics import quantile
-from nsabench.verdict import Judgement, Key, judge
-from nsabench.words import Role, Status
+from nsabench.verdict import Judgement, Key, judge, look_again
+from nsabench.words import Status
 
 _STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -34,52 +34,83 @@ class Results:
     judgements: dict[Key, Judgement]
 
 
+@dataclass(frozen=True)
+class Assessed:
+    """What the checks made of a journal. `first_look`: the verdicts before any second process."""
+
+    plan: Plan
+    header: Header
+    limits: Limits
+    outcomes: dict[Key, Outcome]
+    rows: list[Row]
+    findings: list[Finding]
+    catches: dict[Key, Catch]
+    first_look: dict[Key, Judgement]
+
+    def judgements(self, contents: Contents) -> dict[Key, Judgement]:
+        """The verdicts, after what other processes saw of the same cases."""
+        return look_again(
+            self.first_look,
+            {key: o.samples for key, o in self.outcomes.items()},
+            {line.case_id: line for line in contents.confirmations},
+            {line.case_id: line for line in contents.apart},
+        )
+
+    def results(self, contents: Contents) -> Results:
+        """Records and samples as Parquet will hold them."""
+        judgements = self.judgements(contents)
+        notes: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            if finding.effect is Effect.NOTE and finding.case_id:
+                notes.setdefault(finding.case_id, []).append(finding)
+        records = [
+            _record(
+                self,
+                row,
+                self.outcomes[row.case_id, row.implementation],
+                judgements.get((row.case_id, row.implementation), Judgement()),
+                notes.get(row.case_id, []),
+            )
+            for row in self.rows
+        ]
+        taken = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
+        return Results(records, taken, self.findings, judgements)
+
+
 def assemble(plan: Plan, contents: Contents) -> Results:
     """Apply the checks to what the workers measured, then judge the candidates."""
-    _belongs(plan, contents)
+    return assess(plan, contents).results(contents)
+
+
+def assess(plan: Plan, contents: Contents) -> Assessed:
+    """Apply the checks. Raises `UsageError` when the journal is not one of this plan."""
+    belongs(plan, contents)
+    if not contents.headers:
+        raise UsageError(
+            "the journal has no header: nothing was measured", "go on with --resume RUN."
+        )
     header = contents.headers[0]
     sheet = datasheet.known(str(header.described.device.get("name") or ""))
     limits = Limits.measured(header.ceilings, sheet.limits() if sheet else None)
     outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
     rows = _rows(plan, contents.entries)
-    findings = checks.run_all(rows, limits)
-    rows = [_with_findings(row, findings) for row in rows]
-    judgements = judge(
-        rows,
-        {key: o.samples for key, o in outcomes.items()},
-        findings,
-        {line.case_id: line for line in contents.confirmations},
-    )
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case_id, []).append(row)
-    records = [
-        _record(
-            plan,
-            header,
-            row,
-            outcomes[row.case_id, row.implementation],
-            judgements.get((row.case_id, row.implementation), Judgement()),
-            catch(row, cases[row.case_id], findings) if row.role is Role.CONTROL else None,
-            findings,
-            limits,
-        )
-        for row in rows
-    ]
-    taken = {key: (o.session, o.samples) for key, o in outcomes.items()}
-    return Results(records, taken, findings, judgements)
+    findings, catches = checks.judge_all(rows, limits)
+    rows = _with_findings(rows, findings)
+    first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
+    return Assessed(plan, header, limits, outcomes, rows, findings, catches, first_look)
 
 
-def _belongs(plan: Plan, contents: Contents) -> None:
-    """Raises `UsageError` when the journal is not one of this plan."""
+def belongs(plan: Plan, contents: Contents) -> None:
+    """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
     known = {planned.id: set(planned.implementations) for planned in plan.cases}
     wrong = ""
-    if not contents.headers:
-        wrong = "has no header"
-    elif any(header.run_id != plan.run_id for header in contents.headers):
+    if any(header.run_id != plan.run_id for header in contents.headers):
         wrong = f"is not of run {plan.run_id}"
+    elif any(h.plan_sha256 not in ("", plan.sha256) for h in contents.headers):
+        wrong = "was written under another plan than plan.yaml holds now"
     measured = [(e.case_id, e.outcomes) for e in contents.entries]
     measured += [(c.case_id, c.outcomes) for c in contents.confirmations]
+    measured += [(a.case_id, a.outcomes) for a in contents.apart]
     for case_id, outcomes in measured:
         if not {o.implementation for o in outcomes} <= known.get(case_id, set()):
             wrong = f"holds case {case_id}, which is not in the plan like that"
@@ -106,6 +137,7 @@ def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
                     implementation=outcome.implementation,
                     role=info.role,
                     caught_by=info.caught_by,
+                    wraps=info.wraps,
                     status=outcome.status,
                     reason=outcome.reason,
                     dtype=case.dtype,
@@ -142,38 +174,36 @@ def _share(flags: Sequence[bool], default: float) -> float:
     return sum(flags) / len(flags) if flags else default
 
 
-def _with_findings(row: Row, findings: Sequence[Finding]) -> Row:
-    """A row that a check found wrong or implausible is no longer ok, for that reason."""
-    if row.status is not Status.OK:
-        return row
+def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row]:
+    """Rows that a check found wrong or implausible are no longer ok, for that reason."""
+    by_case: dict[str, list[Finding]] = {}
     for finding in findings:
-        status = _STATUS_OF.get(finding.effect)
-        if status and finding.case_id and finding.concerns(row.case_id, row.implementation):
-            return replace(row, status=status, reason=finding.sentence)
+        if finding.case_id and finding.effect in _STATUS_OF:
+            by_case.setdefault(finding.case_id, []).append(finding)
+    return [_with_finding(row, by_case.get(row.case_id, [])) for row in rows]
+
+
+def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:
+    if row.status is Status.OK:
+        for finding in findings:
+            if finding.concerns(row.case_id, row.implementation):
+                return replace(row, status=_STATUS_OF[finding.effect], reason=finding.sentence)
     return row
 
 
 def _record(
-    plan: Plan,
-    header: Header,
+    assessed: Assessed,
     row: Row,
     outcome: Outcome,
     judgement: Judgement,
-    became: Catch | None,
-    findings: Sequence[Finding],
-    limits: Limits,
+    noted: Sequence[Finding],
 ) -> dict[str, Any]:
     timed = outcome.samples.time_ms if row.status is Status.OK else []
-    floor = least(row, limits)
+    floor = least(row, assessed.limits)
     median = quantile(timed, 0.5) if timed else None
-    notes = [
-        *outcome.notes,
-        *(
-            f.sentence
-            for f in findings
-            if f.effect is Effect.NOTE and f.case_id and f.concerns(row.case_id, row.implementation)
-        ),
-    ]
+    became = assessed.catches.get((row.case_id, row.implementation))
+    found = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
+    plan = assessed.plan
     return {
         "run_id": plan.run_id,
         "case_id": row.case_id,
@@ -190,11 +220,12 @@ def _record(
         "status": row.status.value,
         "reason": row.reason or judgement.why,
         "diagnosis": outcome.diagnosis,
-        "notes": "; ".join(notes),
+        "notes": "; ".join([*outcome.notes, *found]),
         "mae": outcome.mae,
         "max_abs_err": outcome.max_abs_err,
         "rel_l2": outcome.rel_l2,
         "median_ms": median,
+        "device_ms": _device_ms(assessed, row, median),
         "p20_ms": quantile(timed, 0.2) if timed else None,
         "p80_ms": quantile(timed, 0.8) if timed else None,
         "n_samples": len(timed),
@@ -215,9 +246,18 @@ def _record(
         "sm_clock_mhz_min": row.conditions.sm_clock_mhz_min,
         "sm_clock_mhz_max": row.conditions.sm_clock_mhz_max,
         "clock_event_reasons": ", ".join(row.conditions.clock_event_reasons),
-        **_machine(header),
+        **_machine(assessed.header),
         "schema_version": SCHEMA_VERSION,
     }
+
+
+def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:
+    offset = assessed.header.ceilings.timer_offset_ms
+    cases = {planned.id: planned.case for planned in assessed.plan.cases}
+    # A replayed graph reaches its first kernel on another way, whose length is not known.
+    if median is None or offset is None or cases[row.case_id].timing.mode == "graph":
+        return None
+    return max(median - offset, 0.0)
 
 
 def _machine(header: Header) -> dict[str, Any]:

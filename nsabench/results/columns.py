@@ -52,6 +52,7 @@ RECORDS: list[Column] = [
     Column("max_abs_err", _F, "1", "largest absolute error against the oracle, of any gradient"),
     Column("rel_l2", _F, "1", "||out - oracle|| / ||oracle||; of gradients the worst"),
     Column("median_ms", _F, "ms", "median time of a call"),
+    Column("device_ms", _F, "ms", "median_ms less what the timer adds; null in graphs, on a CPU"),
     Column("p20_ms", _F, "ms", "20 % quantile of the time of a call"),
     Column("p80_ms", _F, "ms", "80 % quantile of the time of a call"),
     Column("n_samples", _I, "1", "timed calls"),

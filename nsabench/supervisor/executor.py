@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -33,10 +33,7 @@ M = TypeVar("M", bound=Message)
 
 
 class GroupLost(Exception):
-    """The group's worker was lost. `suspect` is whom it was busy with, '' if that is unknown.
-
-    `certain`: the worker itself named the suspect before it ended.
-    """
+    """The group's worker was lost. `suspect` is whom it was busy with, '' if that is unknown."""
 
     def __init__(
         self,
@@ -45,7 +42,6 @@ class GroupLost(Exception):
         reason: str,
         log: str,
         *,
-        certain: bool = False,
         phase: str = "",
     ) -> None:
         super().__init__(reason)
@@ -53,7 +49,6 @@ class GroupLost(Exception):
         self.status = status
         self.reason = reason
         self.log = log
-        self.certain = certain
         self.phase = phase
 
 
@@ -79,11 +74,13 @@ class WorkerExecutor:
         device: Device,
         kernels: Path | None = None,
         *,
+        sources: Mapping[str, str] | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
         self.device = device
         self.kernels = kernels
+        self.sources = sources
         self.on_step = on_step
         self._memory_limit = memory_limit_bytes
         self._worker: WorkerProcess | None = None
@@ -94,7 +91,8 @@ class WorkerExecutor:
     ) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(
-                measuring(self.device, self.kernels), memory_limit_bytes=self._memory_limit
+                measuring(self.device, self.kernels, self.sources),
+                memory_limit_bytes=self._memory_limit,
             )
         worker = self._worker
         worker.log.clear()
@@ -104,9 +102,7 @@ class WorkerExecutor:
                     self.on_step(reply)
                 elif isinstance(reply, Poisoned):
                     log = self._retire()
-                    raise GroupLost(
-                        reply.implementation, Status.CRASHED, reply.reason, log, certain=True
-                    )
+                    raise GroupLost(reply.implementation, Status.CRASHED, reply.reason, log)
                 elif isinstance(reply, expected):
                     return reply
                 else:

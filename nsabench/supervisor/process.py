@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import selectors
 import signal
@@ -15,14 +16,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
 from nsabench.messages import REPLY, Message, Refused, Step
 from nsabench.plan import Device
+from nsabench.supervisor import watchdog
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
@@ -41,6 +44,9 @@ _mark = f"{os.getpid()}-{time.monotonic_ns()}"
 _workers: set[int] = set()
 # Workers may be started by several threads: one that is born must not be taken for an orphan.
 _births = threading.Lock()
+
+
+_watchdog: subprocess.Popen[bytes] | None = None
 
 
 class WorkerLost(Exception):
@@ -128,11 +134,15 @@ class Program:
     replies: TypeAdapter[Any] = REPLY
 
 
-def measuring(device: Device, kernels: Path | None) -> Program:
-    """The worker that measures."""
+def measuring(
+    device: Device, kernels: Path | None, sources: Mapping[str, str] | None = None
+) -> Program:
+    """The worker that measures. sources: what it imports, and refuses if it was changed."""
     options = ["--device", device]
     if kernels is not None:
         options += ["--kernels", str(kernels)]
+    if sources is not None:
+        options += ["--sources", json.dumps(sources)]
     return Program("nsabench.worker", options, worker_environment(device))
 
 
@@ -141,6 +151,7 @@ class WorkerProcess:
 
     def __init__(self, program: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
+        _start_watchdog()
         self._replies = program.replies
         self._siblings = {child.pid for child in psutil.Process().children()}
         self._born = time.time()
@@ -157,6 +168,12 @@ class WorkerProcess:
                 bufsize=0,
             )
             _workers.add(self.pid)
+        _tell_watchdog(f"+{self.pid}")
+        # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
+        self._nonce = token_hex(16).encode()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died; the first request will say so
+            self._process.stdin.write(self._nonce + b"\n")
         self.log = Log()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
@@ -232,10 +249,13 @@ class WorkerProcess:
                 self._buffer += data
         line, _, rest = self._buffer.partition(b"\n")
         self._buffer = bytearray(rest)
+        nonce, _, content = bytes(line).partition(b" ")
         try:
-            reply: Message = self._replies.validate_json(bytes(line))
+            if nonce != self._nonce:
+                raise ValueError("not of the worker")
+            reply: Message = self._replies.validate_json(content)
             return reply
-        except ValidationError:
+        except ValueError:
             # Foreign code wrote on our descriptor: nothing this process says counts any more.
             self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
             raise self._broke("wrote on the descriptor of the worker's answers") from None
@@ -289,6 +309,7 @@ class WorkerProcess:
             assert stream is not None
             stream.close()
         reap_orphans(self._siblings, self._born)
+        _tell_watchdog(f"-{self.pid}")
 
 
 def worker_environment(device: Device) -> dict[str, str]:
@@ -325,6 +346,29 @@ def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 def _adopt_orphans() -> None:
     """Have descendants that lose their parent given to this process, so that none gets away."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _start_watchdog() -> None:
+    """Have somebody who ends the workers' children if this process is killed."""
+    global _watchdog
+    with _births:
+        if _watchdog is None or _watchdog.poll() is not None:
+            _watchdog = subprocess.Popen(
+                [sys.executable, "-S", str(watchdog.__file__), f"{MARK}={_mark}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                bufsize=0,
+            )
+            for pid in _workers:
+                _tell_watchdog(f"+{pid}")
+
+
+def _tell_watchdog(line: str) -> None:
+    assert _watchdog is not None and _watchdog.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the next worker finds it dead and starts another
+        _watchdog.stdin.write(line.encode() + b"\n")
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:

@@ -100,18 +100,18 @@ class _Group:
     def _find_culprit(self, pending: list[str], lost: GroupLost) -> None:
         """Give at least one pending implementation an outcome.
 
-        The suspect alone first: if it fails alone it is guilty, and the others are run together
-        again. If it is innocent, each is run alone. If all are innocent alone, only the
-        combination fails, and what each did alone is what is known.
+        Whoever shares the process may have forged what it said, so a name is only a suspicion. The
+        suspect alone first: if it fails alone it is guilty, and the others are run together again.
+        If it is innocent, each is run alone. If all are innocent alone, only the combination fails,
+        and what each did alone is what is known.
         """
         if lost.phase in BEFORE_ANY:
             # No implementation had been called yet: the case itself, or the machine, is the fault.
             for name in pending:
                 self._condemn(name, lost)
             return
-        certain = lost.certain and lost.suspect in pending
-        if certain or len(pending) == 1:
-            self._condemn(lost.suspect if certain else pending[0], lost)
+        if len(pending) == 1:
+            self._condemn(pending[0], lost)
             return
         alone: dict[str, Outcome] = {}
         for name in sorted(pending, key=lambda n: n != lost.suspect):

@@ -1,8 +1,9 @@
 """From which selected length on is a candidate worth switching on?"""
 
-from nsabench.threshold.decide import MARGIN, Decision, decide_all
+from nsabench.threshold.decide import Decision, decide_all
 from nsabench.threshold.document import as_markdown, as_yaml, write
 from nsabench.threshold.evidence import of_records, of_run, of_tables
+from nsabench.words import MARGIN
 
 __all__ = [
     "MARGIN",

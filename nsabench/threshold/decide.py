@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nsabench.threshold.evidence import Evidence, Tested
-from nsabench.words import Status, Verdict
+from nsabench.words import MARGIN, Status, Verdict
 
-MARGIN = 1.2
 # A case the candidate declines is none it was tested on: the gate does not use it there.
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from nsabench import audit
 from nsabench.audit import table
 from nsabench.checks import Effect
-from nsabench.checks.baselines import best_baseline
+from nsabench.checks.best import best_baseline
 from nsabench.checks.controls import Catch
 from nsabench.errors import UsageError
 from nsabench.words import Direction, Role, Status, Verdict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -16,6 +18,7 @@ MATMUL_SIZE = 8192
 CPU_MATMUL_SIZE = 1024
 REPEATS = 7
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
+OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
 
 
 def measure(device: str, timer: Timer) -> Ceilings:
@@ -53,6 +56,7 @@ def _cuda(timer: Timer) -> Ceilings:
         l2_gb_s=32 * 2 * resident.numel() * 4 / l2_ms / 1e6,
         tflop_s=rates,
         timer_floor_ms=_floor(timer),
+        timer_offset_ms=_offset(timer),
         known_duration_error=_known_duration_error(timer),
     )
 
@@ -82,6 +86,24 @@ def _floor(timer: Timer) -> float:
     return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(50)], 0.5)
 
 
+def _offset(timer: Timer) -> float:
+    """What the events read beyond the time that a kernel takes by a clock inside it (ms).
+
+    A spin ends when the SM has counted its cycles. Two lengths of it give the time of a cycle, and
+    with that the time of a spin of none: the way from one event to the kernel and on to the other.
+    """
+    short, long = OFFSET_SPIN_CYCLES
+    times = {}
+    for cycles in OFFSET_SPIN_CYCLES:
+        taken = [timer.sample("spin", partial(_spin, cycles))[0].time_ms for _ in range(50)]
+        times[cycles] = quantile(taken, 0.5)
+    return times[short] - short * (times[long] - times[short]) / (long - short)
+
+
+def _spin(cycles: int) -> None:
+    torch.cuda._sleep(cycles)
+
+
 def _known_duration_error(timer: Timer) -> float:
     """Relative error on a duration the event timer has no part in.
 
@@ -92,12 +114,10 @@ def _known_duration_error(timer: Timer) -> float:
     for cycles in KNOWN_SPIN_CYCLES:
         event_times, host_times = [], []
         for _ in range(9):
-            event_times.append(
-                timer.sample("spin", lambda c=cycles: torch.cuda._sleep(c))[0].time_ms  # type: ignore[misc]
-            )
+            event_times.append(timer.sample("spin", partial(_spin, cycles))[0].time_ms)
             timer.synchronize()
             start = now_s()
-            torch.cuda._sleep(cycles)
+            _spin(cycles)
             timer.synchronize()
             host_times.append((now_s() - start) * 1e3)
         by_events.append(quantile(event_times, 0.5))

@@ -6,8 +6,11 @@ Everything an implementation prints, on either stream, goes to stderr, which the
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsabench.errors import NsabenchError
 from nsabench.messages import (
@@ -25,17 +28,21 @@ from nsabench.messages import (
 )
 from nsabench.worker.channel import Channel, die_with
 
+if TYPE_CHECKING:
+    from nsabench.worker.session import Session
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.worker")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--kernels", type=Path)
+    parser.add_argument("--sources", type=json.loads)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
     try:
-        Worker(options.device, options.kernels, channel).serve()
+        Worker(options.device, options.kernels, options.sources, channel).serve()
     except NsabenchError as error:
         channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
@@ -45,10 +52,18 @@ def main() -> None:
 class Worker:
     """Serves one supervisor on one device. torch and foreign code are imported on first need."""
 
-    def __init__(self, device: str, kernels: Path | None, channel: Channel) -> None:
+    def __init__(
+        self,
+        device: str,
+        kernels: Path | None,
+        sources: Mapping[str, str] | None,
+        channel: Channel,
+    ) -> None:
         self.device = device
         self.kernels = kernels
+        self.sources = sources
         self.channel = channel
+        self.session: Session | None = None
 
     def send(self, message: Message) -> None:
         self.channel.send(message)
@@ -76,25 +91,27 @@ class Worker:
             Discovered(
                 implementations=[
                     ImplementationInfo.model_validate(item, from_attributes=True)
-                    for item in registry.load(self.kernels)
+                    for item in registry.load(self.kernels, self.sources)
                 ]
             )
         )
 
     def calibrate(self) -> None:
         from nsabench.timing import ceilings
-        from nsabench.worker.session import Session
+        from nsabench.worker.session import tools
 
-        session = Session.open(self.device, self.kernels)
-        self.send(Calibrated(ceilings=ceilings.measure(self.device, session.timer)))
+        # Foreign code has not been imported yet, so it cannot have bent the ceilings.
+        timer, _ = tools(self.device)
+        self.send(Calibrated(ceilings=ceilings.measure(self.device, timer)))
 
     def measure(self, request: Measure) -> None:
         from nsabench.worker.measure import ArmLost
         from nsabench.worker.session import Session
 
-        session = Session.open(self.device, self.kernels)
+        if self.session is None:
+            self.session = Session.open(self.device, self.kernels, self.sources)
         try:
-            self.send(session.measure(request, self.send))
+            self.send(self.session.measure(request, self.send))
         except ArmLost as lost:
             self.send(Poisoned(implementation=lost.implementation, reason=str(lost)))
             raise SystemExit(1) from lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,14 +27,15 @@ class Session:
     items: dict[tuple[str, str], Implementation]
 
     @classmethod
-    @cache
-    def open(cls, device: str, kernels: Path | None) -> Session:
+    def open(
+        cls, device: str, kernels: Path | None, sources: Mapping[str, str] | None = None
+    ) -> Session:
         """Made once a process. The timer first: it binds its clocks before foreign code runs.
 
         Raises `EnvironmentRefused` when torch sees no such device.
         """
-        timer, sensors = _cuda() if device == "cuda" else (CpuTimer(), None)
-        items = {(item.op, item.name): item for item in registry.load(kernels)}
+        timer, sensors = tools(device)
+        items = {(item.op, item.name): item for item in registry.load(kernels, sources)}
         return cls(device, timer, sensors, items)
 
     def measure(self, request: Measure, report: Report) -> Measured:
@@ -47,6 +49,12 @@ class Session:
             sensors=self.sensors,
             report=report,
         )
+
+
+@cache
+def tools(device: str) -> tuple[Timer, nvml.Device | None]:
+    """The clock and the sensors of the device; neither needs foreign code."""
+    return _cuda() if device == "cuda" else (CpuTimer(), None)
 
 
 def _cuda() -> tuple[Timer, nvml.Device | None]:

@@ -1,8 +1,17 @@
+from dataclasses import replace
+
 import pytest
 
-from nsabench.checks import Effect, Finding, Limits, all_checks, run_all
-from nsabench.checks.controls import judge
+from nsabench.checks import Effect, Finding, Limits, all_checks, controls, run_all
 from nsabench.words import Status
+
+
+def judge(rows, findings):
+    return controls.judge(rows, controls.catches(rows, findings))
+
+
+def effects(found):
+    return [f.effect for f in found]
 
 
 def control(make_row, **fields):
@@ -32,8 +41,8 @@ def test_it_must_be_caught_by_the_check_that_is_meant_for_it(make_row):
     elsewhere = Finding("roofline", Effect.NOTE, "x", "another case", row.implementation)
     assert judge([row], [other, elsewhere])
     assert judge([row], [other, meant]) == []
-    (finding,) = judge([wrong(make_row, caught_by="roofline")], [])
-    assert finding.effect is Effect.NOTE
+    found = judge([wrong(make_row, caught_by="roofline")], [])
+    assert effects(found) == [Effect.NOTE, Effect.INVALID]
 
 
 def test_where_a_control_declines_it_need_not_be_caught(make_row):
@@ -71,8 +80,35 @@ def test_a_trick_on_the_clock_is_defeated_if_it_gained_nothing(make_row):
 @pytest.mark.parametrize("check", ["timer", "baseline"])
 def test_without_a_valid_baseline_nothing_is_proven(make_row, check):
     broken = make_row("b", "baseline", 1.0, status=Status.WRONG)
-    (finding,) = judge([control(make_row, caught_by=check), broken], [])
-    assert finding.effect is Effect.NOTE
+    found = judge([control(make_row, caught_by=check), broken], [])
+    assert effects(found) == [Effect.NOTE, Effect.INVALID]
+
+
+def test_a_check_that_no_control_reached_decides_nothing(make_row):
+    """All controls of an op fail before they are caught: not one check of it is known to work."""
+    crashed = [
+        control(make_row, L=length, status=Status.CRASHED, reason="signal 11", median_ms=None)
+        for length in (64, 128)
+    ]
+    note, invalid = judge(crashed, [])
+    assert (note.effect, invalid.effect) == (Effect.NOTE, Effect.INVALID)
+    assert "no control of selection_rows showed that the check 'parity' works" in invalid.sentence
+    # Another control of the same check, on another case, is proof enough; of another op, none.
+    other = wrong(make_row, L=256)
+    assert effects(judge([*crashed, replace(other, implementation="other")], [])) == [Effect.NOTE]
+    elsewhere = replace(other, implementation="other", op="selection_varlen")
+    assert Effect.INVALID in effects(judge([*crashed, elsewhere], []))
+
+
+@pytest.mark.parametrize("check", ["timer", "baseline"])
+def test_a_trick_is_held_to_what_it_wraps(make_row, check):
+    """A matrix that leaves the wrapped baseline out must not make the trick look like a gain."""
+    trick = control(make_row, caught_by=check, wraps="quick", median_ms=0.2, median_mcycles=0.4)
+    slow = make_row("slow", "baseline", 1.0)
+    assert effects(judge([trick, slow], [])) == [Effect.NOTE, Effect.INVALID]
+    quick = make_row("quick", "baseline", 0.2)
+    meant = Finding("baseline", Effect.NOTE, "x", trick.case_id, trick.implementation)
+    assert judge([trick, slow, quick], [meant]) == []
 
 
 def test_candidates_are_never_judged_as_controls(make_row):
@@ -87,5 +123,4 @@ def test_run_all_finds_the_modules_and_judges_controls_last(make_row):
         make_row("slow", "baseline", 5.0, L=128),
         make_row("b", "baseline", 1.0, L=128),
     ]
-    effects = [f.effect for f in run_all(rows, Limits())]
-    assert effects == [Effect.INVALID, Effect.WRONG, Effect.NOTE]
+    assert effects(run_all(rows, Limits())) == [Effect.INVALID, Effect.WRONG, Effect.NOTE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -142,6 +143,131 @@ def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, jour
     cases = [line["case_id"] for line in lines if line["kind"] == "case"]
     assert len(cases) == len(set(cases)) == 3
     assert journal.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+
+
+def test_kill_9_leaves_nothing_that_a_worker_started(tmp_path: Path, tiny: Path) -> None:
+    """A child in a session of its own, where neither the worker's end nor its group reaches it."""
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(
+        "import subprocess, time\nfrom nsabench import implementation\n"
+        '@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))\n'
+        "def mine(q, k, v, *, sm_scale):\n"
+        '    subprocess.Popen(["sleep", "600.75"], start_new_session=True)\n'
+        "    time.sleep(600)\n"
+    )
+    tiny.write_text(tiny.read_text().replace("rows_group", "mine"))
+    process = subprocess.Popen(
+        command("all", tiny, "--device", "cpu", "--out", tmp_path / "run", "--kernels", kernels),
+        stdout=subprocess.DEVNULL,
+    )
+    children: list[psutil.Process] = []
+    while not children:
+        assert process.poll() is None
+        time.sleep(0.05)
+        children = [
+            p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "600.75"]
+        ]
+    process.kill()
+    process.wait()
+    left = psutil.wait_procs(children, timeout=10)[1]
+    assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_a_run_whose_plan_was_changed_goes_no_further(
+    tmp_path: Path, finished: Path, nsabench: Nsabench
+) -> None:
+    """Tolerances and timing are no part of a case's id: only the journal binds them."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    edit(run / "plan.yaml", "mae: 0.001", "mae: 0.5")
+    for arguments in (("all", "--resume", run), ("audit", run)):
+        done = nsabench(*arguments)
+        assert done.returncode == 2
+        assert "under another plan" in done.stderr
+    (run / "manifest.dsse.json").unlink()
+    done = nsabench("verify", run, "--require", "unsigned")
+    assert done.returncode == 4
+    assert "sha256 of plan.yaml" in done.stderr
+
+
+MINE = """
+from nsabench import implementation
+from nsabench.implementations.sdpa import gqa
+@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
+def mine(q, k, v, *, sm_scale):
+    return gqa(q, k, v, sm_scale)
+"""
+
+
+def test_a_kernels_file_that_changes_during_a_run_is_refused(tmp_path: Path, tiny: Path) -> None:
+    """A worker that is born later must not import other code than the first one did."""
+    kernels = tmp_path / "mine.py"
+    # The worker dies of the second case; by then the file has changed itself.
+    kernels.write_text(
+        MINE
+        + "    \nimport os, pathlib\n_honest = mine\n"
+        + '@implementation(op="selection_rows", name="changing", devices=("cpu", "cuda"))\n'
+        + "def changing(q, k, v, *, sm_scale):\n"
+        + "    path = pathlib.Path(__file__)\n"
+        + '    path.write_text(path.read_text() + "# changed\\n")\n'
+        + "    os.abort()\n"
+    )
+    tiny.write_text(tiny.read_text().replace("rows_group", "mine, changing"))
+    run = tmp_path / "run"
+    done = subprocess.run(
+        command("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "mine.py is not what it was when the run began" in done.stderr
+    journal = (run / "journal.jsonl").read_text().splitlines()
+    header = json.loads(journal[0])
+    assert header["distributions"]["nsa-kernels"]
+
+
+HOG = """
+import threading
+from nsabench import implementation
+from nsabench.implementations.sdpa import gqa
+_others = threading.Event()  # set while the candidate itself is not called
+
+def _burn():
+    while True:
+        _others.wait()
+        while _others.is_set():
+            pass  # holds the interpreter, which every call of torch lets go and wants back
+
+@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
+def mine(q, k, v, *, sm_scale):
+    _others.clear()
+    if threading.active_count() < 4:
+        threading.Thread(target=_burn, daemon=True).start()
+    out = gqa(q, k, v, sm_scale)
+    _others.set()
+    return out
+"""
+
+
+def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(HOG)
+    tiny.write_text(tiny.read_text().replace("rows_group", "mine").replace("[8, 16, 24]", "16"))
+    run = tmp_path / "run"
+    nsabench("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels)
+    [mine] = [r for r in records(run) if r["implementation"] == "mine"]
+    assert mine["speedup"] > 3, "the neighbours were not slowed: the test shows nothing"
+    assert mine["speedup_lo"] < 0.6 * mine["speedup"]
+    assert "never imported a candidate" in mine["reason"]
 
 
 def test_interrupt_exits_130_and_is_resumable(

@@ -1,6 +1,7 @@
 """Implementations that misbehave in every way we know of, for `--kernels`."""
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -206,20 +207,38 @@ def forge(line):
 
 
 @hostile
-def forges_an_answer(q, k, v):
+def forges_blindly(q, k, v):
     forge(b'{"kind": "discovered", "implementations": []}\n')
+
+
+def nonce():
+    """An author who knows the bench finds what its worker signs its answers with."""
+    [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
+    return channel._nonce + b" "
+
+
+@hostile
+def forges_an_answer(q, k, v):
+    forge(nonce() + b'{"kind": "discovered", "implementations": []}\n')
 
 
 @hostile
 def forges_a_refusal(q, k, v):
-    forge(b'{"kind": "refused", "sentence": "all is well", "remedy": "", "exit_code": 0}\n')
+    text = b'{"kind": "refused", "sentence": "all is well", "remedy": "", "exit_code": 0}\n'
+    forge(nonce() + text)
+    time.sleep(600)
+
+
+@hostile
+def blames_the_baseline(q, k, v):
+    forge(nonce() + b'{"kind": "poisoned", "implementation": "sdpa_gqa", "reason": "not me"}\n')
     time.sleep(600)
 
 
 @hostile
 def reports_steps_for_ever(q, k, v):
     while True:
-        forge(b'{"kind": "step", "phase": "parity", "implementation": "somebody"}\n')
+        forge(nonce() + b'{"kind": "step", "phase": "parity", "implementation": "somebody"}\n')
         time.sleep(0.05)
 
 

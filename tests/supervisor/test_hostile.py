@@ -79,6 +79,8 @@ def leftovers() -> list[int]:
         ("mlir_assertion", Status.CRASHED, "only integers and floats have a bitwidth"),
         ("fails_only_when_timed", Status.CRASHED, "ValueError: tired"),
         ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
+        ("forges_blindly", Status.CRASHED, "wrote on the descriptor of the worker's answers"),
+        ("blames_the_baseline", Status.CRASHED, "not me"),
         ("forges_an_answer", Status.CRASHED, "answered with a Discovered"),
         ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
         ("reports_steps_for_ever", Status.CRASHED, "reported more than"),

@@ -63,6 +63,7 @@ _lie = _Lie()
     role="control",
     devices=("cuda", "cpu"),
     caught_by="timer",
+    wraps="sdpa_heads_as_queries",
 )
 def patched_clocks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     """Stops `time.perf_counter` and `torch.cuda.Event` for as long as its output is held."""
@@ -83,6 +84,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     role="control",
     devices=("cuda",),
     caught_by="timer",
+    wraps="sdpa_gqa",
 )
 def l2_warm_replay(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     """Reads K and V on another stream while the timer holds the caller's, to find them in L2.
@@ -105,6 +107,7 @@ def l2_warm_replay(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tenso
     role="control",
     devices=("cuda", "cpu"),
     caught_by="baseline",
+    wraps="sdpa_heads_as_queries",
 )
 def sleeping_wrapper(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     """A right answer from a slow wrapper: the baseline behind many a speed-up of hundreds."""

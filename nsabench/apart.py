@@ -1,0 +1,69 @@
+"""Baselines of cases with a verdict `faster`, timed where no candidate was ever imported.
+
+Whoever shares a process with the baselines can slow them: threads that go on between its calls,
+work on a stream of its own, a fragmented allocator. What they take without it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nsabench.journal import Apart, Journal
+from nsabench.plan import Plan, PlannedCase
+from nsabench.supervisor.executor import Executor, GroupLost, WorkerExecutor
+from nsabench.verdict import Judgement, Key
+from nsabench.words import Role, Verdict
+
+# Sessions of a case count from 1, that of its confirmation is a million.
+SESSION = 2_000_000
+
+
+def clean_sources(plan: Plan) -> dict[str, str]:
+    """The sources that no candidate of the plan comes from, with their digests."""
+    foreign = {i.source for i in plan.implementations if i.role is Role.CANDIDATE}
+    return {source: d for source, d in plan.sources.items() if source not in foreign}
+
+
+def start_worker(plan: Plan) -> WorkerExecutor:
+    """An executor whose workers import the clean sources and nothing else."""
+    clean = clean_sources(plan)
+    kernels = Path(plan.kernels) if plan.kernels else None
+    if kernels is not None and not any(s.startswith(f"{kernels.name}@") for s in clean):
+        kernels = None
+    return WorkerExecutor(plan.device, kernels, sources=clean)
+
+
+def wanted(plan: Plan, judgements: Mapping[Key, Judgement]) -> dict[str, list[str]]:
+    """By case with a verdict `faster`, the baselines of clean sources."""
+    clean = clean_sources(plan)
+    won = {case_id for (case_id, _), j in judgements.items() if j.verdict is Verdict.FASTER}
+    found = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in won}
+    return {case_id: names for case_id, names in found.items() if names}
+
+
+def _clean_baselines(plan: Plan, planned: PlannedCase, clean: Mapping[str, str]) -> list[str]:
+    infos = [plan.info(planned.case.op, name) for name in planned.implementations]
+    return [i.name for i in infos if i.role is Role.BASELINE and i.source in clean]
+
+
+def measure(
+    plan: Plan,
+    cases: Mapping[str, list[str]],
+    executor: Executor,
+    records: Journal,
+    on_case: Callable[[str], None],
+) -> None:
+    """Time the baselines of the cases that were not yet timed apart."""
+    by_id = {planned.id: planned.case for planned in plan.cases}
+    for case_id, names in cases.items():
+        if case_id in records.apart:
+            continue
+        case = by_id[case_id]
+        on_case(f"baselines of {case.label} without the candidates")
+        line = Apart(case_id=case_id)
+        try:
+            line.outcomes = executor.measure(case, names, SESSION).outcomes
+        except GroupLost as lost:
+            line.reason = lost.reason
+        records.append(line)
