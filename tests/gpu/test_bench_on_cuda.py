@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,61 +73,6 @@ def test_known_shapes_grow_with_their_work(tmp_path: Path) -> None:
     by_bytes = sorted(records, key=lambda r: r["bytes_min"])
     assert [r["median_ms"] for r in by_bytes] == sorted(r["median_ms"] for r in by_bytes)
     assert all(0 < r["roofline_fraction"] < 1.1 for r in records)
-
-
-def test_the_timer_agrees_with_cupti() -> None:
-    """12 cases: device time of the same kernels from the profiler, within 3 % or 1 us.
-
-    Events also count how long the device takes to start a kernel and to reach the end event: a
-    constant, whatever the kernel, that is read off a kernel of one thread.
-    """
-    from nsabench.implementations.sdpa import gqa, heads_as_queries
-    from nsabench.timing.cuda import CudaTimer
-
-    timer = CudaTimer()
-    one = torch.zeros(1, device="cuda")
-    by_events, by_cupti = both_clocks(timer, lambda: one.add_(1))
-    constant = by_events - by_cupti
-    print(f"\nconstant of the events: {1e3 * constant:.2f} us")
-    off = []
-    for attention in (gqa, heads_as_queries):
-        for n, h, d, length in (
-            *((256, 4, 64, 64), (256, 8, 128, 512), (1024, 4, 64, 256)),
-            *((1024, 8, 128, 64), (1024, 8, 128, 256), (1024, 8, 128, 1024)),
-        ):
-            q = torch.randn(n, h, d, dtype=torch.float16, device="cuda")
-            k = torch.randn(n, length, d, dtype=torch.float16, device="cuda")
-            v = torch.randn(n, length, d, dtype=torch.float16, device="cuda")
-            call = partial(attention, q, k, v, d**-0.5)
-            by_events, by_cupti = both_clocks(timer, call)
-            print(f"{attention.__name__} {n},{h},{d},{length}: {by_events:.5f} {by_cupti:.5f} ms")
-            off.append(abs(by_events - constant - by_cupti) / max(0.03 * by_cupti, 1e-3))
-    assert constant < 4e-3
-    assert max(off) <= 1
-
-
-def both_clocks(timer: Any, call: Any) -> tuple[float, float]:
-    """Median device time of a call in ms: by the timer's events, and by CUPTI."""
-    from torch.profiler import ProfilerActivity, profile
-
-    count = 60
-    for _ in range(20):
-        timer.sample("warm", call)
-    ours = [timer.sample("call", call)[0].time_ms for _ in range(count)]
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for _ in range(count):
-            timer.sample("call", call)
-    # Of each sample: the spin, the flush (a memset and a reduction), then the kernels of the call.
-    not_own = ("spin", "reduce_kernel", "Memset")
-    own = sorted(
-        (e.time_range.start, e.time_range.end)
-        for e in profiled.events()
-        if e.device_type.name == "CUDA" and not any(name in e.name for name in not_own)
-    )
-    each = len(own) // count
-    assert len(own) == each * count > 0
-    spans = [(own[i + each - 1][1] - own[i][0]) / 1e3 for i in range(0, len(own), each)]
-    return statistics.median(ours), statistics.median(spans)
 
 
 HOSTILE = """
