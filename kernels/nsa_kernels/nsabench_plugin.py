@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 import nsa_kernels
-from nsabench import implementation
+from nsa_kernels import cuda
+from nsabench import Unsupported, implementation
 
 DEVICES = ("cuda", "interpreter")
 
@@ -74,3 +75,30 @@ def ranges_in_place(
 ) -> torch.Tensor:
     """Spans read where they are, without packing."""
     return nsa_kernels.selection_ranges(q, k, v, ranges, sm_scale=sm_scale)[0]
+
+
+@implementation(op="selection_rows", name="rows_cuda", devices=("cuda",))
+def rows_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
+) -> torch.Tensor:
+    """`rows_group` in CUDA C++."""
+    try:
+        return cuda.selection_rows(q, k, v, sm_scale=sm_scale)[0]
+    except cuda.Unsupported as why:
+        raise Unsupported(str(why)) from why
+
+
+@implementation(op="selection_ranges", name="ranges_cuda", devices=("cuda",))
+def ranges_cuda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float,
+) -> torch.Tensor:
+    """`ranges_in_place` in CUDA C++."""
+    try:
+        return cuda.selection_ranges(q, k, v, ranges, sm_scale=sm_scale)[0]
+    except cuda.Unsupported as why:
+        raise Unsupported(str(why)) from why

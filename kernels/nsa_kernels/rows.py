@@ -165,7 +165,7 @@ def rows_per_head_kernel(
     tl.store(lse_ptr + n * H + h, lse)
 
 
-def _check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check.check_qkv("selection_rows", q, k, v)
     if not (
         q.dim() == k.dim() == v.dim() == 3
@@ -204,7 +204,7 @@ def selection_rows(
         TypeError: unsupported or mixed dtypes.
         ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
     """
-    _check_rows(q, k, v)
+    check_rows(q, k, v)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
     out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
@@ -260,7 +260,7 @@ def selection_rows_per_head(
         TypeError: unsupported or mixed dtypes.
         ValueError: as ``selection_rows``.
     """
-    _check_rows(q, k, v)
+    check_rows(q, k, v)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
     out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)

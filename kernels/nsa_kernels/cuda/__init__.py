@@ -1,0 +1,20 @@
+"""The row and range kernels in CUDA C++, compiled when first called (docs/kernels.md).
+
+Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing else is run instead.
+"""
+
+from __future__ import annotations
+
+from .attention import Tile, selection_ranges, selection_rows, variants
+from .compiler import Unsupported, Variant, compiler, cubin
+
+__all__ = [
+    "Tile",
+    "Unsupported",
+    "Variant",
+    "compiler",
+    "cubin",
+    "selection_ranges",
+    "selection_rows",
+    "variants",
+]
