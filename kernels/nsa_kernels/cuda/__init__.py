@@ -6,7 +6,7 @@ Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing e
 from __future__ import annotations
 
 from .attention import Tile, selection_ranges, selection_rows, variants
-from .compiler import Unsupported, Variant, compiler, cubin
+from .nvrtc import Unsupported, Variant, compiler, cubin
 
 __all__ = [
     "Tile",

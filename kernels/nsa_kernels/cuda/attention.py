@@ -13,7 +13,7 @@ from ..config import ranges_config, rows_config
 from ..merge import merge, workspace
 from ..ranges import check_ranges
 from ..rows import check_rows
-from .compiler import Unsupported, Variant, launch
+from .nvrtc import Unsupported, Variant, launch
 
 HEAD_DIMS = (64, 128)
 DTYPES = (torch.float16, torch.bfloat16)

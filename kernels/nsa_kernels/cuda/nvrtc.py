@@ -174,7 +174,13 @@ def launch(
 
     Args:
         arguments: tensors (their addresses are passed), int (as 64-bit) and float (as double).
+
+    Raises:
+        ValueError: the device is not a CUDA device.
+        Unsupported: no NVRTC, or a GPU that it or the kernel cannot serve.
     """
+    if device.type != "cuda":
+        raise ValueError(f"{variant.kernel}: the CUDA C++ kernel needs CUDA tensors, got {device}")
     core = _core()
     index = torch.cuda.current_device() if device.index is None else device.index
     config = core.LaunchConfig(grid=grid, block=variant.threads, shmem_size=variant.shared_bytes)

@@ -1,0 +1,166 @@
+"""The CUDA C++ kernels as far as a machine without a GPU can see: they compile, and say no."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from nsa_kernels import cuda
+
+pytest.importorskip("cuda.core")
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+SMALLEST_SHARED = 99 * 1024
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+OPS = ("selection_rows", "selection_ranges")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NSA_KERNELS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def widest(op: str) -> cuda.Variant:
+    return max(cuda.variants(op), key=lambda v: (v.d, v.dv, v.spans))
+
+
+def usage(cubin: bytes, tmp_path: Path) -> tuple[int, int, int]:
+    """Registers, bytes of stack and of static shared memory of the only kernel."""
+    file = tmp_path / "kernel.cubin"
+    file.write_bytes(cubin)
+    said = subprocess.run(
+        [CUOBJDUMP, "-res-usage", file], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", said)
+    assert found, said
+    registers, stack, shared = map(int, found.groups())
+    return registers, stack, shared
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+@pytest.mark.parametrize("op", OPS)
+def test_it_compiles_for_every_gpu_without_one(op, capability, tmp_path) -> None:
+    variant = widest(op)
+    registers, stack, shared = usage(cuda.cubin(variant, capability), tmp_path)
+    assert registers <= 255 and stack == 0, "nothing is spilled"
+    assert variant.shared_bytes + shared <= SMALLEST_SHARED
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_variant_is_told_apart_by_its_constants(op) -> None:
+    found = list(cuda.variants(op))
+    assert len({tuple(v.constants.items()) for v in found}) == len(found)
+    assert {(v.d, v.dv) for v in found} == {(d, dv) for d in (64, 128) for dv in (64, 128)}
+
+
+def test_cubins_are_kept_on_disk_by_source_and_architecture(tmp_path, monkeypatch) -> None:
+    from nsa_kernels.cuda import nvrtc
+
+    monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path))
+    variant = min(cuda.variants("selection_rows"), key=lambda v: v.d + v.dv)
+
+    def kept() -> set[Path]:
+        return {p for p in tmp_path.rglob("*") if p.is_file()}
+
+    first = cuda.cubin(variant, 90)
+    one = kept()
+    assert len(one) == 1 and cuda.cubin(variant, 90) == first and kept() == one
+    # What is on disk is what is used.
+    code = one.copy().pop()
+    code.write_bytes(b"\x7fELF, changed")
+    assert cuda.cubin(variant, 90) == b"\x7fELF, changed"
+    cuda.cubin(variant, 89)
+    assert len(kept()) == 2
+    changed = nvrtc.source("rows") + "// changed\n"
+    monkeypatch.setattr(nvrtc, "source", lambda kernel: changed)
+    cuda.cubin(variant, 90)
+    assert len(kept()) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path / "file"))
+    variant = min(cuda.variants("selection_rows"), key=lambda v: v.d + v.dv)
+    assert cuda.cubin(variant, 90).startswith(b"\x7fELF")
+
+
+def test_a_source_that_does_not_compile_says_where(monkeypatch) -> None:
+    from cuda.core._utils.cuda_utils import NVRTCError
+    from nsa_kernels.cuda import nvrtc
+
+    monkeypatch.setattr(nvrtc, "source", lambda kernel: '#line 7 "rows.cu"\nint x = y;\n')
+    with pytest.raises(NVRTCError, match=r"rows.cu\(7\).*\"y\" is undefined"):
+        cuda.cubin(widest("selection_rows"), 90)
+
+
+@pytest.mark.parametrize(
+    ("capability", "why"), [(75, "need sm_80 or newer"), (99, "does not compile for sm_99")]
+)
+def test_gpus_it_cannot_serve(capability, why) -> None:
+    with pytest.raises(cuda.Unsupported, match=why):
+        cuda.cubin(widest("selection_rows"), capability)
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"),
+    [
+        ("sys.modules['cuda.core'] = None", "cuda.core cannot be imported"),
+        (
+            "from cuda.bindings import nvrtc\n"
+            "def absent(): raise RuntimeError('Failure finding libnvrtc.so')\n"
+            "nvrtc.nvrtcVersion = absent",
+            "NVRTC is not here (Failure finding libnvrtc.so)",
+        ),
+    ],
+)
+def test_without_a_compiler_it_is_unsupported(missing, why) -> None:
+    program = f"""
+import sys
+{missing}
+from nsa_kernels import cuda
+try:
+    cuda.cubin(next(cuda.variants("selection_rows")), 90)
+except cuda.Unsupported as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert why in done.stdout and "install nsa-kernels[cuda]" in done.stdout, done
+
+
+def rows(d=64, dv=64, dtype=torch.float16) -> list[torch.Tensor]:
+    return [torch.zeros(shape, dtype=dtype) for shape in ((2, 4, d), (2, 30, d), (2, 30, dv))]
+
+
+def test_what_rows_refuses() -> None:
+    with pytest.raises(cuda.Unsupported, match=r"not torch\.float32"):
+        cuda.selection_rows(*rows(dtype=torch.float32))
+    with pytest.raises(cuda.Unsupported, match="not D=32, Dv=64"):
+        cuda.selection_rows(*rows(d=32))
+    q, k, v = rows()
+    with pytest.raises(cuda.Unsupported, match="k with strides"):
+        cuda.selection_rows(q, k.mT.contiguous().mT, v)
+    shifted = torch.zeros(2 * 30 * 64 + 1, dtype=torch.float16)[1:].view(2, 30, 64)
+    with pytest.raises(cuda.Unsupported, match=r"v with strides .* at 2 bytes"):
+        cuda.selection_rows(q, k, shifted)
+    with pytest.raises(cuda.Unsupported, match="q with strides"):
+        cuda.selection_rows(torch.zeros(2, 4, 68, dtype=torch.float16)[..., :64], k, v)
+    with pytest.raises(ValueError, match="expected q"):
+        cuda.selection_rows(q, k[:1], v)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="needs CUDA tensors"):
+            cuda.selection_rows(q, k, v)
+
+
+def test_what_ranges_refuses() -> None:
+    q = torch.zeros(1, 1, 1, 4, 64, dtype=torch.float16)
+    k = torch.zeros(1, 1, 30, 64, dtype=torch.float16)
+    spans = torch.zeros(1, 1, 1, 129, 2, dtype=torch.int32)
+    with pytest.raises(cuda.Unsupported, match="128 spans a row, not 129"):
+        cuda.selection_ranges(q, k, k, spans)
