@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 
 import nsa_kernels
 from nsa_kernels import cuda
-from nsabench import Unsupported, implementation
+from nsabench import KernelVariant, Unsupported, implementation
 
 DEVICES = ("cuda", "interpreter")
 
@@ -77,7 +78,33 @@ def ranges_in_place(
     return nsa_kernels.selection_ranges(q, k, v, ranges, sm_scale=sm_scale)[0]
 
 
-@implementation(op="selection_rows", name="rows_cuda", devices=("cuda",))
+def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
+    """The CUDA C++ kernels of an op, to be compiled without a GPU."""
+
+    def variants(capability: int) -> Iterator[KernelVariant]:
+        try:
+            cuda.check_capability(capability)
+        except cuda.Unsupported as why:
+            raise Unsupported(str(why)) from why
+        for one in cuda.variants(op):
+            yield KernelVariant(
+                kernel=one.function,
+                constants=" ".join(f"{name}={value}" for name, value in one.constants.items()),
+                threads=one.threads,
+                shared_bytes=one.shared_bytes,
+                compiler=cuda.compiler(),
+                compile=functools.partial(cuda.cubin, one, capability),
+            )
+
+    return variants
+
+
+@implementation(
+    op="selection_rows",
+    name="rows_cuda",
+    devices=("cuda",),
+    compile_ahead=_ahead("selection_rows"),
+)
 def rows_cuda(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
@@ -88,7 +115,12 @@ def rows_cuda(
         raise Unsupported(str(why)) from why
 
 
-@implementation(op="selection_ranges", name="ranges_cuda", devices=("cuda",))
+@implementation(
+    op="selection_ranges",
+    name="ranges_cuda",
+    devices=("cuda",),
+    compile_ahead=_ahead("selection_ranges"),
+)
 def ranges_cuda(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -6,12 +6,13 @@ Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing e
 from __future__ import annotations
 
 from .attention import Tile, selection_ranges, selection_rows, variants
-from .nvrtc import Unsupported, Variant, compiler, cubin
+from .nvrtc import Unsupported, Variant, check_capability, compiler, cubin
 
 __all__ = [
     "Tile",
     "Unsupported",
     "Variant",
+    "check_capability",
     "compiler",
     "cubin",
     "selection_ranges",

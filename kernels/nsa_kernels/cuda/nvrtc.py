@@ -26,7 +26,7 @@ class Unsupported(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel and the constants it is compiled with (their meaning: ``attend.cuh``)."""
+    """A kernel (``rows``, ``ranges``) and its constants (their meaning: ``attend.cuh``)."""
 
     kernel: str
     d: int
@@ -36,6 +36,11 @@ class Variant:
     keys: int
     stages: int
     spans: int = 0
+
+    @property
+    def function(self) -> str:
+        """The kernel's name in the cubin."""
+        return f"{self.kernel}_cuda_kernel"
 
     @property
     def threads(self) -> int:
@@ -159,7 +164,7 @@ def _load(variant: Variant, device: int) -> Any:
     from cuda.bindings import driver
 
     major, minor = torch.cuda.get_device_capability(device)
-    kernel = _compile(variant, major * 10 + minor).get_kernel(variant.kernel)
+    kernel = _compile(variant, major * 10 + minor).get_kernel(variant.function)
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     (status,) = driver.cuKernelSetAttribute(attribute, variant.shared_bytes, kernel.handle, device)
     if int(status):

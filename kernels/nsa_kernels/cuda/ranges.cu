@@ -65,7 +65,7 @@ __device__ __forceinline__ int number_spans(int2 *numbers, const void *spans, bo
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    ranges(const u16 *q, const char *k, const char *v, const void *spans, u16 *out, float *lse,
+    ranges_cuda_kernel(const u16 *q, const char *k, const char *v, const void *spans, u16 *out, float *lse,
            float *part, float *plse, int *table, i64 q_sb, i64 q_ss, i64 q_sg, i64 q_sh, i64 k_sb,
            i64 k_sg, i64 k_sl, i64 v_sb, i64 v_sg, i64 v_sl, i64 r_sb, i64 r_ss, i64 r_sg, i64 r_sn,
            i64 r_se, i64 wide, i64 S, i64 G, i64 H, i64 S_kv, i64 n_spans, double scale_log2) {

@@ -9,7 +9,7 @@ struct Row {
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    rows(const u16 *q, const char *k, const char *v, u16 *out, float *lse, float *part, float *plse,
+    rows_cuda_kernel(const u16 *q, const char *k, const char *v, u16 *out, float *lse, float *part, float *plse,
          i64 q_sn, i64 q_sh, i64 k_sn, i64 k_sl, i64 v_sn, i64 v_sl, i64 H, i64 L, i64 chunk,
          double scale_log2) {
   start_next_launch();
