@@ -18,10 +18,13 @@ def _config_of(op: str) -> Callable[..., str]:
     """What the library would launch with on these arguments, for the record."""
 
     def config(*tensors: torch.Tensor, sm_scale: float) -> str:
-        chosen = nsa_kernels.chosen_config(op, *tensors)
-        return " ".join(f"{name}={value}" for name, value in chosen.items())
+        return _shown(nsa_kernels.chosen_config(op, *tensors))
 
     return config
+
+
+def _shown(values: dict[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 @implementation(
@@ -89,7 +92,7 @@ def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
         for one in cuda.variants(op):
             yield KernelVariant(
                 kernel=one.function,
-                constants=" ".join(f"{name}={value}" for name, value in one.constants.items()),
+                constants=_shown(one.constants),
                 threads=one.threads,
                 shared_bytes=one.shared_bytes,
                 compiler=cuda.compiler(),
@@ -99,9 +102,20 @@ def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
     return variants
 
 
+def _plan_of(plan: Callable[..., cuda.Plan]) -> Callable[..., str]:
+    """How the CUDA C++ kernels would be launched on these arguments, for the record."""
+
+    def config(*tensors: torch.Tensor, sm_scale: float) -> str:
+        chosen = plan(*tensors)
+        return _shown({**chosen.tile._asdict(), "splits": chosen.splits, "chunk": chosen.chunk})
+
+    return config
+
+
 @implementation(
     op="selection_rows",
     name="rows_cuda",
+    config=_plan_of(cuda.plan_rows),
     devices=("cuda",),
     compile_ahead=_ahead("selection_rows"),
 )
@@ -118,6 +132,7 @@ def rows_cuda(
 @implementation(
     op="selection_ranges",
     name="ranges_cuda",
+    config=_plan_of(cuda.plan_ranges),
     devices=("cuda",),
     compile_ahead=_ahead("selection_ranges"),
 )

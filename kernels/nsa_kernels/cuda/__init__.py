@@ -5,16 +5,27 @@ Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing e
 
 from __future__ import annotations
 
-from .attention import Tile, selection_ranges, selection_rows, variants
+from .attention import (
+    Plan,
+    Tile,
+    plan_ranges,
+    plan_rows,
+    selection_ranges,
+    selection_rows,
+    variants,
+)
 from .nvrtc import Unsupported, Variant, check_capability, compiler, cubin
 
 __all__ = [
+    "Plan",
     "Tile",
     "Unsupported",
     "Variant",
     "check_capability",
     "compiler",
     "cubin",
+    "plan_ranges",
+    "plan_rows",
     "selection_ranges",
     "selection_rows",
     "variants",

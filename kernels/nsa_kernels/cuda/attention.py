@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from .. import _checks as check
-from ..config import ranges_config, rows_config
+from ..config import device_limits, ranges_config, rows_config
 from ..merge import merge, workspace
 from ..ranges import check_ranges
 from ..rows import check_rows
@@ -31,9 +32,66 @@ class Tile(NamedTuple):
     stages: int
 
 
-def choose_tile(d: int, dv: int) -> Tile:
-    """The tile for these head dims; it fits the 99 KiB that the smallest GPUs give a block."""
-    return Tile(2, 16, 5) if d + dv > 128 else Tile(4, 16, 4)
+def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
+    """The tile for these head dims; it fits the 99 KiB that the smallest GPUs give a block.
+
+    Few blocks need a third buffer to keep the memory busy. Where there are many, a third block on a
+    multiprocessor is worth more, if the buffers are large.
+    """
+    narrow = d + dv <= 128
+    return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a call is launched: ``splits`` blocks share a row, each ``chunk`` keys (0: on device)."""
+
+    tile: Tile
+    splits: int
+    chunk: int
+    spans: int = 0
+
+    def variant(self, kernel: str, q: torch.Tensor, v: torch.Tensor) -> Variant:
+        """The kernel that is launched."""
+        bf16 = q.dtype == torch.bfloat16
+        return Variant(kernel, q.shape[-1], v.shape[-1], bf16, *self.tile, self.spans)
+
+
+def plan_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:
+    """How ``selection_rows`` is launched on these tensors."""
+    n, h, d = q.shape
+    dv = v.shape[-1]
+    config = rows_config(n, h, k.shape[1], d, dv, q.dtype, q.device)
+    few = _few(n * config.splits * check.cdiv(h, HEADS), q.device)
+    return Plan(choose_tile(d, dv, 0, few), config.splits, config.chunk)
+
+
+def plan_ranges(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    selected_len: int | None = None,
+) -> Plan:
+    """How ``selection_ranges`` is launched on these tensors.
+
+    Raises:
+        Unsupported: more spans a row than the kernel is compiled for.
+    """
+    b, s, g, h, d = q.shape
+    rows, n, dv = b * s * g, ranges.shape[-2], v.shape[-1]
+    spans = next((size for size in SPANS if n <= size), None)
+    if spans is None:
+        raise Unsupported(
+            f"selection_ranges: the CUDA C++ kernel takes {SPANS[-1]} spans a row, not {n}"
+        )
+    config = ranges_config(rows, h, n, k.shape[2], d, dv, selected_len, q.dtype, q.device)
+    few = _few(rows * config.splits * check.cdiv(h, HEADS), q.device)
+    return Plan(choose_tile(d, dv, spans, few), config.splits, 0, spans)
+
+
+def _few(blocks: int, device: torch.device) -> bool:
+    return blocks <= 4 * device_limits(device).processors
 
 
 def _check(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -63,7 +121,7 @@ def selection_rows(
     v: torch.Tensor,
     *,
     sm_scale: float | None = None,
-    tile: Tile | None = None,
+    plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``nsa_kernels.selection_rows`` in CUDA C++.
 
@@ -71,7 +129,7 @@ def selection_rows(
         q: [N, H, D], k: [N, L, D], v: [N, L, Dv]; float16 or bfloat16, D and Dv 64 or 128, the
             last dimension contiguous and all others at multiples of 16 bytes.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        tile: chosen from the shapes when None.
+        plan: how to launch; chosen from the shapes when None.
 
     Returns:
         out [N, H, Dv] in q's dtype and lse [N, H] float32 (natural log), both contiguous; an
@@ -89,23 +147,22 @@ def selection_rows(
     lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
         return out, lse
-    config = rows_config(n, h, length, d, dv, q.dtype, q.device)
+    plan = plan or plan_rows(q, k, v)
     part = plse = lse
-    if config.splits > 1:
-        part, plse = workspace(q, n * config.splits, h, dv)
-    tile = tile or choose_tile(d, dv)
+    if plan.splits > 1:
+        part, plse = workspace(q, n * plan.splits, h, dv)
     launch(
-        Variant("rows", d, dv, q.dtype == torch.bfloat16, *tile),
-        (n, config.splits, check.cdiv(h, HEADS)),
+        plan.variant("rows", q, v),
+        (n, plan.splits, check.cdiv(h, HEADS)),
         q.device,
         (
             *(q, k, v, out, lse, part, plse),
             *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
-            *(h, length, config.chunk, check.scale_log2(sm_scale, d)),
+            *(h, length, plan.chunk, check.scale_log2(sm_scale, d)),
         ),
     )
-    if config.splits > 1:
-        merge(out, lse, part, plse, None, config.splits)
+    if plan.splits > 1:
+        merge(out, lse, part, plse, None, plan.splits)
     return out, lse
 
 
@@ -117,7 +174,7 @@ def selection_ranges(
     *,
     sm_scale: float | None = None,
     selected_len: int | None = None,
-    tile: Tile | None = None,
+    plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``nsa_kernels.selection_ranges`` in CUDA C++.
 
@@ -127,7 +184,7 @@ def selection_ranges(
         ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], n up to 128, as the Triton kernel's.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         selected_len: upper bound of the keys a row selects; only a hint.
-        tile: chosen from the shapes when None.
+        plan: how to launch; chosen from the shapes when None.
 
     Returns:
         out [B, S, G, h, Dv] in q's dtype and lse [B, S, G, h] float32 (natural log), both
@@ -142,43 +199,29 @@ def selection_ranges(
     _check("selection_ranges", q, k, v)
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
-    n_spans = ranges.shape[3]
-    if n_spans > SPANS[-1]:
-        raise Unsupported(
-            f"selection_ranges: the CUDA C++ kernel takes {SPANS[-1]} spans a row, not {n_spans}"
-        )
+    plan = plan or plan_ranges(q, k, v, ranges, selected_len)
     rows = b * s * g
     out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
     lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
     if rows == 0:
         return out, lse
-    splits = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device).splits
     part = plse = table = lse
-    if splits > 1:
-        part, plse = workspace(q, rows * splits, h, dv)
+    if plan.splits > 1:
+        part, plse = workspace(q, rows * plan.splits, h, dv)
         table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
-    tile = tile or choose_tile(d, dv)
-    spans = next(size for size in SPANS if n_spans <= size)
     launch(
-        Variant("ranges", d, dv, q.dtype == torch.bfloat16, *tile, spans),
-        (rows, splits, check.cdiv(h, HEADS)),
+        plan.variant("ranges", q, v),
+        (rows, plan.splits, check.cdiv(h, HEADS)),
         q.device,
         (
             *(q, k, v, ranges, out, lse, part, plse, table),
             *(*q.stride()[:4], *k.stride()[:3], *v.stride()[:3], *ranges.stride()),
-            *(
-                int(ranges.dtype == torch.int64),
-                s,
-                g,
-                h,
-                s_kv,
-                n_spans,
-                check.scale_log2(sm_scale, d),
-            ),
+            *(int(ranges.dtype == torch.int64), s, g, h, s_kv, ranges.shape[3]),
+            check.scale_log2(sm_scale, d),
         ),
     )
-    if splits > 1:
-        merge(out, lse, part, plse, table, splits)
+    if plan.splits > 1:
+        merge(out, lse, part, plse, table, plan.splits)
     return out, lse
 
 
@@ -187,4 +230,5 @@ def variants(op: str) -> Iterator[Variant]:
     kernel = op.removeprefix("selection_")
     sizes = SPANS if kernel == "ranges" else (0,)
     for d, dv, bf16, spans in itertools.product(HEAD_DIMS, HEAD_DIMS, (False, True), sizes):
-        yield Variant(kernel, d, dv, bf16, *choose_tile(d, dv), spans)
+        for tile in {choose_tile(d, dv, spans, few): None for few in (False, True)}:
+            yield Variant(kernel, d, dv, bf16, *tile, spans)

@@ -16,7 +16,7 @@ import torch
 
 from ..folders import cache_folder
 
-REMEDY = "install nsa-kernels[cuda] and the NVRTC of torch's CUDA version (nvidia-cuda-nvrtc)"
+REMEDY = "install nsa-kernels[cuda] with the cuda-bindings and the NVRTC of torch's CUDA version"
 CACHE_LIMIT_BYTES = 256 << 20
 
 
