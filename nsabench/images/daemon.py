@@ -80,6 +80,10 @@ def _of_api(image: str, said: str) -> NsabenchError:
             "the daemon has no GPU runtime",
             "install the NVIDIA Container Toolkit and restart the daemon, or use --gpus none.",
         )
+    if "container-init binary not found" in low:
+        return EnvironmentRefused(
+            "podman has no init program for containers", "install the package catatonit."
+        )
     if "no space left" in low:
         return EnvironmentRefused(
             f"the daemon's disk is full: {said[:200]}",

@@ -20,6 +20,8 @@ RESULTS = "/results"
 INPUT = "/input"
 STOP_GRACE_S = 20
 LEAST_FREE_BYTES = 256 << 20
+# Named, since podman as root asks for a million of what is not, and not every host gives that.
+ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def run(launch: Launch, say: Callable[[str], None]) -> int:
         digest = str(client.images.get(image).id)
         container = client.containers.create(image, **_settings(launch, digest))
         try:
+            _check_gpus(container, launch)
             return _attend(container, launch, say)
         finally:
             container.remove(force=True)
@@ -90,7 +93,7 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         "network_mode": "none",
         "mem_limit": launch.memory,
         "pids_limit": 4096,
-        "ulimits": [Ulimit(name="core", soft=0, hard=0)],
+        "ulimits": [Ulimit(name=name, soft=most, hard=most) for name, most in ULIMITS.items()],
         "shm_size": "1g",
         # Triton loads the launchers that it compiles from here, so it must be executable.
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=4g"},
@@ -106,6 +109,20 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         "init": True,
         "stdin_open": False,
     }
+
+
+def _check_gpus(container: Any, launch: Launch) -> None:
+    """podman takes the request and forgets it: the run would go on without a GPU, and say so late.
+
+    Raises `EnvironmentRefused`.
+    """
+    received = container.attrs["HostConfig"]
+    if launch.gpus != "none" and not (received.get("DeviceRequests") or received.get("Devices")):
+        raise EnvironmentRefused(
+            "the daemon takes no requests for GPUs (podman's socket does not), so that the "
+            "container would see none",
+            "use Docker, or `podman run --device nvidia.com/gpu=all` as docker/README.md shows.",
+        )
 
 
 def _attend(container: Any, launch: Launch, say: Callable[[str], None]) -> int:
