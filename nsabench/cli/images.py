@@ -104,12 +104,18 @@ def list_(as_json: bool) -> None:
 def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
     """Resolve combos (default: all) and write docker/locks/COMBO.txt with every hash.
 
+    To be done again when the dependencies in pyproject.toml change. `flash-attn` is the lock of its
+    sdist.
+
     Example: nsabench images lock torch2.5.1-cu124 --exclude-newer 2026-11-15
     """
     checkout = known.checkout()
     found = checkout.combos()
-    for name in combos or found.combos:
-        path = locking.lock(checkout, name, found.get(name), exclude_newer, links)
+    for name in combos or [*found.combos, locking.FLASH_ATTN]:
+        if name == locking.FLASH_ATTN:
+            path = locking.lock_flash_attn(checkout, exclude_newer)
+        else:
+            path = locking.lock(checkout, name, found.get(name), exclude_newer, links)
         click.echo(f"{path}: {len(list(locking.pinned(path)))} packages")
 
 
@@ -145,6 +151,12 @@ def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
 @click.option("--flash-attn", is_flag=True, help="Add flash-attn, compiled from its sdist.")
 @click.option("--max-jobs", default=4, show_default=True, help="Compilers at once for flash-attn.")
 @click.option("--flash-attn-archs", default="80;90", show_default=True)
+@click.option(
+    "--devel-base",
+    default="",
+    help="CUDA devel image that compiles flash-attn; its CUDA has the combo's major version. "
+    "Default: the one pinned in combos.yaml.",
+)
 @click.option("--verbose", is_flag=True, help="Show what the daemon says.")
 def build(
     combo: str,
@@ -153,6 +165,7 @@ def build(
     flash_attn: bool,
     max_jobs: int,
     flash_attn_archs: str,
+    devel_base: str,
     verbose: bool,
 ) -> None:
     """Build the image of a combo.
@@ -165,8 +178,9 @@ def build(
         combo,
         base=base,
         wheelhouse=wheelhouse,
-        target="flash-attn" if flash_attn else "nsabench",
-        arguments={"MAX_JOBS": str(max_jobs), "FLASH_ATTN_ARCHS": flash_attn_archs},
+        flash_attn=building.FlashAttn(devel_base, max_jobs, flash_attn_archs)
+        if flash_attn
+        else None,
         say=click.echo if verbose else lambda line: None,
     )
     click.echo(f"{known.tag(combo)} {identifier} in {time.monotonic() - began:.0f} s")
@@ -184,7 +198,8 @@ def bill(combo: str, out: Path | None) -> None:
     """
     checkout = known.checkout()
     checkout.combos().get(combo)
-    click.echo(sbom.write(wheels.existing_lock(checkout, combo), out or Path(f"{combo}.cdx.json")))
+    lock = wheels.existing_lock(checkout, combo)
+    click.echo(sbom.write(checkout, [lock], out or Path(f"{combo}.cdx.json")))
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})

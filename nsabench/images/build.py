@@ -6,18 +6,28 @@ import io
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from nsabench.errors import NsabenchError
 from nsabench.images import daemon, sbom
 from nsabench.images.combos import Checkout, tag
-from nsabench.images.lock import sha256
+from nsabench.images.lock import FLASH_ATTN, sha256
 from nsabench.images.wheelhouse import existing_lock
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "nsabench", "matrices", "kernels")
 NOT_SOURCES = ("__pycache__", ".egg-info", ".pyc")
+
+
+@dataclass(frozen=True)
+class FlashAttn:
+    """How flash-attn is compiled. No `devel_base`: the one in combos.yaml."""
+
+    devel_base: str = ""
+    max_jobs: int = 4
+    archs: str = "80;90"
 
 
 def build(
@@ -26,8 +36,7 @@ def build(
     *,
     base: str = "",
     wheelhouse: Path | None = None,
-    target: str = "nsabench",
-    arguments: dict[str, str] | None = None,
+    flash_attn: FlashAttn | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Build and tag; returns the image's id.
@@ -40,9 +49,18 @@ def build(
     lock = existing_lock(checkout, name)
     base = base or combos.bases.runtime
     client = daemon.connect()
-    image = tag(name) if target == "nsabench" else f"{tag(name)}-{target}"
+    locks = [lock]
+    image, target, arguments = tag(name), "nsabench", {}
+    if flash_attn is not None:
+        image, target = f"{image}-{FLASH_ATTN}", FLASH_ATTN
+        locks.append(checkout.lock(FLASH_ATTN))
+        arguments = {
+            "DEVEL_BASE": flash_attn.devel_base or combos.bases.devel,
+            "MAX_JOBS": str(flash_attn.max_jobs),
+            "FLASH_ATTN_ARCHS": flash_attn.archs,
+        }
     with daemon.in_words(base), tempfile.TemporaryFile() as context:
-        _write_context(checkout, name, wheelhouse, context)
+        _write_context(checkout, locks, wheelhouse, context)
         lines = client.api.build(
             fileobj=context,
             custom_context=True,
@@ -56,13 +74,12 @@ def build(
             decode=True,
             buildargs={
                 "BASE": base,
-                "DEVEL_BASE": combos.bases.devel,
                 "COMBO": name,
                 "INDEX": combo.index,
                 "REVISION": revision(checkout.root),
                 "BASE_DIGEST": _digest(client, base),
                 "LOCK_SHA256": sha256(lock),
-                **(arguments or {}),
+                **arguments,
             },
         )
         _follow(lines, image, say)
@@ -84,16 +101,17 @@ def _follow(lines: Iterator[dict[str, Any]], image: str, say: Callable[[str], No
             say(text)
 
 
-def _write_context(checkout: Checkout, name: str, wheelhouse: Path | None, file: IO[bytes]) -> None:
-    """The sources, the lock, the wheels: what the Dockerfile copies, and nothing else."""
+def _write_context(
+    checkout: Checkout, locks: Sequence[Path], wheelhouse: Path | None, file: IO[bytes]
+) -> None:
+    """The sources, the locks, the wheels: what the Dockerfile copies, and nothing else."""
     with tarfile.open(fileobj=file, mode="w") as tar:
         for part in (*SOURCES, "docker/Dockerfile"):
             tar.add(checkout.root / part, part, filter=_source)
-        for lock in (checkout.lock(name), checkout.lock("flash-attn")):
-            if lock.is_file():
-                tar.add(lock, f"docker/locks/{lock.name}", filter=_source)
+        for lock in locks:
+            tar.add(lock, f"docker/locks/{lock.name}", filter=_source)
         with tempfile.TemporaryDirectory() as folder:
-            bill = sbom.write(checkout.lock(name), Path(folder) / "sbom.cdx.json")
+            bill = sbom.write(checkout, locks, Path(folder) / "sbom.cdx.json")
             tar.add(bill, "docker/sbom.cdx.json", filter=_source)
         if wheelhouse is not None:
             for wheel in sorted(wheelhouse.glob("*.whl")):

@@ -15,7 +15,8 @@ from nsabench.images.combos import Checkout, Combo
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
 LIMIT_S = 600.0
-FLASH_ATTN = "flash-attn==2.8.3"
+FLASH_ATTN = "flash-attn"
+FLASH_ATTN_PIN = "flash-attn==2.8.3"
 # What builds nsabench itself in the image, where nothing is fetched.
 BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
@@ -35,23 +36,33 @@ def lock(checkout: Checkout, name: str, combo: Combo, exclude_newer: str, links:
     exclude_newer: a date; packages that appeared later are not looked at, so that the same date
     gives the same lock. links: a folder of wheels to look into too.
     """
-    options = ["--exclude-newer", exclude_newer, "--index-strategy", "unsafe-best-match"]
+    options = ["--index-strategy", "unsafe-best-match"]
     if links:
         # With the wheels at hand the combo's own index is not needed, and may be out of reach.
         options += ["--find-links", links]
     elif combo.index:
         options += ["--extra-index-url", combo.index]
-    target = checkout.lock(name)
-    _compile(requirements(checkout, combo), target, options)
-    head = f"# {name}: made by `nsabench images lock {name} --exclude-newer {exclude_newer}`\n"
-    target.write_text(head + target.read_text())
-    return target
+    return _write(checkout, name, requirements(checkout, combo), exclude_newer, options)
 
 
 def lock_flash_attn(checkout: Checkout, exclude_newer: str) -> Path:
     """The sdist of flash-attn, which the target of that name builds."""
-    target = checkout.lock("flash-attn")
-    _compile([FLASH_ATTN], target, ["--no-deps", "--exclude-newer", exclude_newer])
+    return _write(checkout, FLASH_ATTN, [FLASH_ATTN_PIN], exclude_newer, ["--no-deps"])
+
+
+def asked(path: Path) -> list[str]:
+    """The requirements that a lock was made of, as it says itself."""
+    return re.findall(r"^# asked: (.+)$", path.read_text(), re.MULTILINE)
+
+
+def _write(
+    checkout: Checkout, name: str, wanted: list[str], exclude_newer: str, options: list[str]
+) -> Path:
+    target = checkout.lock(name)
+    _compile(wanted, target, [*options, "--exclude-newer", exclude_newer])
+    head = [f"{name}: made by `nsabench images lock {name} --exclude-newer {exclude_newer}`"]
+    head += [f"asked: {requirement}" for requirement in wanted]
+    target.write_text("".join(f"# {line}\n" for line in head) + target.read_text())
     return target
 
 

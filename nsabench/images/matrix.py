@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsabench.compare import Comparison, compare, read
+from nsabench.errors import NsabenchError
 from nsabench.images.launch import INPUT, RESULTS, Launch, run
 
 
@@ -39,7 +40,11 @@ def run_all(
     for combo in combos:
         say(f"== {combo}")
         settings = launch(combo, ["all", *given, "--out", f"{RESULTS}/{combo}"], shown)
-        code = run(settings, say)
+        try:
+            code = run(settings, say)
+        except NsabenchError as error:
+            say(f"{error}; {error.remedy}")
+            code = error.exit_code
         folder = settings.results / combo
         outcomes.append(Outcome(combo, folder, code))
     return outcomes

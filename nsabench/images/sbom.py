@@ -1,28 +1,28 @@
-"""The CycloneDX bill of materials of a combo: its lock, which is all that is installed."""
+"""The CycloneDX bill of materials of an image: nsabench, and its locks, which are all of Python.
+
+The base's Debian packages are not in it; the base is named by its digest.
+"""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from nsabench.images import programs
+from nsabench.images.combos import Checkout
 
 LIMIT_S = 120.0
 
 
-def write(lock: Path, target: Path) -> Path:
-    """Raises `NsabenchError` when cyclonedx-py is not installed or fails."""
-    programs.run(
-        [
-            programs.find("cyclonedx-py", "cyclonedx-bom"),
-            "requirements",
-            "--output-reproducible",
-            "--output-format",
-            "JSON",
-            "--output-file",
-            target,
-            lock,
-        ],
-        f"the bill of materials of {lock.stem}",
-        LIMIT_S,
-    )
+def write(checkout: Checkout, locks: Sequence[Path], target: Path) -> Path:
+    """Raises `NsabenchError` when cyclonedx-py is not installed, or what it made is not valid."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as together:
+        together.writelines(lock.read_text() for lock in locks)
+        together.flush()
+        command: list[str | Path] = [programs.find("cyclonedx-py", "cyclonedx-bom"), "requirements"]
+        command += ["--output-reproducible", "--validate", "--output-format", "JSON"]
+        command += ["--pyproject", checkout.root / "pyproject.toml"]
+        command += ["--output-file", target, together.name]
+        programs.run(command, f"the bill of materials of {locks[0].stem}", LIMIT_S)
     return target

@@ -6,23 +6,26 @@ import sys
 from pathlib import Path
 
 from nsabench.errors import UsageError
-from nsabench.images import programs
+from nsabench.images import lock, programs
 from nsabench.images.combos import Checkout, Combo
 
 LIMIT_S = 3600.0
 
 
 def existing_lock(checkout: Checkout, name: str) -> Path:
-    """Raises `UsageError` when the combo has no lock."""
-    lock = checkout.lock(name)
-    if not lock.is_file():
-        raise UsageError(f"{name} has no lock", f"make it with `nsabench images lock {name}`.")
-    return lock
+    """Raises `UsageError` when the combo has no lock, or one of other requirements."""
+    path = checkout.lock(name)
+    remedy = f"make it with `nsabench images lock {name}`."
+    if not path.is_file():
+        raise UsageError(f"{name} has no lock", remedy)
+    if lock.asked(path) != lock.requirements(checkout, checkout.combos().get(name)):
+        raise UsageError(f"{path} was made before the requirements of {name} changed", remedy)
+    return path
 
 
 def fill(checkout: Checkout, name: str, combo: Combo, folder: Path, links: str = "") -> Path:
     """Download what the lock names, checked by its hashes; what is there already is kept."""
-    lock = existing_lock(checkout, name)
+    path = existing_lock(checkout, name)
     folder.mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     command += [
@@ -44,6 +47,6 @@ def fill(checkout: Checkout, name: str, combo: Combo, folder: Path, links: str =
     command += ["--find-links", links or folder]
     if combo.index and not links:
         command += ["--extra-index-url", combo.index]
-    command += ["--dest", folder, "--requirement", lock]
+    command += ["--dest", folder, "--requirement", path]
     programs.run(command, f"fetching the wheels of {name}", LIMIT_S)
     return folder
