@@ -138,7 +138,7 @@ def _problems(cells: Sequence[Cell]) -> list[Text]:
 
 
 class Progress:
-    """One line a launch where the output is no terminal; a count where it is."""
+    """A count that goes up, where the output is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._status = console.status("starting") if console.is_terminal else None

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+
+from nsabench.images import combos, daemon, launch, lock
+from nsabench.images.build import revision
 
 BASE = os.environ.get("NSABENCH_TEST_BASE", "")
 OWNER = "1000:1000"
+CHECKOUT = combos.checkout()
 TINY = """
 op: selection_rows
 axes: {N: 4, H: 2, D: 32, L: [8, 16, 24, 32, 40, 48]}
@@ -26,7 +33,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Popen = subprocess.Popen[str]
 
 
 def command(*arguments: object) -> list[str]:
@@ -77,6 +84,7 @@ def test_all_quick_is_measured_in_it_and_verified_outside(image: str, results: P
     # 1: complete, but a time came out odd on a busy machine. Whether times are right is for others.
     assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr
     assert (results / "run" / "records.parquet").is_file(), done.stdout[-3000:]
+    assert (results / "run" / "report.html").stat().st_size > 500_000, "charts included"
     assert nsabench("verify", results / "run").returncode == 0
     if os.getuid() == 0:
         assert (results / "run" / "records.parquet").stat().st_uid == 1000
@@ -86,29 +94,55 @@ def test_all_quick_is_measured_in_it_and_verified_outside(image: str, results: P
     assert environment["software"]["lock_sha256"]
 
 
-def test_a_killed_run_can_be_resumed(image: str, results: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def begun(image: str, results: Path, tmp_path: Path) -> Iterator[tuple[Path, Popen, Path]]:
+    """A run that has begun: its matrix, the process that follows it, and its folder."""
     matrix = tmp_path / "tiny.yaml"
     matrix.write_text(TINY)
     running = subprocess.Popen(
         in_image(results, "run", "/input/tiny.yaml", "--out", "results/run", input=matrix),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     journal = results / "run" / "journal.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while not journal.is_file() or journal.read_bytes().count(b"\n") < 3:
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
-    mine = ["docker", "ps", "--quiet", "--filter", f"volume={results}"]
-    (container,) = subprocess.check_output(mine, text=True).split()
-    subprocess.run(["docker", "kill", container], check=True, capture_output=True)
-    running.wait(60)
-    assert not (results / "run" / "records.parquet").exists()
+    yield matrix, running, results / "run"
+    running.kill()
+    running.communicate()
+
+
+def resume(results: Path, matrix: Path) -> None:
     done = subprocess.run(
         in_image(results, "run", "--resume", "results/run", input=matrix), timeout=300
     )
     assert done.returncode == 0
-    assert (results / "run" / "records.parquet").is_file()
+    assert pq.read_table(results / "run" / "records.parquet").num_rows > 0
+
+
+def test_a_killed_run_can_be_resumed(begun: tuple[Path, Popen, Path], results: Path) -> None:
+    matrix, running, folder = begun
+    mine = ["docker", "ps", "--quiet", "--filter", f"volume={results}"]
+    (container,) = subprocess.check_output(mine, text=True).split()
+    subprocess.run(["docker", "kill", container], check=True, capture_output=True)
+    assert running.wait(60) != 0
+    assert not list(folder.glob("*.parquet*"))
+    resume(results, matrix)
+
+
+def test_results_that_become_unwritable(begun: tuple[Path, Popen, Path], results: Path) -> None:
+    matrix, running, folder = begun
+    mode = folder.stat().st_mode
+    folder.chmod(0o555)
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 3, said
+    assert "Traceback" not in said and "cannot be written" in said
+    assert not list(folder.glob("*.parquet*"))
+    folder.chmod(mode)
+    resume(results, matrix)
 
 
 def test_results_that_cannot_be_written(image: str, results: Path) -> None:
@@ -130,9 +164,106 @@ def test_an_image_that_is_not_built(results: Path) -> None:
     assert "there is no image" in done.stderr and "images build" in done.stderr
 
 
+def test_labels_health_and_bill_of_materials(image: str) -> None:
+    client = daemon.connect()
+    labels = client.images.get(image).labels
+    assert labels["nsabench.combo"] == "cpu"
+    assert labels["nsabench.lock.sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
+    assert labels["org.opencontainers.image.revision"] == revision(CHECKOUT.root)
+    assert labels["org.opencontainers.image.base.name"] == BASE
+    assert labels["org.opencontainers.image.base.digest"] == client.images.get(BASE).id
+    settings = launch._settings(launch.Launch("cpu", [], Path("/tmp")), image)
+    second = 10**9
+    settings |= {
+        "entrypoint": ["sleep", "300"],
+        "volumes": {},
+        "healthcheck": {"interval": second, "timeout": 120 * second},  # the image's own test
+    }
+    container = client.containers.create(image, **settings)
+    try:
+        container.start()
+        code, bill = container.exec_run(["cat", "/usr/share/nsabench/sbom.cdx.json"])
+        assert code == 0
+        names = {component["name"] for component in json.loads(bill)["components"]}
+        assert names == {name for name, _ in lock.pinned(CHECKOUT.lock("cpu"))}
+        deadline = time.monotonic() + 200
+        while (health := container.attrs["State"]["Health"])["Status"] == "starting":
+            assert time.monotonic() < deadline, health
+            time.sleep(0.5)
+            container.reload()
+        assert health["Status"] == "healthy", health
+        assert json.loads(health["Log"][-1]["Output"])  # what `nsabench doctor --json` says
+    finally:
+        container.remove(force=True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "ids"), [("all", -1, []), ("0,1", 0, ["0", "1"]), ("GPU-7f", 0, ["GPU-7f"])]
+)
+def test_the_daemon_receives_the_request_for_gpus(
+    image: str, results: Path, gpus: str, count: int, ids: list[str]
+) -> None:
+    settings = launch._settings(launch.Launch("cpu", ["doctor"], results, gpus=gpus), image)
+    container = daemon.connect().containers.create(image, **settings)
+    try:
+        received = container.attrs["HostConfig"]
+    finally:
+        container.remove(force=True)
+    (request,) = received["DeviceRequests"]
+    assert (request["Count"], request["DeviceIDs"]) == (count, ids)
+    assert request["Capabilities"] == [["gpu"]]
+    assert received["ReadonlyRootfs"] and received["CapDrop"] == ["ALL"]
+    assert received["NetworkMode"] == "none" and received["PidsLimit"] == 4096
+    assert received["SecurityOpt"] == ["no-new-privileges"] and received["Memory"] == 16 << 30
+
+
 def test_a_gpu_where_there_is_no_runtime(image: str, results: Path) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
     done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")
     assert done.returncode == 3
     assert "no GPU runtime" in done.stderr and "Toolkit" in done.stderr
+
+
+@pytest.fixture
+def podman(image: str) -> Iterator[str]:
+    """The address of a podman of its own, which has the image."""
+    if os.getuid() != 0 or shutil.which("podman") is None:
+        pytest.skip("no podman, or not root")
+    # A short name: the path of a socket has room for 107 characters.
+    with tempfile.TemporaryDirectory(prefix="podman-", ignore_cleanup_errors=True) as folder:
+        tool = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run"]
+        if shutil.which("runc"):
+            tool += ["--runtime", "runc"]  # crun has no use for a machine with both cgroups
+        saved = subprocess.Popen(["docker", "save", "nsabench:cpu"], stdout=subprocess.PIPE)
+        subprocess.run([*tool, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=400)
+        assert saved.wait(60) == 0
+        address = f"unix://{folder}/socket"
+        service = subprocess.Popen(
+            [*tool, "system", "service", "--time=0", address], stderr=subprocess.DEVNULL
+        )
+        try:
+            while not Path(folder, "socket").exists():
+                assert service.poll() is None
+                time.sleep(0.1)
+            yield address
+        finally:
+            service.terminate()
+            service.wait(30)
+            subprocess.run([*tool, "rmi", "--all", "--force"], capture_output=True, timeout=120)
+
+
+def test_podman_through_its_socket(
+    podman: str, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", podman)
+    done = subprocess.run(in_image(results, "doctor"), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "podman" in done.stdout
+    done = subprocess.run(
+        in_image(results, "plan", "quick", "--device", "cpu"), capture_output=True, timeout=200
+    )
+    assert done.returncode == 0
+    done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")
+    assert done.returncode == 3, "podman forgets the request, and the run would have no GPU"
+    assert "takes no requests for GPUs" in done.stderr and "--device nvidia.com" in done.stderr

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from nsabench.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.images import combos, launch, lock, matrix, sbom
+from nsabench.images import combos, daemon, launch, lock, matrix, sbom
 from nsabench.images.wheelhouse import existing_lock
 from nsabench.preflight.architectures import declared
 
@@ -136,6 +136,17 @@ def test_no_daemon_is_one_sentence_and_a_remedy(tmp_path: Path) -> None:
     assert done.returncode == 3
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 2 and "no container daemon answers" in lines[0]
+
+
+def test_podmans_socket_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    (tmp_path / "podman").mkdir()
+    (tmp_path / "podman/podman.sock").touch()
+    # Docker's own comes first.
+    assert daemon._addresses()[:2] == ["", f"unix://{tmp_path}/podman/podman.sock"]
+    monkeypatch.setenv("DOCKER_HOST", "unix:///elsewhere")
+    assert daemon._addresses() == [""]
 
 
 def test_a_matrix_goes_on_after_a_combo_that_failed(
