@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -45,8 +42,12 @@ def _attempt(item: Implementation, case: Case, architecture: Architecture, real:
     inputs = _inputs(case, real)
 
     def call() -> None:
-        with record.recording(found.append), pretend.tensors_on_cuda(real):
-            _run(item.call, inputs, case.direction)
+        with (
+            record.recording(found.append),
+            pretend.operators_run(real),
+            pretend.tensors_on_cuda(real),
+        ):
+            _run(item, case, inputs)
 
     with pretend.cuda(architecture):
         guarded(call, "cpu")
@@ -67,13 +68,15 @@ def _inputs(case: Case, real: str) -> Inputs:
     return Inputs(tensors, drawn.options)
 
 
-def _run(call: Callable[..., Any], inputs: Inputs, direction: Direction) -> None:
-    tensors = list(inputs.tensors.values())
-    if direction is Direction.FORWARD:
-        call(*tensors, **inputs.options)
+def _run(item: Implementation, case: Case, inputs: Inputs) -> None:
+    tensors = dict(inputs.tensors)
+    if case.direction is Direction.FORWARD:
+        item.call(*tensors.values(), **inputs.options)
         return
-    wanted = [t.requires_grad_() for t in tensors if t.is_floating_point()]
-    out = call(*tensors, **inputs.options)
+    wanted = [tensors[name].requires_grad_() for name in ops.get(case.op).differentiable]
+    out = item.call(*tensors.values(), **inputs.options)
+    if not isinstance(out, torch.Tensor) or not out.requires_grad:
+        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
     # Past torch.autograd.grad, which would leave the mode that pretends before it runs backward.
     torch.autograd.Variable._execution_engine.run_backward(
         (out,),

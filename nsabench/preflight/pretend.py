@@ -8,7 +8,7 @@ architecture must come from a call that saw a GPU of it. The tensors themselves 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -108,3 +108,32 @@ def cuda(architecture: Architecture) -> Iterator[None]:
 def tensors_on_cuda(real: str) -> TorchFunctionMode:
     """Within this context, tensors on `real` ("meta" or "cpu") say that they are on the GPU."""
     return _OnCuda(real)
+
+
+@contextmanager
+def operators_run(real: str) -> Iterator[None]:
+    """Operators made by `torch.library.custom_op` run their code on tensors on `real`.
+
+    On `meta` torch would call what tells their shapes in its place, and it leaves the mode that
+    pretends before it calls either.
+    """
+    try:
+        from torch._library.custom_ops import OPDEFS
+    except ImportError:  # torch < 2.4, which has no such operators
+        yield
+        return
+
+    def pretending(code: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with tensors_on_cuda(real):
+                return code(*args, **kwargs)
+
+        return run
+
+    with ExitStack() as patches:
+        for operator in list(OPDEFS.values()):
+            kernels = operator._backend_fns
+            run = pretending(kernels.get("cuda") or kernels.get(None) or operator._init_fn)
+            patches.enter_context(mock.patch.object(operator, "_abstract_fn", run))
+            patches.enter_context(mock.patch.dict(kernels, dict.fromkeys(kernels, run)))
+        yield

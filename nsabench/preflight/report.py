@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def render(cells: Sequence[Cell]) -> RenderableType:
 
 
 def _row(cell: Cell) -> tuple[str, str, str]:
-    return cell.op, cell.implementation, cell.kernel or "(not recorded)"
+    return cell.implementation, cell.op, cell.kernel or "(not recorded)"
 
 
 def _grids(cells: Sequence[Cell]) -> list[Table]:
@@ -56,14 +57,17 @@ def _grid(cells: Sequence[Cell], title: str) -> Table:
     columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in cells}, key=_column)
     for _, triton, architecture in columns:
         table.add_column(f"{triton}\n{architecture}", justify="right")
-    for row in sorted({_row(c) for c in cells}):
+    rows = sorted({_row(c) for c in cells})
+    ops = Counter(name for name, _ in {row[:2] for row in rows})
+    for row in rows:
         texts = [
             _count(
                 [c for c in cells if _row(c) == row and (c.triton, c.architecture) == column[1:]]
             )
             for column in columns
         ]
-        table.add_row(row[1], row[2], *texts)
+        name, op, kernel = row
+        table.add_row(f"{name} ({op})" if ops[name] > 1 else name, kernel, *texts)
     return table
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from nsabench import plan as planning
 from nsabench.case import Case
 from nsabench.environment.pairs import numbers
-from nsabench.errors import EnvironmentRefused
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.cell import Cell
@@ -34,7 +34,8 @@ class Order:
 def run(order: Order, done: Callable[[Cell], None] = lambda cell: None) -> list[Cell]:
     """Compile it all; `done` hears of each row, from several threads.
 
-    Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed.
+    Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed, and
+    `UsageError` when there is nothing to compile.
     """
     tasks = _tasks(order)
     cases = _cases(order)
@@ -46,11 +47,17 @@ def run(order: Order, done: Callable[[Cell], None] = lambda cell: None) -> list[
     with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
         futures = [pool.submit(compile_one, task) for task in tasks]
         try:
-            return [cell for future in futures for cell in future.result()]
+            cells = [cell for future in futures for cell in future.result()]
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+    if not cells:
+        raise UsageError(
+            "no candidate has a case in these matrices, so that nothing was compiled",
+            "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
+        )
+    return cells
 
 
 def _tasks(order: Order) -> list[Task]:

@@ -105,6 +105,38 @@ def test_kernels_that_are_not_tritons(tmp_path: Path, matrix: Path) -> None:
     assert "elsewhere" not in {name for _, name, _ in found}
 
 
+def test_operators_and_their_backward(tmp_path: Path) -> None:
+    matrix = tmp_path / "both.yaml"
+    matrix.write_text(
+        "op: selection_ranges\n"
+        "axes: {direction: [forward, backward], dtype: float16, B: 1, S: 4, G: 2, H: 2, D: 64,"
+        " S_kv: 64, n_spans: 2, L: 32}\n"
+    )
+    file = Path(__file__).parent / "operator_backward.py"
+    code, rows, said = preflight(
+        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", file
+    )
+    assert code == 0, said
+    found = {(r["implementation"], r["kernel"]): r for r in rows}
+    for name in ("operator", "reads_values"):
+        forward, backward = found[name, "forward_kernel"], found[name, "backward_kernel"]
+        assert (forward["status"], forward["constants"], forward["cases"]) == ("ok", "BLOCK=64", 2)
+        assert (backward["status"], backward["constants"]) == ("ok", "BLOCK=128")
+        assert backward["cases"] == 1
+    assert found["forward_only", "forward_kernel"]["cases"] == 1
+    assert found["forward_only", ""]["status"] == "unsupported"
+    assert "no backward" in found["forward_only", ""]["reason"]
+
+
+def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
+    matrix = tmp_path / "other.yaml"
+    matrix.write_text("op: selection_varlen\naxes: {N: 2, H: 2, D: 64, L: 16}\n")
+    code, _, said = preflight(
+        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
+    )
+    assert code == 2 and "nothing was compiled" in said
+
+
 def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, said = preflight(
