@@ -1,0 +1,296 @@
+"""Launches of attention under a band (`_band.py`): checks, tiles, tables of packed sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from . import _checks as check
+from ._band import band_forward_kernel
+from ._band_backward import band_dkv_kernel, band_dq_kernel, band_rest_kernel
+from .config import device_limits
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Which keys a query sees: ``block`` tokens a key, one every ``stride`` tokens, the last
+    ``window`` of them (0: all). ``lo``, ``hi`` int32 [T]: instead, of packed sequences."""
+
+    block: int
+    stride: int
+    window: int
+    lo: torch.Tensor | None = None
+    hi: torch.Tensor | None = None
+
+    def constants(self) -> dict[str, int | bool]:
+        return {
+            "BLOCK": self.block,
+            "STRIDE": self.stride,
+            "WINDOWED": self.window > 0,
+            "PACKED": self.lo is not None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Queries and keys a tile, and how the program is launched."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def packed_band(
+    total: int, cu_seqlens: torch.Tensor, cu_keys: torch.Tensor, block: int, stride: int, window: int
+) -> Band:
+    """The band of sequences packed in ``total`` queries, by torch operations on the device.
+
+    A query behind the last sequence sees no key.
+    """
+    t = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), t, right=True)
+    lo, start = cu_keys[sequence], cu_seqlens[sequence]
+    end = cu_keys[(sequence + 1).clamp_(max=cu_keys.shape[0] - 1)]
+    seen = torch.div(t - start + (1 - block + stride), stride, rounding_mode="floor").clamp_(min=0)
+    hi = torch.minimum(lo + seen, end)
+    if window:
+        lo = torch.maximum(lo, hi - window)
+    return Band(block, stride, window, lo.int(), hi.int())
+
+
+def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+    """Raises TypeError or ValueError for tensors that are not q [B,T,HQ,D], k, v [B,N,H,D|Dv]."""
+    check.check_qkv(op, q, k, v)
+    fits = (
+        q.dim() == k.dim() == v.dim() == 4
+        and q.shape[0] == k.shape[0] == v.shape[0]
+        and k.shape[1:3] == v.shape[1:3]
+        and k.shape[2] >= 1
+        and q.shape[2] % k.shape[2] == 0
+    )
+    check.require(
+        fits,
+        f"{op}: expected q [B,T,HQ,D], k [B,N,H,D], v [B,N,H,Dv] with HQ a multiple of H; "
+        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
+    )
+    check.require(scale > 0, f"{op}: sm_scale must be positive; got {scale}")
+
+
+def check_cu(op: str, name: str, cu: torch.Tensor, q: torch.Tensor) -> None:
+    """Raises TypeError or ValueError for a cu_seqlens that does not fit packed sequences."""
+    if cu.dtype != torch.int32:
+        raise TypeError(f"{op}: {name} must be int32; got {cu.dtype}")
+    check.require(
+        cu.dim() == 1 and cu.shape[0] >= 2 and cu.device == q.device and q.shape[0] == 1,
+        f"{op}: {name} must be [sequences + 1] on q's device, and the sequences packed in B = 1",
+    )
+
+
+def _shrunk(tiles: Tiles, q: torch.Tensor, dv: int, copies: int) -> Tiles:
+    """``tiles`` made smaller until ``copies`` staged key tiles and a query tile fit the device."""
+    m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
+    widths = check.next_power_of_2(q.shape[3]) + check.next_power_of_2(dv)
+    if q.element_size() == 4:
+        # IEEE fp32 products run on the plain cores with whole operands in registers.
+        m, n, warps, stages = 32, 32, 4, 1
+    limit = device_limits(q.device).shared_bytes
+    while (n * stages + m) * widths * q.element_size() * copies // 2 > limit:
+        if stages > 2:
+            stages -= 1
+        elif m >= n and m > 16:
+            m //= 2
+        elif n > 16:
+            n //= 2
+        elif stages > 1:
+            stages -= 1
+        else:
+            break
+    return Tiles(m, n, warps, stages)
+
+
+def forward_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
+    """The tiles of the forward pass."""
+    wide = max(q.shape[3], v.shape[3]) > 64
+    return _shrunk(Tiles(128, 64 if wide else 128, 8 if wide else 4, 3), q, v.shape[3], 2)
+
+
+def dq_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
+    """The tiles of dQ."""
+    return _shrunk(Tiles(128, 64, 8, 2), q, v.shape[3], 2)
+
+
+def dkv_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
+    """The tiles of dK and dV."""
+    return _shrunk(Tiles(64, 64, 4, 2), q, v.shape[3], 2)
+
+
+def _shapes(q: torch.Tensor, v: torch.Tensor) -> dict[str, int | str]:
+    d, dv = q.shape[3], v.shape[3]
+    return {
+        "D": d,
+        "DV": dv,
+        "BLOCK_D": check.next_power_of_2(d),
+        "BLOCK_DV": check.next_power_of_2(dv),
+        "PRECISION": "ieee",
+    }
+
+
+def band_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    band: Band,
+    sm_scale: float,
+    tiles: Tiles | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [B,T,HQ,Dv] and lse [B,HQ,T] float32 (natural; -inf and out = 0 where no key is seen)."""
+    b, t, hq, _ = q.shape
+    n, h, dv = v.shape[1:]
+    out = torch.empty((b, t, hq, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b, hq, t), dtype=torch.float32, device=q.device)
+    if lse.numel() == 0:
+        return out, lse
+    tiles = tiles or forward_tiles(q, k, v)
+    band_forward_kernel[(check.cdiv(t, tiles.block_m), hq, b)](
+        q,
+        k,
+        v,
+        out,
+        lse,
+        lse if band.lo is None else band.lo,
+        lse if band.hi is None else band.hi,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        t,
+        n,
+        hq,
+        hq // h,
+        band.window,
+        sm_scale * check.LOG2_E,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **_shapes(q, v),
+        **band.constants(),
+    )
+    return out, lse
+
+
+def band_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    band: Band,
+    sm_scale: float,
+    tiles: tuple[Tiles, Tiles] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk, dv of ``band_forward``; ``grad_lse`` is that of lse [B,HQ,T], or None."""
+    b, t, hq, d = q.shape
+    n, h, dv = v.shape[1:]
+    group = hq // h
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if min(q.numel(), k.numel()) == 0:
+        return dq.zero_(), torch.zeros_like(k), torch.zeros_like(v)
+    rest = torch.empty_like(lse)
+    dlse = rest if grad_lse is None else grad_lse
+    for_dq, for_dkv = tiles or (dq_tiles(q, k, v), dkv_tiles(q, k, v))
+    shapes = {**_shapes(q, v), **band.constants()}
+    band_rest_kernel[(check.cdiv(t, 64), hq, b)](
+        out,
+        grad,
+        dlse,
+        rest,
+        *grad.stride(),
+        dlse.stride(0),
+        dlse.stride(2),
+        dlse.stride(1),
+        t,
+        hq,
+        DV=dv,
+        BLOCK_DV=check.next_power_of_2(dv),
+        BLOCK_M=64,
+        HAS_DLSE=grad_lse is not None,
+        num_warps=4,
+    )
+    bounds = (lse if band.lo is None else band.lo, lse if band.hi is None else band.hi)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
+    scale = sm_scale * check.LOG2_E
+    band_dq_kernel[(check.cdiv(t, for_dq.block_m), hq, b)](
+        q,
+        k,
+        v,
+        grad,
+        lse,
+        rest,
+        dq,
+        *bounds,
+        *strides,
+        t,
+        n,
+        hq,
+        group,
+        band.window,
+        scale,
+        BLOCK_M=for_dq.block_m,
+        BLOCK_N=for_dq.block_n,
+        num_warps=for_dq.num_warps,
+        num_stages=for_dq.num_stages,
+        **shapes,
+    )
+    key_tiles = check.cdiv(n, for_dkv.block_n)
+    shares = _shares(key_tiles * h * b, group, device_limits(q.device).processors)
+    dtype = q.dtype if shares == 1 else torch.float32
+    dk = torch.empty((shares, b, n, h, d), dtype=dtype, device=q.device)
+    dv_ = torch.empty((shares, b, n, h, dv), dtype=dtype, device=q.device)
+    band_dkv_kernel[(key_tiles, h, b * shares)](
+        q,
+        k,
+        v,
+        grad,
+        lse,
+        rest,
+        dk,
+        dv_,
+        *bounds,
+        lse if band.lo is None else _seen_by(band, key_tiles, for_dkv.block_n, n),
+        *strides,
+        t,
+        n,
+        hq,
+        group,
+        check.cdiv(group, shares),
+        b,
+        band.window,
+        scale,
+        BLOCK_M=for_dkv.block_m,
+        BLOCK_N=for_dkv.block_n,
+        num_warps=for_dkv.num_warps,
+        num_stages=for_dkv.num_stages,
+        **shapes,
+    )
+    if shares == 1:
+        return dq, dk[0], dv_[0]
+    return dq, dk.sum(0).to(q.dtype), dv_.sum(0).to(q.dtype)
+
+
+def _shares(programs: int, group: int, processors: int) -> int:
+    """Into how many shares the group's heads are cut: a divisor, for two programs a processor."""
+    wanted = check.cdiv(2 * processors, programs)
+    return next(s for s in range(1, group + 1) if group % s == 0 and (s >= wanted or s == group))
+
+
+def _seen_by(band: Band, key_tiles: int, block_n: int, n: int) -> torch.Tensor:
+    """int32 [key_tiles, 2]: the queries from which, and before which, a key tile is seen."""
+    assert band.lo is not None and band.hi is not None
+    first = torch.arange(key_tiles, dtype=torch.int32, device=band.lo.device) * block_n
+    begin = torch.searchsorted(band.hi, first, right=True)
+    end = torch.searchsorted(band.lo, (first + block_n).clamp_(max=n))
+    return torch.stack([begin, end], 1).int()
