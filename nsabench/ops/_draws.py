@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Values that have broken kernels before; any op may offer them beside its own distributions.
 VALUES = ("large_logits", "one_hot", "negative_zero")
 LARGE_LOGIT = 1e4
+BEYOND = 7  # keys that a span out of bounds reaches beyond the first or the last
 
 Ints = NDArray[np.int64]
 
@@ -76,10 +77,13 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
     """Half-open spans [rows, count, 2] over `keys` keys, `selected` keys a row in their union.
 
     disjoint: equal spans with gaps, sorted. touching: each begins where the last one ends.
-    overlapping: each also covers half of the next one. unsorted: in any order. mixed: a row uses
-    any number of its spans, of very unequal lengths; the others are empty. reversed: every other
-    span has its ends swapped and is empty. out_of_bounds: first and last span reach beyond the
-    keys. empty_rows: a quarter of the rows selects nothing. all_empty: none does.
+    overlapping: every other span touches the next one and covers half of it as well. unsorted: in
+    any order. mixed: a row uses any number of its spans, of very unequal lengths; the others are
+    empty. out_of_bounds: the first span begins before the first key, and the last one, if there
+    are two, ends behind the last.
+
+    Fewer keys, as many whatever the seed, select reversed: every other span has its ends swapped
+    and is empty. empty_rows: a quarter of the rows selects nothing. all_empty: none does.
     """
     rng = np.random.default_rng(seed)
     if distribution == "mixed":
@@ -88,21 +92,29 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
     else:
         weights = np.ones((rows, count))
     taken = _parts(weights, selected)
-    gaps = _parts(rng.exponential(1, (rows, count + 1)), keys - selected)
+    room = rng.exponential(1, (rows, count + 1))  # before, between and behind the spans
+    if distribution == "overlapping":
+        room[:, 1:count:2] = 0
+    elif distribution == "out_of_bounds":
+        room[:, 0] = 0
+        if count > 1:
+            room[:, count] = 0
+    gaps = _parts(room, keys - selected)
     if distribution == "touching":
         gaps[:, 1:count] = 0
     starts = np.cumsum(gaps[:, :count], 1) + np.cumsum(taken, 1) - taken
     found = np.stack([starts, starts + taken], -1)
     if distribution == "overlapping":
-        found[:, :-1, 1] = np.maximum(found[:, :-1, 1], found[:, 1:, 0] + taken[:, 1:] // 2)
+        found[:, : count - 1 : 2, 1] += taken[:, 1::2] // 2
     elif distribution == "unsorted":
         found = rng.permuted(found.view([("", found.dtype)] * 2), axis=1).view(found.dtype)
         found = found.reshape(rows, count, 2)
     elif distribution == "reversed":
         found[:, ::2] = found[:, ::2, ::-1]
     elif distribution == "out_of_bounds":
-        found[:, 0, 0] = -7
-        found[:, -1, 1] = keys + 9
+        found[:, 0, 0] = -BEYOND
+        if count > 1:
+            found[:, -1, 1] = keys + BEYOND
     elif distribution == "empty_rows":
         found[rng.permutation(rows)[: max(1, rows // 4)]] = 0
     elif distribution == "all_empty":
@@ -117,13 +129,21 @@ def _parts(weights: NDArray[np.float64], total: int) -> Ints:
     return np.diff(ends, axis=1, prepend=0)
 
 
-def union(found: Ints, keys: int) -> NDArray[np.bool_]:
-    """Which of the keys each row selects: [rows, keys], from clamped spans [rows, count, 2]."""
-    rows = found.shape[0]
+def union_sizes(found: Ints, keys: int) -> Ints:
+    """How many of the keys each row selects: [rows], from spans [rows, count, 2]."""
     clamped = np.clip(found, 0, keys)
-    clamped[..., 1] = np.maximum(clamped[..., 1], clamped[..., 0])
-    steps = np.zeros((rows, keys + 1), dtype=np.int32)
-    at = np.repeat(np.arange(rows), found.shape[1])
-    np.add.at(steps, (at, clamped[..., 0].ravel()), 1)
-    np.add.at(steps, (at, clamped[..., 1].ravel()), -1)
-    return np.cumsum(steps, 1)[:, :keys] > 0
+    order = np.argsort(clamped[..., 0], axis=1)
+    starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
+    # Sorted by start, a span adds what lies behind everything before it.
+    before = np.maximum.accumulate(np.pad(ends, ((0, 0), (1, 0)))[:, :-1], axis=1)
+    sizes: Ints = np.maximum(ends - np.maximum(starts, before), 0).sum(1)
+    return sizes
+
+
+def touched(found: Ints, keys: int) -> int:
+    """How many of the keys at least one row selects, from spans [rows, count, 2]."""
+    clamped = np.clip(found, 0, keys)
+    spans = clamped[clamped[..., 1] > clamped[..., 0]]
+    begins = np.bincount(spans[:, 0], minlength=keys + 1)
+    ends = np.bincount(spans[:, 1], minlength=keys + 1)
+    return int((np.cumsum(begins - ends) > 0).sum())

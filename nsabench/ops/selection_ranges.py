@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 ORACLE_CHUNK_ELEMENTS = 1 << 24
 
 
+# They are drawn on the host, and counted in the supervisor: some GB at most.
+MOST_SPANS = 1 << 26
+
+
 class RangesShape(Shape):
     """B batches, S queries, G groups, H heads a group (h above), head dims D and Dv, S_kv keys,
     n_spans spans a query, L keys in their union (fewer where the distribution says so)."""
@@ -47,6 +51,8 @@ class RangesShape(Shape):
         fits = self.S_kv >= self.L
         if not fits:
             raise ValueError(f"L={self.L} keys cannot be selected from S_kv={self.S_kv}")
+        if self.rows * self.n_spans > MOST_SPANS:
+            raise ValueError(f"B*S*G*n_spans={self.rows * self.n_spans} is over {MOST_SPANS}")
         return self
 
     @property
@@ -77,15 +83,19 @@ class SelectionRanges(Op):
         return shape.L
 
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """A key that several queries of a group select must come from memory only once."""
+        """A key that several queries of a group select must come from memory only once.
+
+        How many queries select the same key differs a little between the sets of a case; the bytes
+        are those of the first one.
+        """
         assert isinstance(shape, RangesShape)
         spans = _spans(shape, distribution, seed).reshape(shape.B, shape.S, shape.G, -1, 2)
-        selected = touched = 0
-        for b in range(shape.B):
-            for g in range(shape.G):
-                chosen = _draws.union(spans[b, :, g], shape.S_kv)
-                selected += int(chosen.sum())
-                touched += int(chosen.any(0).sum())
+        selected = int(_draws.union_sizes(spans.reshape(shape.rows, -1, 2), shape.S_kv).sum())
+        touched = sum(
+            _draws.touched(spans[b, :, g].reshape(-1, 2), shape.S_kv)
+            for b in range(shape.B)
+            for g in range(shape.G)
+        )
         widths = shape.D + shape.Dv
         elements = shape.rows * shape.H * widths + touched * widths
         ranges_bytes = 4 * 2 * shape.rows * shape.n_spans

@@ -10,20 +10,24 @@ from torch import Tensor
 
 from nsabench import ops
 from nsabench.case import Case
+from nsabench.failure import Failure
 from nsabench.ops.contract import Inputs
-from nsabench.words import Direction
+from nsabench.words import Direction, Status
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
+MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
+CHUNK_BYTES = 256 << 20  # of what is copied or widened at a time
 SEED_STRIDE = 7919
 GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's gradient
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 
 
 class InputSets:
-    """`case.timing.rotate` sets, fewer if memory is short, never fewer than two.
+    """`case.timing.rotate` sets, fewer if memory is short, never fewer than two or than streams.
 
     Two, because only data that changes under an unchanged address tells a computed output from a
-    remembered one.
+    remembered one. As many as streams, because calls at once on the same data read it only once.
+    Raises `Failure` (out of memory) when not even those leave room for the implementations.
 
     expected: of each set, the float64 results by name: `output`, or in a backward the gradients
       `dq`, `dk`, `dv`, that belong to the gradient of the output in `grads`.
@@ -32,41 +36,58 @@ class InputSets:
     def __init__(self, case: Case, device: str) -> None:
         self._case, self._device = case, device
         self.somebody_writes = False  # an input changed while nobody looked
-        count = _affordable(case, device)
-        self._seeds = [case.seed + i * SEED_STRIDE for i in range(count)]
-        self.sets = [self._draw(seed) for seed in self._seeds]
+        self._op = ops.get(case.op)
         backward = case.direction is Direction.BACKWARD
-        op = ops.get(case.op)
-        self.wanted = op.differentiable if backward else ()
+        self.wanted = self._op.differentiable if backward else ()
         self.results = tuple(f"d{name}" for name in self.wanted) or ("output",)
-        self.grads = [
-            op.draw_grad(inputs, seed + GRAD_SEED)
-            for inputs, seed in zip(self.sets, self._seeds, strict=True)
-            if backward
-        ]
-        self.expected = [self._expect(index) for index in range(count)]
-        self._checksums = [checksum(inputs) for inputs in self.sets]
+        self._seeds: list[int] = []
+        self.sets: list[Inputs] = []
+        self.grads: list[Tensor] = []
+        self.expected: list[dict[str, Tensor]] = []
+        self._checksums: list[dict[str, Tensor]] = []
+        free = _free_bytes(device)
+        self._add(case.seed)
+        count = _affordable(case, self._bytes_of_one(), free)
+        for i in range(1, count):
+            self._add(case.seed + i * SEED_STRIDE)
+
+    def _add(self, seed: int) -> None:
+        inputs = self.draw(seed)
+        self._seeds.append(seed)
+        self.sets.append(inputs)
+        if self.wanted:
+            self.grads.append(self._op.draw_grad(inputs, seed + GRAD_SEED))
+        self.expected.append(self._expect(len(self.sets) - 1))
+        self._checksums.append(checksum(inputs))
+
+    def _bytes_of_one(self) -> int:
+        held = [*self.sets[0].tensors.values(), *self.expected[0].values(), *self.grads[:1]]
+        return sum(t.nbytes for t in [*held, *self._checksums[0].values()])
 
     def __len__(self) -> int:
         return len(self.sets)
 
     def _expect(self, index: int) -> dict[str, Tensor]:
-        op, inputs = ops.get(self._case.op), self.sets[index]
+        inputs = self.sets[index]
         if not self.grads:
-            return {"output": op.oracle(inputs)}
-        found = op.gradients(inputs, self.grads[index])
+            return {"output": self._op.oracle(inputs)}
+        found = self._op.gradients(inputs, self.grads[index])
         return {f"d{name}": found[name] for name in self.wanted}
 
-    def _draw(self, seed: int) -> Inputs:
+    def draw(self, seed: int) -> Inputs:
+        """The inputs of a seed, the same each time."""
         case = self._case
-        return ops.get(case.op).draw(case.sizes, case.dtype, case.distribution, seed, self._device)
+        return self._op.draw(case.sizes, case.dtype, case.distribution, seed, self._device)
+
+    def seed(self, index: int) -> int:
+        """What the values that set `index` holds now are drawn from."""
+        return self._seeds[index]
 
     def swap(self, i: int, rng: Random) -> None:
         """Exchange the values of set i, and what is right for them, with another's in place."""
         j = rng.choice([other for other in range(len(self.sets)) if other != i])
-        kept = self.sets[i].clone()
-        self.sets[i].fill_from(self.sets[j])
-        self.sets[j].fill_from(kept)
+        for name, tensor in self.sets[i].tensors.items():
+            _exchange_values(tensor, self.sets[j].tensors[name])
         _exchange(self.expected, i, j)
         if self.grads:
             _exchange(self.grads, i, j)
@@ -88,11 +109,20 @@ class InputSets:
 
     def restore(self, index: int) -> None:
         """Give a mutated set back the values it held."""
-        self.sets[index].fill_from(self._draw(self._seeds[index]))
+        self.sets[index].fill_from(self.draw(self._seeds[index]))
 
 
 def _exchange(items: list[Any], i: int, j: int) -> None:
     items[i], items[j] = items[j], items[i]
+
+
+def _exchange_values(a: Tensor, b: Tensor) -> None:
+    """In stream order, past the tensors' version counters, with little memory beside them."""
+    most = CHUNK_BYTES // a.element_size()
+    for x, y in zip(a.data.view(-1).split(most), b.data.view(-1).split(most), strict=True):
+        kept = x.clone()
+        x.copy_(y)
+        y.copy_(kept)
 
 
 def checksum(inputs: Inputs) -> dict[str, Tensor]:
@@ -108,20 +138,39 @@ def checksum(inputs: Inputs) -> dict[str, Tensor]:
 
 def _fold(bits: Tensor) -> Tensor:
     folded = bits[: bits.numel() // FOLD * FOLD].view(-1, FOLD)
-    rest = bits[folded.numel() :]
-    sums = (folded.sum(0, dtype=torch.int64), folded.sum(1, dtype=torch.int64), rest.long())
-    return torch.cat(sums)
+    columns = torch.zeros(FOLD, dtype=torch.int64, device=bits.device)
+    rows = []
+    # A part at a time: a sum in int64 may first make an int64 copy.
+    for part in folded.split(CHUNK_BYTES // 8 // FOLD):
+        columns += part.sum(0, dtype=torch.int64)
+        rows.append(part.sum(1, dtype=torch.int64))
+    return torch.cat([columns, *rows, bits[folded.numel() :].long()])
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _affordable(case: Case, device: str) -> int:
+def _free_bytes(device: str) -> int | None:
+    """Device memory that nobody uses, what torch only keeps for later included."""
     if device != "cuda":
-        return max(2, case.timing.rotate)
+        return None
     free, _ = torch.cuda.mem_get_info()
-    each = max(case.work.bytes_min, 1)
-    return max(2, min(case.timing.rotate, int(free * MEMORY_SHARE // each)))
+    return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+
+
+def _affordable(case: Case, each: int, free: int | None) -> int:
+    """How many sets of `each` bytes to hold. Raises `Failure` when the fewest leave no room."""
+    least = max(2, case.streams)
+    wanted = max(least, case.timing.rotate)
+    if free is None:
+        return wanted
+    if least * each > free * MOST_OF_MEMORY:
+        raise Failure(
+            Status.OUT_OF_MEMORY,
+            f"{least} sets of inputs and their oracles take {least * each / 1e9:.1f} GB of the "
+            f"{free / 1e9:.1f} GB that are free",
+        )
+    return max(least, min(wanted, int(free * MEMORY_SHARE // max(each, 1))))
 
 
 def poison_like(expected: dict[str, Tensor], dtype: torch.dtype) -> None:

@@ -48,7 +48,10 @@ def measure(
     """Measure `items` on `case`, interleaved. Raises `ArmLost` when the device is lost."""
     report(Step(phase="inputs"))
     rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
-    sets = InputSets(case, device)
+    try:
+        sets = InputSets(case, device)
+    except Failure as failure:
+        return Measured(outcomes=[_without_inputs(item, session, failure) for item in items])
     outcomes: dict[str, Outcome] = {}
     tried: list[CaseArm] = []
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
@@ -121,13 +124,20 @@ def _time(
 
 def _diagnose(arm: CaseArm, report: Report) -> str:
     """Which known mistake reproduces the wrong output, if there is one to look at."""
-    wrong = arm.wrong
+    wrong, arm.wrong = arm.wrong, None  # its tensors are not needed any longer
     if wrong is None:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
     if arm.case.direction is Direction.BACKWARD:
         return diagnose_gradient(wrong.name, wrong.result, wrong.expected, wrong.previous)
-    return diagnose(ops.get(arm.case.op), wrong.inputs, wrong.result, wrong.previous)
+    inputs = arm.sets.draw(wrong.seed)
+    return diagnose(ops.get(arm.case.op), inputs, wrong.result, wrong.previous)
+
+
+def _without_inputs(item: Implementation, session: int, failure: Failure) -> Outcome:
+    return Outcome(
+        implementation=item.name, status=failure.status, reason=failure.reason, session=session
+    )
 
 
 def _outcome(

@@ -156,6 +156,96 @@ def test_hostile_kernels_take_nobody_down(tmp_path: Path) -> None:
     assert {r["caught"] for r in records if r["role"] == "control"} <= {"caught", "declined"}
 
 
+NEIGHBOUR = """
+import threading, torch
+from nsabench import implementation
+from nsabench.implementations.sdpa import gqa
+_others = threading.Event()  # set while the candidate itself is not called
+
+
+def _burn():
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        a = torch.randn(2048, 2048, dtype=torch.float16, device="cuda")
+        while True:
+            _others.wait()
+            a @ a
+            stream.synchronize()
+
+
+@implementation(op="selection_rows", name="mine")
+def mine(q, k, v, *, sm_scale):
+    _others.clear()
+    if not any(t.name == "burn" for t in threading.enumerate()):
+        threading.Thread(target=_burn, daemon=True, name="burn").start()
+    out = gqa(q, k, v, sm_scale)
+    if not torch.cuda.is_current_stream_capturing():
+        _others.set()
+    return out
+"""
+
+
+def test_work_on_a_stream_of_its_own_beside_the_others_wins_nothing(tmp_path: Path) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(NEIGHBOUR)
+    matrix = "op: selection_rows\naxes: {N: 1024, H: 8, D: 128, L: [64, 256]}\n"
+    (tmp_path / "m.yaml").write_text(matrix)
+    command = [sys.executable, "-m", "nsabench", "run", "m.yaml", "--device", "cuda"]
+    done = subprocess.run(
+        [*command, "--out", "run", "--kernels", kernels],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    found = pq.read_table(tmp_path / "run" / "records.parquet").to_pylist()
+    mine = [r for r in found if r["implementation"] == "mine"]
+    for r in mine:
+        print(r["length"], r["status"], r["verdict"], r["speedup"], r["speedup_lo"], r["reason"])
+    assert len(mine) == 2, done.stderr
+    assert all(r["verdict"] != "faster" for r in mine)
+
+
+WAITS = """
+import torch
+from nsabench import implementation
+from nsabench.implementations.sdpa import gqa
+
+
+@implementation(op="selection_rows", name="waits", role="baseline")
+def waits(q, k, v, *, sm_scale):
+    torch.cuda.synchronize()
+    return gqa(q, k, v, sm_scale)
+
+
+@implementation(op="selection_rows", name="mine")
+def mine(q, k, v, *, sm_scale):
+    return gqa(q, k, v, sm_scale)
+"""
+
+
+def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(WAITS)
+    matrix = ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
+    records = run(tmp_path, matrix, "--kernels", kernels)
+    waits = [r for r in records if r["implementation"] == "waits"]
+    assert {r["status"] for r in waits} == {"unsupported"}
+    assert all("cannot be captured in a CUDA graph" in r["reason"] for r in waits)
+    assert {r["status"] for r in records if r["implementation"] == "mine"} == {"ok"}
+    assert {r["device_ms"] for r in records} == {None}
+
+
+def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:
+    matrix = ROWS.replace("H: 8", "H: 8, streams: [1, 5]")
+    found = [r for r in run(tmp_path, matrix) if r["role"] == "baseline" and r["median_ms"]]
+    assert {r["streams"] for r in found} == {1, 5}
+    assert {r["status"] for r in found} == {"ok"}
+    assert all(r["roofline_fraction"] < 1.1 for r in found)
+    assert all(r["device_ms"] < r["median_ms"] for r in found)
+
+
 def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     """A few of the 200 cells of `just gpu-self-check`, whose outcome is in docs/MEASUREMENT.md."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
