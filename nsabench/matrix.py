@@ -46,7 +46,7 @@ class Selection(BaseModel):
 class Matrix(BaseModel):
     """The document. `axes` spans a product of cases, and so does every entry of `include`, which
     inherits the common axes (dtype, direction, distribution, streams) it does not name itself.
-    A case that agrees with every key of an entry of `exclude` is left out.
+    A case that agrees with every key of an entry of `exclude` is left out, defaults included.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -113,13 +113,27 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
                 raise UsageError(f"{where} is not an axis of {op.name}", nearest(axis, known))
     for at, axes in blocks:
         for values in itertools.product(*axes.values()):
-            point = dict(zip(axes, values, strict=True))
-            if not any(_matches(point, rule) for rule in matrix.exclude):
-                yield _case(point, matrix, op, document, at)
+            point = {**_defaults(op), **dict(zip(axes, values, strict=True))}
+            if any(_matches(point, rule) for rule in matrix.exclude):
+                continue  # before it is looked at: what is excluded need not be possible
+            case = _case(point, matrix, op, document, at)
+            # Once more with the sizes that the shape fills in.
+            if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
+                yield case
 
 
 def _common(axes: Mapping[str, list[Scalar]]) -> dict[str, list[Scalar]]:
     return {axis: values for axis, values in axes.items() if axis in COMMON_AXES}
+
+
+def _defaults(op: Op) -> dict[str, Scalar]:
+    """What the common axes are where a matrix does not name them."""
+    return {
+        "dtype": DType.FLOAT16,
+        "direction": Direction.FORWARD,
+        "distribution": op.distributions[0],
+        "streams": 1,
+    }
 
 
 def _matches(point: Mapping[str, Scalar], rule: Mapping[str, list[Scalar]]) -> bool:
@@ -134,13 +148,7 @@ def _case(
     at: tuple[str | int, ...],
 ) -> Case:
     sizes = {axis: value for axis, value in point.items() if axis not in COMMON_AXES}
-    common: dict[str, Any] = {
-        "dtype": DType.FLOAT16,
-        "direction": Direction.FORWARD,
-        "distribution": op.distributions[0],
-        "streams": 1,
-        **{axis: value for axis, value in point.items() if axis in COMMON_AXES},
-    }
+    common: dict[str, Any] = {axis: point[axis] for axis in COMMON_AXES}
     _one_of(common["direction"], op.directions, "direction", op, document, at)
     _one_of(common["distribution"], op.distributions, "distribution", op, document, at)
     try:

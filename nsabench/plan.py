@@ -80,7 +80,7 @@ class Plan(BaseModel):
     def info(self, op: str, name: str) -> ImplementationInfo:
         return next(i for i in self.implementations if i.op == op and i.name == name)
 
-    _content: bytes = PrivateAttr(b"")  # of the file it was read from
+    _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to
 
     @property
     def sha256(self) -> str:
@@ -94,8 +94,9 @@ class Plan(BaseModel):
     def write(self, path: Path) -> None:
         """Whoever looks sees a whole plan or none."""
         temporary = path.with_suffix(".tmp")
+        self._content = self._as_yaml()
         with temporary.open("wb") as file:
-            file.write(self._as_yaml())
+            file.write(self._content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -155,7 +156,8 @@ def resolve(
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
 
-    Raises `UsageError` when a pattern matches no implementation or the shard is not `i/n`.
+    Raises `UsageError` when a pattern matches no implementation, none is left, or the shard is not
+    `i/n`.
     """
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
@@ -224,7 +226,15 @@ def _select(
                 f"{loaded.file}: no implementation of {op} matches {pattern!r}",
                 nearest(pattern, [i.name for i in of_op]),
             )
-    return tuple(i.name for i in of_op if i.role is not Role.CONTROL and _wanted(i.name, selection))
+    names = tuple(
+        i.name for i in of_op if i.role is not Role.CONTROL and _wanted(i.name, selection)
+    )
+    if not names:
+        raise UsageError(
+            f"{loaded.file}: no implementation of {op} is left to measure",
+            "name some in implementations.only, or skip fewer.",
+        )
+    return names
 
 
 def _wanted(name: str, selection: Selection) -> bool:

@@ -286,6 +286,7 @@ def _validate(found: Sequence[Implementation]) -> None:
                 f"implementation {item.name!r} ({item.source}) runs on no device",
                 f"devices are among {', '.join(Runs)}.",
             )
+        _validate_control(item)
         op = ops.get(item.op, f"implementation {item.name!r} ({item.source})")
         twin = seen.setdefault((item.op, item.name), item)
         if twin is not item:
@@ -302,3 +303,29 @@ def _validate(found: Sequence[Implementation]) -> None:
                 f"{op.call_form(item.name)}: {error}",
                 "give the function that signature.",
             ) from None
+    for item in found:
+        wrapped = seen.get((item.op, item.wraps))
+        if item.wraps and (wrapped is None or wrapped.role is not Role.BASELINE):
+            raise UsageError(
+                f"control {item.name!r} ({item.source}) wraps {item.wraps!r}, which is no baseline "
+                f"of {item.op}",
+                "name the baseline that it is without its trick, or leave `wraps` away.",
+            )
+
+
+def _validate_control(item: Implementation) -> None:
+    from nsabench.checks import all_checks
+
+    is_control = item.role is Role.CONTROL
+    if is_control and item.caught_by not in all_checks():
+        raise UsageError(
+            f"control {item.name!r} ({item.source}) is to be caught by {item.caught_by!r}, which "
+            f"is no check",
+            f"the checks are {', '.join(sorted(all_checks()))}.",
+        )
+    if not is_control and (item.caught_by or item.wraps):
+        raise UsageError(
+            f"implementation {item.name!r} ({item.source}) is a {item.role} and yet says what it "
+            f"is caught by or wraps",
+            'only a control does: leave that away, or give it role="control".',
+        )

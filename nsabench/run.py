@@ -133,9 +133,10 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise NsabenchError(
             f"{folder.path} cannot be written: {error.strerror}",
-            f"make room, then go on with --resume {folder.path}.",
+            f"make {'room' if full else 'it writable'}, then go on with --resume {folder.path}.",
         ) from error
     return Finished(
         folder,

@@ -10,7 +10,13 @@ from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
 from nsabench.journal import Apart, Confirmation
 from nsabench.messages import Samples
-from nsabench.timing.statistics import Ratio, paired, quantile, ratio_of_medians
+from nsabench.timing.statistics import (
+    Ratio,
+    paired,
+    quantile,
+    ratio_of_independent_medians,
+    ratio_of_medians,
+)
 from nsabench.words import BENIGN, MARGIN, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much (docs/MEASUREMENT.md).
@@ -160,14 +166,10 @@ def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgeme
 def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Judgement:
     """The judgement, if the baselines were not slower beside the candidate than without it.
 
-    Else the interval is moved to where the best of them is in a process that never imported it.
+    Else the ratio to the best of them in a process that never imported it is what counts.
     """
-    times = {
-        o.implementation: quantile(o.samples.time_ms, 0.5)
-        for o in alone.outcomes
-        if o.samples.time_ms
-    }
-    best = min(times, key=lambda name: times[name], default=None)
+    taken = {o.implementation: o.samples.time_ms for o in alone.outcomes if o.samples.time_ms}
+    best = min(taken, key=lambda name: quantile(taken[name], 0.5), default=None)
     if best is None:
         why = alone.reason or "none of them could be timed"
         return replace(
@@ -175,20 +177,18 @@ def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Ju
             verdict=Verdict.INCONCLUSIVE,
             why=f"the baselines could not be timed apart from the candidates: {why}",
         )
-    assert judgement.speedup and judgement.speedup_lo and judgement.speedup_hi
+    assert judgement.speedup is not None
+    apart = quantile(taken[best], 0.5)
     beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
-    slowed = beside / times[best]
-    if slowed <= 1 + DRIFT:
+    if beside <= apart * (1 + DRIFT):
         return judgement
-    moved = Ratio(
-        judgement.speedup / slowed, judgement.speedup_lo / slowed, judgement.speedup_hi / slowed
-    )
+    moved = ratio_of_independent_medians(taken[best], candidate.time_ms)
     verdict, _ = _from_interval(moved)
     return replace(
         judgement,
         verdict=verdict if verdict is Verdict.FASTER else Verdict.INCONCLUSIVE,
         speedup_lo=moved.lo,
-        why=f"{best} takes {times[best]:.3g} ms in a process that never imported a candidate, and "
+        why=f"{best} takes {apart:.3g} ms in a process that never imported a candidate, and "
         f"the best baseline beside it {beside:.3g} ms: against the former the ratio is "
         f"{moved.value:.3f}",
     )

@@ -51,6 +51,26 @@ exclude:
     }
 
 
+def test_exclude_sees_what_nobody_named(tmp_path: Path) -> None:
+    """dtype and distribution have defaults, and Dv is D."""
+    text = "op: selection_rows\naxes: {N: [1, 2], H: 1, D: [8, 16], L: 8}\n"
+    for rule, left in (
+        ("{N: 1, dtype: float16}", 2),
+        ("{N: 1, dtype: bfloat16}", 4),
+        ("{distribution: dense, D: 8}", 2),
+        ("{Dv: 8}", 2),
+        ("{Dv: 8, streams: 2}", 4),
+    ):
+        assert len(load(tmp_path, f"{text}exclude: [{rule}]\n").cases) == left, rule
+
+
+def test_what_is_excluded_need_not_be_possible(tmp_path: Path) -> None:
+    sizes = "B: 1, S: 1, G: 1, H: 1, D: 8, n_spans: 1, S_kv: [8, 64], L: [8, 64]"
+    text = f"op: selection_ranges\naxes: {{{sizes}}}\n"
+    [*cases] = load(tmp_path, f"{text}exclude: [{{S_kv: 8, L: 64}}]\n").cases
+    assert len(cases) == 3
+
+
 def test_the_shipped_rows_are_those_of_the_earlier_table() -> None:
     [loaded] = matrix.load(shipped_matrices()["selection_rows"])
     with (DATA / "m4_rtx4090_dense.csv").open() as file:

@@ -17,7 +17,21 @@ def check(table: Table) -> list[Finding]:
     if table.candidate and len(found) == len(table.lines):
         sentence = f"none of its {len(table.lines)} rows was measured: it decides nothing"
         found.append(Finding(CHECK, Effect.INVALID, sentence))
-    return found
+    return [*found, *_without_sizes(table)]
+
+
+def _without_sizes(table: Table) -> Iterator[Finding]:
+    """Rows that no check looks at, in a table whose other rows give their sizes."""
+    sized = [line for line in table.lines if table.shape(line) is not None]
+    if not sized:
+        return
+    for line in table.lines:
+        if line not in sized and not _says(table, line):
+            said = ", ".join(
+                f"{axis} is {line.cells[c] or 'empty'}" for axis, c in table.sizes.items()
+            )
+            sentence = f"line {line.number} gives no sizes of a case ({said}): it was not checked"
+            yield Finding(CHECK, Effect.INCONCLUSIVE, sentence, table.label(line))
 
 
 def _failed(table: Table) -> Iterator[Finding]:

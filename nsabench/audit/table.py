@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from nsabench import ops
 from nsabench.checks.row import Row
 from nsabench.errors import UsageError
+from nsabench.ops.contract import Shape
 from nsabench.words import DType, Role, Status
 
 OP = "selection_rows"
@@ -91,12 +92,17 @@ class Table:
         found = (self._row(line, c, role) for line in self.lines for c, role in roles.items())
         return [row for row in found if row is not None]
 
-    def _row(self, line: Line, column: str, role: Role) -> Row | None:
-        time = self.time_ms(line, column)
+    def shape(self, line: Line) -> Shape | None:
+        """The sizes of the line's case; None where they are not all given, or are none."""
         sizes = {axis: line.cells[c] for axis, c in self.sizes.items()}
         try:
-            shape = ops.get(OP).shape_model.model_validate(sizes)
+            return ops.get(OP).shape_model.model_validate(sizes)
         except ValidationError:
+            return None
+
+    def _row(self, line: Line, column: str, role: Role) -> Row | None:
+        time, shape = self.time_ms(line, column), self.shape(line)
+        if shape is None:
             return None
         dtype = self._dtype(line)
         work = ops.get(OP).work(shape, dtype, "dense", 0)

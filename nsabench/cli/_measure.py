@@ -22,10 +22,10 @@ def measure(
     """Start or resume a run as the options say."""
     console = terminal.console()
     if resume is not None:
-        if matrices or quick or out or kernels:
+        if matrices or quick or out or kernels or shard != "1/1" or device != "auto":
             raise UsageError(
-                "--resume goes on with the plan of the run and takes no matrix, --quick, --out "
-                "or --kernels",
+                "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
+                "--kernels, --shard or --device",
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:

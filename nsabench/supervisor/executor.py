@@ -141,7 +141,11 @@ class WorkerExecutor:
             names = ", ".join(sorted({_name(p) for p in left}))
             self._retire()
             for outcome in measured.outcomes:
-                outcome.notes.append(f"{len(left)} process(es) left behind and killed: {names}")
+                # Which of them is not known: they shared the process that these are children of.
+                outcome.notes.append(
+                    f"after it and those measured with it {len(left)} process(es) were left behind "
+                    f"and killed: {names}"
+                )
         return measured
 
     def log(self) -> str:

@@ -150,3 +150,15 @@ def test_the_sheets_are_plausible():
         # A dense tensor rate is 256 to 8192 FLOP a clock and SM on every device of the last years.
         per_clock = sheet.float16 * 1e6 / sheet.sms / sheet.sm_boost_mhz
         assert 256 <= per_clock <= 8192, sheet.name
+
+
+def test_a_row_without_sizes_is_named(audit):
+    found = audit(*HONEST, "1024,8,128,128,many,0.0452,0.0484,1.07,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in found] == [("completeness", Effect.INCONCLUSIVE)]
+    assert "line 5 gives no sizes of a case" in found[0].sentence
+    assert "L is many" in found[0].sentence
+
+
+def test_a_length_beyond_any_memory_is_audited(audit):
+    rows = [f"1,8,128,128,{length},0.1,9,90,0.15,FASTER" for length in (64, 1 << 20, 1 << 24)]
+    assert {f.check for f in audit(HEADER, *rows)} >= {"parity", "roofline"}

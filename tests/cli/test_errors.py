@@ -48,6 +48,28 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
             "'candidat' is not a valid Role",
             "candidate",
         ),
+        ("x = 1\n", "mine.py registers no implementation", "decorate"),
+        (
+            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
+                'name="m"', 'name="m", role="control", caught_by="luck"'
+            ),
+            "is to be caught by 'luck', which is no check",
+            "roofline",
+        ),
+        (
+            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
+                'name="m"', 'name="m", caught_by="parity"'
+            ),
+            "is a candidate and yet says what it is caught by",
+            "control",
+        ),
+        (
+            GOOD.format(op="selection_rows", name="m", parameters="q, k, v, *, sm_scale").replace(
+                'name="m"', 'name="m", role="control", caught_by="timer", wraps="sdpa"'
+            ),
+            "wraps 'sdpa', which is no baseline of selection_rows",
+            "leave `wraps` away",
+        ),
         ("import os\nos.abort()\n", "could not be imported: its process was killed", "import"),
     ],
 )
@@ -93,6 +115,13 @@ def test_a_folder_that_is_not_empty(tmp_path: Path, tiny: Path, nsabench: Nsaben
 
 def test_resuming_what_is_no_run(tmp_path: Path, nsabench: Nsabench) -> None:
     refused(nsabench("all", "--resume", tmp_path), "holds no run", "folder")
+
+
+@pytest.mark.parametrize("option", [("--shard", "1/2"), ("--device", "cpu")])
+def test_resuming_takes_the_plan_as_it_is(
+    tmp_path: Path, nsabench: Nsabench, option: tuple[str, str]
+) -> None:
+    refused(nsabench("all", "--resume", tmp_path, *option), option[0], "leave them away")
 
 
 def test_cuda_where_there_is_none(tiny: Path, nsabench: Nsabench) -> None:

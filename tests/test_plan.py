@@ -1,0 +1,110 @@
+"""Plans: shards, who is watched by controls, and what a plan binds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsabench import apart, matrix, plan
+from nsabench.errors import UsageError
+from nsabench.plan import ImplementationInfo, Plan
+from nsabench.words import Role, Runs
+
+ROWS = (
+    "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16, 24, 32], dtype: [float16, float32]}\n"
+)
+
+
+def info(name: str, role: Role, source: str = "shipped", **fields: str) -> ImplementationInfo:
+    return ImplementationInfo(
+        op="selection_rows", name=name, role=role, devices=(Runs.CPU,), source=source, **fields
+    )
+
+
+INSTALLED = [
+    info("mine", Role.CANDIDATE, "mine.py@123"),
+    info("quick", Role.BASELINE),
+    info("slow", Role.BASELINE),
+    info("own", Role.BASELINE, "mine.py@123"),
+    info("trick", Role.CONTROL, caught_by="timer", wraps="quick"),
+]
+
+
+def resolve(tmp_path: Path, text: str = ROWS, **fields: str) -> Plan:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    sources = {"shipped": "a" * 64, "mine.py@123": "b" * 64}
+    return plan.resolve(matrix.load(path), INSTALLED, device="cpu", sources=sources, **fields)
+
+
+@given(count=st.integers(1, 40), shards=st.integers(1, 40))
+def test_shards_are_a_partition_of_nearly_equal_parts(count: int, shards: int) -> None:
+    cases = list(range(count))
+    if shards > count:
+        with pytest.raises(UsageError, match="is empty"):
+            plan._shard(cases, f"{shards}/{shards}")  # type: ignore[arg-type]
+        return
+    parts = [plan._shard(cases, f"{i}/{shards}") for i in range(1, shards + 1)]  # type: ignore[arg-type]
+    assert sorted(c for part in parts for c in part) == cases
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_controls_watch_the_least_and_the_most_work_of_each_dtype(tmp_path: Path) -> None:
+    made = resolve(tmp_path)
+    watched = {
+        (c.case.dtype, c.case.shape["L"]) for c in made.cases if "trick" in c.implementations
+    }
+    assert watched == {(d, length) for d in ("float16", "float32") for length in (8, 32)}
+
+
+def test_each_shard_has_controls_of_its_own(tmp_path: Path) -> None:
+    for i in range(1, 5):
+        assert any("trick" in c.implementations for c in resolve(tmp_path, shard=f"{i}/4").cases)
+
+
+def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: Path) -> None:
+    made = resolve(tmp_path, ROWS + "implementations: {only: [mine, slow]}\n")
+    for case in made.cases:
+        names = set(case.implementations)
+        assert names in ({"mine", "slow"}, {"mine", "slow", "trick", "quick"})
+        assert ("quick" in names) == ("trick" in names)
+    assert made.info("selection_rows", "quick").role is Role.BASELINE
+
+
+@pytest.mark.parametrize(
+    "selection", ["{only: []}", "{skip: ['*']}", "{only: [slow], skip: [slow]}"]
+)
+def test_a_matrix_that_leaves_nothing_to_measure_is_refused(tmp_path: Path, selection: str) -> None:
+    with pytest.raises(UsageError, match="no implementation of selection_rows is left") as error:
+        resolve(tmp_path, f"{ROWS}implementations: {selection}\n")
+    assert "m.yaml" in str(error.value)
+
+
+def test_a_case_of_two_matrices_is_measured_once_as_the_first_says(tmp_path: Path) -> None:
+    made = resolve(tmp_path, f"{ROWS}timeout_s: 7\n---\n{ROWS}timeout_s: 9\n")
+    assert len(made.cases) == 8
+    assert {c.case.timeout_s for c in made.cases} == {7}
+
+
+def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
+    made, path = resolve(tmp_path), tmp_path / "plan.yaml"
+    made.write(path)
+    assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
+    assert Plan.read(path) == made
+    assert Plan.read(path).sha256 == made.sha256
+    text = path.read_text()
+    for old, new in (("mae: 0.001", "mae: 0.1"), ("width: 0.01", "width: 0.5")):
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        altered = Plan.read(path)  # no part of an id: nothing else would notice
+        assert altered.sha256 != made.sha256
+
+
+def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:
+    made = resolve(tmp_path)
+    assert apart.clean_sources(made) == {"shipped": "a" * 64}
+    case = made.cases[1]
+    assert apart._clean_baselines(made, case, apart.clean_sources(made)) == ["quick", "slow"]

@@ -1,0 +1,90 @@
+"""Where implementations come from, and that they are what they were."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsabench import registry
+
+MINE = """
+from nsabench import implementation
+@implementation(op="selection_rows", name="mine", devices=("cpu",))
+def mine(q, k, v, *, sm_scale):
+    return q
+"""
+
+
+def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> str:
+    """The sources that were imported, or what the error says."""
+    code = (
+        "import sys, pathlib\n"
+        "from nsabench import registry\n"
+        "from nsabench.errors import UsageError\n"
+        f"kernels = {str(kernels)!r} if {kernels is not None} else None\n"
+        "try:\n"
+        f"    found = registry.load(kernels and pathlib.Path(kernels), {expected!r})\n"
+        "    print(*sorted({i.source for i in found}))\n"
+        "except UsageError as error:\n"
+        "    print('refused:', error)\n"
+        "print('nsa_kernels' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sources_are_told_without_importing_them() -> None:
+    code = (
+        "import sys\nfrom nsabench import registry\n"
+        "print(registry.sources(), registry.distributions())\n"
+        "assert 'nsa_kernels' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert set(registry.sources()) == set(registry.distributions()) == {"nsabench", "nsa-kernels"}
+    assert all(len(digest) == 64 for digest in registry.sources().values())
+
+
+def test_only_what_is_expected_is_imported() -> None:
+    shipped = {"nsabench": registry.sources()["nsabench"]}
+    assert load_in_a_process(None, shipped) == "nsabench\nFalse\n"
+
+
+def test_a_package_that_changed_is_refused(tmp_path: Path) -> None:
+    said = load_in_a_process(None, {**registry.sources(), "nsa-kernels": "0" * 64})
+    assert "refused: nsa-kernels is not what it was when the run began" in said
+
+
+def test_a_users_file_that_changed_is_refused(tmp_path: Path) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(MINE)
+    expected = {k: v for k, v in registry.sources(kernels).items() if k != "nsa-kernels"}
+    assert "mine.py@" in load_in_a_process(kernels, expected)
+    kernels.write_text(MINE + "# changed\n")
+    assert f"refused: {kernels} is not what it was" in load_in_a_process(kernels, expected)
+
+
+@pytest.mark.parametrize("change", ["content", "name", "new file"])
+def test_a_digest_sees_every_change_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    package = tmp_path / "some_package_of_a_test"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "inner" / "a.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = registry._digest_packages({package.name})
+    (package / "inner" / "__pycache__").mkdir()
+    (package / "inner" / "__pycache__" / "a.pyc").write_bytes(b"compiled")
+    assert registry._digest_packages({package.name}) == before
+    if change == "content":
+        (package / "inner" / "a.py").write_text("x = 2\n")
+    elif change == "name":
+        (package / "inner" / "a.py").rename(package / "inner" / "b.py")
+    else:
+        (package / "inner" / "table.json").write_text("{}")
+    assert registry._digest_packages({package.name}) != before

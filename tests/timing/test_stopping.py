@@ -1,0 +1,87 @@
+"""Stopping rules: when there is enough, and who still needs samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nsabench.case import FixedCount, RatioCI, TimeBudget
+from nsabench.timing import stopping
+from nsabench.timing.stopping import MIN_ROUNDS_EVER, StopAtRatioCI
+
+MODEL = RatioCI(width=0.01, min_rounds=20, max_rounds=200, budget_s=2.0)
+
+
+def rule(model: RatioCI = MODEL) -> StopAtRatioCI:
+    return StopAtRatioCI(model, {"mine"}, {"best", "near", "far"})
+
+
+def times(rounds: int, noise: float = 1e-4, **medians: float) -> dict[str, list[float]]:
+    rng = np.random.default_rng(rounds)
+    return {n: list(m * (1 + noise * rng.standard_normal(rounds))) for n, m in medians.items()}
+
+
+def test_nothing_is_enough_before_the_least_rounds() -> None:
+    assert not rule().enough(19, 0.1, times(19, mine=1.0, best=1.0))
+    assert rule().enough(20, 0.1, times(20, mine=1.0, best=1.0))
+
+
+def test_a_wide_interval_goes_on_to_the_most_rounds() -> None:
+    noisy = rule()
+    for rounds in range(20, 200):
+        assert not noisy.enough(rounds, 0.1, times(rounds, noise=0.3, mine=1.0, best=1.0))
+    assert noisy.enough(200, 0.1, times(200, noise=0.3, mine=1.0, best=1.0))
+
+
+def test_the_budget_ends_it_and_a_hopeless_arm_ends_it_early() -> None:
+    assert rule().enough(30, 2.0, times(30, noise=0.3, mine=1.0, best=1.0))
+    slow = times(MIN_ROUNDS_EVER, mine=500.0, best=1.0)
+    assert not rule().enough(MIN_ROUNDS_EVER, 3.9, slow)
+    assert rule().enough(MIN_ROUNDS_EVER, 4.0, slow)
+    assert not rule().enough(MIN_ROUNDS_EVER - 1, 60.0, slow)
+
+
+def test_every_candidate_must_be_known_well_enough() -> None:
+    both = StopAtRatioCI(MODEL, {"mine", "other"}, {"best"})
+    taken = times(40, mine=1.0, best=1.0) | times(40, noise=0.3, other=1.0)
+    assert not both.enough(40, 0.1, taken)
+
+
+def test_baselines_alone_are_enough_after_the_least_rounds() -> None:
+    assert StopAtRatioCI(MODEL, set(), {"best"}).enough(20, 0.1, times(20, noise=0.3, best=1.0))
+
+
+def test_only_contenders_go_on() -> None:
+    taken = times(20, mine=9.0, best=1.0, near=1.09, far=1.12, control=0.5)
+    assert rule().active(19, taken) == set(taken)
+    assert rule().active(20, taken) == {"mine", "best", "near"}
+
+
+def test_an_arm_that_was_dropped_does_not_come_back() -> None:
+    """It has fewer samples than there were rounds, whatever its median is by now."""
+    taken = times(40, mine=1.0, best=1.0) | times(20, near=0.9)
+    assert rule().active(40, taken) == {"mine", "best"}
+    assert rule()._best_baseline(40, taken) == "best"
+
+
+def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
+    taken = times(20, noise=0.3, mine=1.0)
+    assert rule().active(20, taken) == {"mine"}
+    assert rule().enough(20, 0.1, taken)
+
+
+@pytest.mark.parametrize(
+    ("model", "rounds", "elapsed_s", "enough"),
+    [
+        (FixedCount(kind="fixed_count", rounds=5), 4, 1e9, False),
+        (FixedCount(kind="fixed_count", rounds=5), 5, 0.0, True),
+        (TimeBudget(kind="time_budget", budget_s=1.0), 10**9, 0.99, False),
+        (TimeBudget(kind="time_budget", budget_s=1.0), 0, 1.0, True),
+    ],
+)
+def test_the_simple_rules(
+    model: FixedCount | TimeBudget, rounds: int, elapsed_s: float, enough: bool
+) -> None:
+    built = stopping.build(model, {"mine"}, {"best"})
+    assert built.enough(rounds, elapsed_s, {}) is enough
+    assert built.active(rounds, {"mine": [], "best": []}) == {"mine", "best"}
