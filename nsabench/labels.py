@@ -33,11 +33,11 @@ def usual_distribution(op: str) -> str:
 
 
 def shape(record: Mapping[str, Any], *, length: bool = False) -> str:
-    """`N1024 H8 D128`: Dv only where it differs from D, L only if asked for."""
+    """`N1024 H8 D128`: Dv only where it differs from D, its length only if asked for."""
     said = []
     for size in sizes(record):
         value = record.get(size)
-        if value is None or (size == "L" and not length):
+        if value is None or (size == ops.get(record["op"]).length_axis and not length):
             continue
         if size == "Dv" and value == record.get("D"):
             continue

@@ -38,6 +38,7 @@ class ImplementationInfo(BaseModel):
     caught_by: str = ""
     wraps: str = ""
     source: str
+    distributions: tuple[str, ...] = ()  # where it is the op's function; all, if none is named
 
 
 class MatrixInfo(BaseModel):
@@ -162,7 +163,7 @@ def resolve(
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
         for case in loaded.cases:
-            names = _select(loaded, case.op, implementations)
+            names = _select(loaded, case, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
     cases = _with_controls(_shard(list(chosen.values()), shard), implementations)
     used = {(c.case.op, name) for c in cases for name in c.implementations}
@@ -216,22 +217,26 @@ def _watched(planned: PlannedCase, implementations: Sequence[ImplementationInfo]
 
 
 def _select(
-    loaded: LoadedMatrix, op: str, implementations: Sequence[ImplementationInfo]
+    loaded: LoadedMatrix, case: Case, implementations: Sequence[ImplementationInfo]
 ) -> tuple[str, ...]:
-    of_op = [i for i in implementations if i.op == op]
+    of_op = [i for i in implementations if i.op == case.op]
     selection = loaded.selection
     for pattern in [*selection.only, *selection.skip]:
         if pattern != "*" and not any(fnmatchcase(i.name, pattern) for i in of_op):
             raise UsageError(
-                f"{loaded.file}: no implementation of {op} matches {pattern!r}",
+                f"{loaded.file}: no implementation of {case.op} matches {pattern!r}",
                 nearest(pattern, [i.name for i in of_op]),
             )
     names = tuple(
-        i.name for i in of_op if i.role is not Role.CONTROL and _wanted(i.name, selection)
+        i.name
+        for i in of_op
+        if i.role is not Role.CONTROL
+        and _wanted(i.name, selection)
+        and (not i.distributions or case.distribution in i.distributions)
     )
     if not names:
         raise UsageError(
-            f"{loaded.file}: no implementation of {op} is left to measure",
+            f"{loaded.file}: no implementation of {case.op} is left to measure",
             "name some in implementations.only, or skip fewer.",
         )
     return names

@@ -63,6 +63,7 @@ class Implementation:
     config: Callable[..., object] | None = None
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
     wraps: str = ""
+    distributions: tuple[str, ...] = ()
 
 
 _collected: list[Implementation] = []
@@ -79,6 +80,7 @@ def implementation(
     wraps: str = "",
     config: Callable[..., object] | None = None,
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
+    distributions: Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
@@ -90,6 +92,7 @@ def implementation(
     compile_ahead: for kernels that are not Triton's. Called with a compute capability (89) on a
       machine that may have no GPU, gives every variant that the implementation launches there;
       raises `Unsupported` where it launches none, or where its compiler is not installed.
+    distributions: the only ones on which it is the op's function, where it is not on all.
     Raises `UsageError` for an unknown role or device.
     """
 
@@ -119,6 +122,7 @@ def implementation(
                 config,
                 compile_ahead,
                 wraps,
+                tuple(distributions),
             )
         )
         return call
@@ -288,6 +292,13 @@ def _validate(found: Sequence[Implementation]) -> None:
             )
         _validate_control(item)
         op = ops.get(item.op, f"implementation {item.name!r} ({item.source})")
+        unknown = [d for d in item.distributions if d not in op.distributions]
+        if unknown:
+            raise UsageError(
+                f"implementation {item.name!r} ({item.source}): {op.name} has no distribution "
+                f"{unknown[0]!r}",
+                f"its distributions are {', '.join(op.distributions)}.",
+            )
         twin = seen.setdefault((item.op, item.name), item)
         if twin is not item:
             raise UsageError(
@@ -296,7 +307,9 @@ def _validate(found: Sequence[Implementation]) -> None:
                 "rename one of them.",
             )
         try:
-            inspect.signature(item.call).bind(*op.arguments, **dict.fromkeys(op.options, None))
+            signature, options = inspect.signature(item.call), dict.fromkeys(op.options)
+            signature.bind(*op.arguments, **options)
+            signature.bind(*op.arguments, *op.optional, **options)
         except TypeError as error:
             raise UsageError(
                 f"implementation {item.name!r} ({item.source}) cannot be called as "

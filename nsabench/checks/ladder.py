@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from nsabench import ops
 from nsabench.checks.row import Row
-
-LENGTH_AXIS = "L"
 
 
 def ladders(rows: Sequence[Row]) -> list[list[Row]]:
@@ -15,7 +14,8 @@ def ladders(rows: Sequence[Row]) -> list[list[Row]]:
     groups: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     for row in rows:
         if row.timed_ms is not None:
-            rest = tuple(sorted((a, s) for a, s in row.shape.items() if a != LENGTH_AXIS))
+            axis = ops.get(row.op).length_axis
+            rest = tuple(sorted((a, s) for a, s in row.shape.items() if a != axis))
             key = (
                 row.op,
                 row.implementation,

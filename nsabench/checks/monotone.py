@@ -34,8 +34,8 @@ def _falls(ladder: list[Row], best: dict[str, Row | None]) -> Finding | None:
         speedup = baseline.median_ms / row.median_ms
         if won is not None and speedup < LOST:
             sentence = (
-                f"{won[0]:.2f} times as fast as the baseline at L={won[1].length} but "
-                f"{speedup:.2f} at L={row.length} ({row.label}): no length holds from there on"
+                f"{won[0]:.2f} times as fast as the baseline at {won[1].at} but "
+                f"{speedup:.2f} at {row.at} ({row.label}): no length holds from there on"
             )
             return Finding("monotone", Effect.NOTE, sentence, row.case_id, row.implementation)
         if speedup >= MARGIN and won is None:

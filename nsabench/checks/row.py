@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nsabench import ops
 from nsabench.messages import Conditions
 from nsabench.words import Direction, DType, Role, Status
 
@@ -45,6 +46,11 @@ class Row:
     def timed_ms(self) -> float | None:
         """The median of a record that is `ok`, else None: a failure has no time."""
         return self.median_ms if self.status is Status.OK else None
+
+    @property
+    def at(self) -> str:
+        """The length as people say it: `L=512`."""
+        return f"{ops.get(self.op).length_axis}={self.length}"
 
     @property
     def label(self) -> str:

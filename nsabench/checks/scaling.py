@@ -64,8 +64,8 @@ def _say(bottom: Row, top: Row, effect: Effect, limits: Limits) -> Finding:
         if effect is Effect.INCONCLUSIVE and limits.l2_bytes:
             why += "; only a warm L2 could explain it"
     sentence = (
-        f"time is flat while work grows: {bottom.median_ms:.3g} ms at L={bottom.length} and "
-        f"{top.median_ms:.3g} ms at L={top.length} ({top.label}), for "
+        f"time is flat while work grows: {bottom.median_ms:.3g} ms at {bottom.at} and "
+        f"{top.median_ms:.3g} ms at {top.at} ({top.label}), for "
         f"{top.bytes_min / bottom.bytes_min:.1f} times the bytes; {why}"
     )
     return Finding("scaling", effect, sentence, top.case_id, top.implementation)

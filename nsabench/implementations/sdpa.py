@@ -54,7 +54,9 @@ def expand(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     return out.squeeze(2)
 
 
-def _forced(attention: Attention, backend: SDPBackend) -> Attention:
+def forced(attention: Attention, backend: SDPBackend) -> Attention:
+    """`attention` by this backend. It raises `Unsupported` with what torch says against it."""
+
     def call(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
         with sdpa_kernel(backend):
             return attention(q, k, v, sm_scale)
@@ -99,7 +101,7 @@ for _name, _attention in (("sdpa_gqa", gqa), ("sdpa_heads_as_queries", heads_as_
     _register(_name, _attention, ("cuda", "cpu"))
     for _suffix, _backend in BACKENDS.items():
         _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")
-        _register(f"{_name}_{_suffix}", _forced(_attention, _backend), _devices)
+        _register(f"{_name}_{_suffix}", forced(_attention, _backend), _devices)
 _register("sdpa_expand", expand, ("cuda", "cpu"))
 
 

@@ -74,21 +74,26 @@ class Op(ABC):
 
     name: ClassVar[str]
     arguments: ClassVar[tuple[str, ...]]
+    # Tensors that some distributions add behind them; without, an implementation's default holds.
+    optional: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     # What a backward case differentiates by, among `arguments`.
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    # The size that `length` returns.
+    length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
 
     def call_form(self, name: str) -> str:
         """How an implementation is called, for messages."""
-        return f"{name}({', '.join([*self.arguments, '*', *self.options])})"
+        optional = [f"{argument}=None" for argument in self.optional]
+        return f"{name}({', '.join([*self.arguments, *optional, '*', *self.options])})"
 
     @abstractmethod
     def length(self, shape: Shape) -> int:
-        """The selected length L of a row: the axis a threshold is decided on."""
+        """The axis a threshold is decided on: the selected length L of a row, if not another."""
 
     @abstractmethod
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:

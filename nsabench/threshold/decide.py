@@ -14,6 +14,7 @@ from nsabench.threshold.evidence import Evidence, Tested
 from nsabench.words import MARGIN, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
+SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
 LEAST_VALUES = 2  # of each axis in `evidence.AXES` that the op has
@@ -43,6 +44,7 @@ class Decision:
     rungs: list[Rung] = field(default_factory=list)
     decided_by: Tested | None = None
     runs: list[str] = field(default_factory=list)
+    axis: str = "L"  # the size that lengths are of
 
     @property
     def tested(self) -> int:
@@ -105,6 +107,7 @@ def _decide(
         rungs=[_rung(n, by_length[n], margin) for n in sorted(by_length)],
         decided_by=stopper,
         runs=sorted({row.run_id for row in rows}),
+        axis=rows[0].axis,
     )
 
 
@@ -119,7 +122,7 @@ def passes(row: Tested, margin: float) -> bool:
 
 
 def _why(row: Tested, margin: float) -> str:
-    who = f"L={row.length} {row.candidate} on {row.case}"
+    who = f"{row.axis}={row.length} {row.candidate} on {row.case}"
     if row.status != Status.OK:
         return f"{who} is {row.status}"
     if row.speedup_lo is None:
@@ -131,12 +134,12 @@ def _gaps(above: Sequence[Tested], rows: Sequence[Tested], length: int) -> Itera
     """What too little was tested of, from the threshold on."""
     lengths = {row.length for row in above}
     if len(lengths) < LEAST_LENGTHS:
-        yield f"coverage is too small: from L={length} on only one length was tested"
+        yield f"coverage is too small: from {length} on only one length was tested"
     for axis in sorted({axis for row in rows for axis in row.axes}):
         values = sorted({row.axes[axis] for row in above if axis in row.axes})
         if len(values) < LEAST_VALUES:
             said = ", ".join(map(str, values)) or "none"
-            yield f"coverage is too small: from L={length} on the tested {axis} are {said}"
+            yield f"coverage is too small: from {length} on the tested {axis} are {said}"
 
 
 def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
@@ -153,10 +156,13 @@ def _preference(decision: Decision) -> tuple[float, int, str]:
 
 
 def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
-    """What a gate may use on each GPU: it holds for every op and combo given, or is None."""
+    """What a gate may use on each GPU: it holds for every op and combo given, or is None.
+
+    A gate compares selected lengths; ops that are decided on another axis are not its business.
+    """
     found: dict[str, list[int | None]] = defaultdict(list)
     for decision in decisions:
-        if decision.gpu:
+        if decision.gpu and decision.axis == SELECTED:
             found[decision.gpu].append(decision.min_length)
     return {
         gpu: None if None in values else max(v for v in values if v is not None)

@@ -68,7 +68,7 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 
 
 def _section(d: Decision) -> list[str]:
-    said = "never" if d.min_length is None else f"from L = {d.min_length} on"
+    said = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
         f"## {d.op} on {d.gpu or 'a CPU'}: {said}",
         "",
@@ -87,6 +87,6 @@ def _section(d: Decision) -> list[str]:
         value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
         lines += [
             "",
-            f"decided by {by.case} at L = {by.length}: {by.verdict or by.status}, {value}",
+            f"decided by {by.case} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}",
         ]
     return [*lines, ""]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench import audit
+from nsabench import audit, ops
 from nsabench.audit import table
 from nsabench.checks import Effect
 from nsabench.checks.best import best_baseline
@@ -37,6 +37,7 @@ class Tested:
     case: str
     axes: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
+    axis: str = "L"  # the size that `length` is of
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
             axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
         },
         run_id=record["run_id"],
+        axis=ops.get(record["op"]).length_axis,
     )
 
 

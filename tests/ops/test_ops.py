@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import tracemalloc
 
 import numpy as np
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nsabench import ops
-from nsabench.ops import _draws
+from nsabench.errors import UsageError
+from nsabench.ops import _block_draws, _draws
 from nsabench.ops.contract import Inputs, Op, Shape
 from nsabench.words import Direction, DType
 
@@ -30,13 +33,26 @@ SIZES = {
         "n_spans": 3,
         "L": 17,
     },
+    "selection_blocks": {
+        "B": 2,
+        "T": 70,
+        "HQ": 6,
+        "H": 2,
+        "D": 16,
+        "Dv": 8,
+        "S": 4,
+        "block_size": 8,
+    },
 }
+# What a distribution asks for.
+CHANGES = {"packed": {"B": 1}, "dense": {"S": 9}}
 EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions]
 
 
 def drawn(name: str, distribution: str, seed: int = 3) -> tuple[Op, Shape, Inputs]:
     op = ops.get(name)
-    shape = op.shape_model.model_validate(SIZES[name])
+    changes = CHANGES.get(distribution, {}) if name == "selection_blocks" else {}
+    shape = op.shape_model.model_validate(SIZES[name] | changes)
     return op, shape, op.draw(shape, DType.FLOAT16, distribution, seed, "cpu")
 
 
@@ -56,6 +72,8 @@ def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Te
     if name == "selection_varlen":
         start, end = t["cu_seqlens"][index[0] : index[0] + 2].tolist()
         return t["k"][start:end], t["v"][start:end]
+    if name == "selection_blocks":
+        return keys_of_blocks(inputs, index)
     b, s, g, _ = index
     chosen = sorted(
         {
@@ -65,6 +83,23 @@ def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Te
         }
     )
     return t["k"][b, g, chosen], t["v"][b, g, chosen]
+
+
+def keys_of_blocks(inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    t, block = inputs.tensors, int(inputs.options["block_size"])
+    b, token, head, *_ = index
+    kv_head = head // (t["q"].shape[2] // t["k"].shape[2])
+    ends = t.get("cu_seqlens", torch.tensor([0, t["q"].shape[1]])).tolist()
+    start = max(e for e in ends if e <= token)
+    chosen = sorted(
+        {
+            start + i
+            for j in t["block_indices"][b, token, kv_head].tolist()
+            for i in range(j * block, (j + 1) * block)
+            if j >= 0 and start + i <= token
+        }
+    )
+    return t["k"][b, chosen, kv_head], t["v"][b, chosen, kv_head]
 
 
 @pytest.mark.parametrize(("name", "distribution"), EVERY)
@@ -209,3 +244,84 @@ def test_the_gradients_are_those_of_the_definition(name: str, distribution: str)
     for got, expected in zip(found.values(), right, strict=True):
         assert got.dtype == torch.float64
         torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-9)
+
+
+def blocks(distribution: str, **sizes: int) -> tuple[Shape, Inputs]:
+    op = ops.get("selection_blocks")
+    shape = op.shape_model.model_validate({**SIZES["selection_blocks"], **sizes})
+    return shape, op.draw(shape, DType.FLOAT16, distribution, 3, "cpu")
+
+
+@pytest.mark.parametrize("distribution", ops.get("selection_blocks").distributions)
+def test_work_of_blocks_counts_each_selected_key_and_each_touched_one_once(distribution) -> None:
+    op, shape, inputs = drawn("selection_blocks", distribution)
+    t = inputs.tensors
+    selected, touched = 0, set()
+    for b, token, head in np.ndindex(*t["q"].shape[:3]):
+        k, _ = keys_of_blocks(inputs, (b, token, head))
+        selected += len(k)
+        block = int(inputs.options["block_size"])
+        ends = t.get("cu_seqlens", torch.tensor([0, t["q"].shape[1]])).tolist()
+        start = max(e for e in ends if e <= token)
+        for j in t["block_indices"][b, token, head // 3].tolist():
+            if j >= 0:
+                at = range(start + j * block, min(start + (j + 1) * block, token + 1))
+                touched |= {(b, head // 3, key) for key in at}
+    work = op.work(shape, DType.FLOAT16, distribution, 3)
+    assert work.flops == 2 * selected * (16 + 8)
+    index_bytes = sum(t[n].numel() * 4 for n in ("block_indices", "cu_seqlens") if n in t)
+    rows = t["q"].shape[0] * t["q"].shape[1] * 6
+    assert work.bytes_min == 2 * (rows + len(touched)) * (16 + 8) + index_bytes
+
+
+@pytest.mark.parametrize("distribution", ["random", "local", "skewed", "scored", "packed"])
+def test_blocks_are_chosen_once_among_the_visible_and_the_forced_are_there(distribution) -> None:
+    _, inputs = blocks(distribution, B=1, T=2000, S=7)
+    cu_seqlens = inputs.tensors.get("cu_seqlens", torch.tensor([0, 2000])).numpy()
+    position = _block_draws.positions(cu_seqlens)
+    found = inputs.tensors["block_indices"][0].numpy()
+    own = np.broadcast_to((position // 8)[:, None], found.shape[:2])
+    for token, head in np.ndindex(*own.shape):
+        row = found[token, head]
+        given = sorted(row[row >= 0].tolist())
+        assert len(set(given)) == len(given) == min(own[token, head] + 1, 7)
+        assert given[-1] == own[token, head] and given[0] == 0
+        assert own[token, head] == 0 or given[-2] == own[token, head] - 1
+    # Absent ones stand anywhere in a row.
+    absent = (found == -1).any((0, 1))
+    assert absent.all()
+
+
+def test_what_tells_the_distributions_of_blocks_apart() -> None:
+    def chosen(distribution: str) -> np.ndarray:
+        return blocks(distribution, B=1, T=4096, S=8)[1].tensors["block_indices"][0, :, 0].numpy()
+
+    def agree(found: np.ndarray) -> float:
+        """How much of a query's choice its neighbour shares."""
+        pairs = itertools.pairwise(found[2000:3001])
+        return float(np.mean([len({*a} & {*b}) / 8 for a, b in pairs]))
+
+    assert agree(chosen("random")) < 0.5 < 0.7 < agree(chosen("local"))
+    assert agree(chosen("random")) + 0.05 < agree(chosen("scored"))
+    often = np.bincount(chosen("skewed").ravel()[chosen("skewed").ravel() >= 0], minlength=512)
+    assert often[1:11].sum() > 5 * often[101:111].sum()
+    even = np.bincount(chosen("random").ravel()[chosen("random").ravel() >= 0], minlength=512)
+    assert even[1:11].sum() < 5 * even[101:111].sum()
+    assert {len(set(row.tolist()) - {-1}) for row in chosen("repeated")[512:]} == {4}
+    every = blocks("empty_rows", B=1, T=4096, S=8)[1].tensors["block_indices"].numpy()
+    assert (every == -1).all(-1).sum() == 4096 * 2 // 4
+
+
+def test_dense_needs_room_and_packed_one_row() -> None:
+    with pytest.raises(UsageError, match="all 9 blocks of 8 keys and S is 4"):
+        blocks("dense")
+    with pytest.raises(UsageError, match="B is 2"):
+        blocks("packed")
+
+
+def test_indices_of_a_long_case_are_drawn_quickly() -> None:
+    """64K tokens of four KV heads: 2 s is the bar; the test leaves room for a busy machine."""
+    start = time.perf_counter()
+    found = _block_draws.indices("random", 1, np.arange(1 << 16, dtype=np.int32), 4, 16, 64, 1)
+    assert found.shape == (1, 1 << 16, 4, 16)
+    assert time.perf_counter() - start < 10

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
-from nsabench.implementations import ranges_baselines
+from nsabench.implementations import blocks_baselines, ranges_baselines
 
 Honest = Callable[..., Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -82,3 +82,4 @@ def _register(op: str, honest: Honest) -> None:
 
 
 _register("selection_ranges", ranges_baselines.masked_sdpa)
+_register("selection_blocks", blocks_baselines.masked_sdpa)

@@ -1,0 +1,210 @@
+"""How the blocks are chosen that a query attends to (op selection_blocks): numpy, on the host.
+
+A row is a query and a KV head; it sees the blocks 0 to n-1, its own being n-1. With up to S of
+them it selects them all. Else it selects its own, the first and the one before its own, as NSA
+forces (arXiv 2502.11089, section 4.1), and S-3 of the others, each once, as the distribution says:
+
+random, repeated, empty_rows and the distributions of values: any of them, evenly. local: those of
+the queries of one block agree but for one in eight. skewed: block r about 1/r times as often as
+the first (Zipf). scored: those whose compressed keys score best in `text_scores`. dense: all are
+selected, so there must be room for them. packed: evenly, within the query's own sequence.
+repeated: half of the slots then repeat another one. empty_rows: every fourth row then selects
+nothing. How many keys are selected does not depend on the seed. Unused slots hold -1; the order of the slots is random.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nsabench.errors import UsageError
+
+DISTRIBUTIONS = (
+    "random",
+    "local",
+    "skewed",
+    "scored",
+    "dense",
+    "packed",
+    "repeated",
+    "empty_rows",
+)
+FORCED = 3
+CHANGED = 8  # in `local`, one in so many choices is a query's own
+WIDTH = 32  # features of a byte and of a query in `text_scores`
+CONTEXT = 4  # bytes that a query or key of `text_scores` is made of
+SCORES = 1 << 24  # held at a time
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+def sequences(distribution: str, tokens: int, seed: int) -> Ints:
+    """cu_seqlens: where sequences begin, and the end of the last. One, unless packed.
+
+    packed: a half, a quarter, an eighth, one token, and the rest, in an order of the seed.
+    """
+    lengths = np.array([tokens])
+    if distribution == "packed" and tokens >= 16:
+        most = [tokens // 2 + 1, tokens // 4 - 1, tokens // 8, 1]
+        lengths = np.random.default_rng(seed).permutation([*most, tokens - sum(most)])
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def positions(cu_seqlens: Ints) -> Ints:
+    """The position of each token in its sequence."""
+    starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
+
+
+def indices(
+    distribution: str, batches: int, position: Ints, heads: int, slots: int, block: int, seed: int
+) -> Ints:
+    """block_indices [B,T,H,S] for tokens at these positions [T] of their sequences.
+
+    Raises `UsageError` when `dense` has fewer slots than there are blocks.
+    """
+    tokens = len(position)
+    seen = position // block + 1
+    if distribution == "dense" and seen.max() > slots:
+        raise UsageError(
+            f"distribution dense selects all {seen.max()} blocks of {block} keys and S is {slots}",
+            f"give S {seen.max()} or more.",
+        )
+    rng = np.random.default_rng(seed)
+    shape = (batches, tokens, heads)
+    n = np.broadcast_to(seen[:, None], shape).reshape(-1)
+    found = np.broadcast_to(np.arange(slots, dtype=np.int32), (len(n), slots)).copy()
+    found[found >= n[:, None]] = -1
+    many = n > slots
+    if many.any():
+        forced = np.stack([n - 1, 0 * n, n - 2], 1)[:, :slots]
+        count = slots - forced.shape[1]
+        if distribution == "scored":
+            chosen = _scored(batches, position, heads, count, block, rng)
+        elif distribution == "local":
+            chosen = _local(batches, position, heads, count, block, rng)
+        else:
+            chosen = _distinct(n - FORCED, count, distribution == "skewed", rng)
+        found[many] = np.concatenate([forced, chosen], 1)[many]
+    if distribution == "repeated":
+        half = slots // 2
+        found[:, slots - half :] = found[:, :half]
+    elif distribution == "empty_rows":
+        some = np.add.outer(np.arange(tokens), np.arange(heads)) % 4 == 0
+        found.reshape(*shape, slots)[:, some] = -1
+    return rng.permuted(found, axis=1).reshape(*shape, slots)
+
+
+def _distinct(others: Ints, count: int, skewed: bool, rng: np.random.Generator) -> Ints:
+    """`count` different ones of the blocks 1 to others[row] a row, where there are as many."""
+    rows = len(others)
+    found = np.full((rows, count), -1, dtype=np.int32)
+    for j in range(count):
+        if skewed:
+            # Log-uniform ranks: P(r) is about proportional to 1/r.
+            pick = np.exp(rng.random(rows) * np.log(np.maximum(others, 1) + 1)).astype(np.int32)
+            pick = np.minimum(pick, others)
+            again = np.arange(rows)
+            for _ in range(j):
+                again = again[(found[again, :j] == pick[again, None]).any(1)]
+                pick[again] = pick[again] % np.maximum(others[again], 1) + 1
+        else:
+            # Floyd's sample: one of the first m, and if it is taken already, the m-th.
+            m = np.maximum(others - count + j + 1, 1)
+            pick = (rng.random(rows) * m).astype(np.int32) + 1
+            pick = np.where((found[:, :j] == pick[:, None]).any(1), m, pick)
+        found[:, j] = pick
+    return found
+
+
+def _local(
+    batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
+) -> Ints:
+    seen = position // block + 1
+    # Where the block of a query begins: its choice is that of the whole block.
+    first = np.flatnonzero(np.diff(seen, prepend=0) != 0)
+    leader = np.cumsum(np.diff(seen, prepend=0) != 0) - 1
+    lead = np.broadcast_to(seen[first][:, None], (batches, len(first), heads)).reshape(-1)
+    shared = _distinct(lead - FORCED, count, False, rng)
+    shared = shared.reshape(batches, len(first), heads, count)[:, leader]
+    shared = shared.reshape(batches * len(position) * heads, count)
+    others = np.broadcast_to(seen[:, None] - FORCED, (batches, len(seen), heads)).reshape(-1, 1)
+    own = (rng.random(shared.shape) * np.maximum(others, 1)).astype(np.int32) + 1
+    found = shared.copy()
+    for j in range(count):
+        wanted = rng.integers(CHANGED, size=len(found)) == 0
+        taken = (found == own[:, j : j + 1]).any(1)
+        found[:, j] = np.where(wanted & ~taken, own[:, j], found[:, j])
+    return found
+
+
+def _scored(
+    batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
+) -> Ints:
+    found = np.empty((batches, len(position), heads, count), dtype=np.int32)
+    for b in range(batches):
+        text = int(rng.integers(1 << 30))
+        for h in range(heads):
+            found[b, :, h] = _best(position, count, block, text, rng)
+    return found.reshape(batches * len(position) * heads, count)
+
+
+def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Generator) -> Ints:
+    """The `count` best of the blocks 1 to n-3 of each query, where there are as many."""
+    queries, keys = _features(text, len(position), rng)
+    blocks = -(-len(position) // block)
+    padded = np.zeros((blocks * block, WIDTH), dtype=np.float32)
+    padded[: len(keys)] = keys
+    compressed = padded.reshape(blocks, block, WIDTH).mean(1)
+    found = np.zeros((len(position), count), dtype=np.int32)
+    step = max(1, SCORES // blocks)
+    numbers = np.arange(blocks)
+    for at in range(0, len(position), step):
+        scores = queries[at : at + step] @ compressed.T
+        last = (position[at : at + step] // block - 1)[:, None]
+        scores[(numbers >= last) | (numbers == 0)] = -np.inf
+        if count < blocks:
+            found[at : at + step] = np.argpartition(scores, -count, axis=1)[:, blocks - count :]
+    return found
+
+
+def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Queries and keys [tokens, WIDTH] of a head that attends where the last bytes read alike.
+
+    A byte has a random embedding; a token's features are the sum of those of the last CONTEXT
+    bytes, each turned by a matrix of its place; queries and keys differ by some noise in these.
+    """
+    source = _text()
+    data = source[(text + np.arange(tokens)) % len(source)]
+    embedding = rng.standard_normal((256, WIDTH), dtype=np.float32)[data]
+    sides = []
+    base = rng.standard_normal((CONTEXT, WIDTH, WIDTH), dtype=np.float32)
+    for _ in range(2):
+        turns = base + 0.5 * rng.standard_normal(base.shape, dtype=np.float32)
+        side = np.zeros_like(embedding)
+        for lag, turn in enumerate(turns):
+            side[lag:] += embedding[: tokens - lag] @ turn
+        sides.append(side / np.linalg.norm(side, axis=1, keepdims=True))
+    return sides[0], sides[1]
+
+
+@cache
+def _text() -> NDArray[np.uint8]:
+    """The bytes of a text that does not change: English prose, the Apache License 2.0."""
+    return np.frombuffer((files(__package__) / "text.txt").read_bytes(), dtype=np.uint8)
+
+
+def visible(found: Ints, position: Ints, block: int) -> tuple[Ints, Ints]:
+    """Each row's blocks once, sorted, [B,T,H,S], and how many of their keys the row may see.
+
+    Repeated, absent and future blocks have none.
+    """
+    ordered = np.sort(found, axis=-1)
+    keys = np.clip(position[:, None, None] + 1 - ordered * block, 0, block)
+    keys[ordered < 0] = 0
+    keys[..., 1:][ordered[..., 1:] == ordered[..., :-1]] = 0
+    return ordered, keys
