@@ -78,8 +78,8 @@ def command(
         jobs=jobs or 0,
     )
     console = terminal.console()
-    with report.Progress(console) as progress:
-        cells = run.run(order, progress)
+    with report.Progress(console, lambda line: click.echo(line, err=True)) as progress:
+        cells = run.run(order, progress.done, progress.finished)
     try:
         cell.write(cells, out)
     except OSError as error:

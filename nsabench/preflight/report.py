@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -142,10 +143,12 @@ def _problems(cells: Sequence[Cell]) -> list[Text]:
 
 
 class Progress:
-    """A count that goes up, where the output is a terminal."""
+    """A count that goes up on a terminal; elsewhere a line for each architecture under a Triton."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         self._status = console.status("starting") if console.is_terminal else None
+        self._say = say
+        self._began = time.monotonic()
         self._done = self._failed = 0
 
     def __enter__(self) -> Progress:
@@ -157,11 +160,19 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def __call__(self, cell: Cell) -> None:
+    def done(self, cell: Cell) -> None:
         self._done += 1
         self._failed += cell.failed
         if self._status is not None:
             self._status.update(
                 f"{self._done} compiled, {self._failed} failed; "
                 f"Triton {cell.triton}, {cell.architecture}, {cell.kernel or cell.implementation}"
+            )
+
+    def finished(self, cells: Sequence[Cell]) -> None:
+        if self._status is None and cells:
+            failed = sum(cell.failed for cell in cells)
+            self._say(
+                f"{time.monotonic() - self._began:5.0f} s  Triton {cells[0].triton} "
+                f"{cells[0].architecture}: {len(cells)} launches, {failed} failed"
             )

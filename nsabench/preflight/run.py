@@ -31,8 +31,14 @@ class Order:
     jobs: int = 0
 
 
-def run(order: Order, done: Callable[[Cell], None] = lambda cell: None) -> list[Cell]:
-    """Compile it all; `done` hears of each row, from several threads.
+def run(
+    order: Order,
+    done: Callable[[Cell], None] = lambda cell: None,
+    finished: Callable[[Sequence[Cell]], None] = lambda cells: None,
+) -> list[Cell]:
+    """Compile it all; `done` hears of each row, `finished` of each architecture under a Triton.
+
+    Both are called from several threads.
 
     Raises `EnvironmentRefused` when there is no Triton, or one cannot be installed, and
     `UsageError` when there is nothing to compile.
@@ -42,7 +48,9 @@ def run(order: Order, done: Callable[[Cell], None] = lambda cell: None) -> list[
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
     def compile_one(task: Task) -> list[Cell]:
-        return Compiler(task, order.kernels, order.timeout_s, done).run(cases)
+        cells = Compiler(task, order.kernels, order.timeout_s, done).run(cases)
+        finished(cells)
+        return cells
 
     with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
         futures = [pool.submit(compile_one, task) for task in tasks]
