@@ -11,6 +11,8 @@ from tempfile import NamedTemporaryFile
 
 import triton
 
+from nsabench.preflight.architectures import RESERVED_SHARED
+
 _FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _TOOL_LIMIT_S = 60
 
@@ -60,8 +62,12 @@ class Compiled:
 
     def shared_bytes(self) -> int:
         """Of a block: what a launch asks for, and what the kernel has of its own."""
-        own = [s for name, s in self._sections() if self._is_of(name, ".nv.shared.")]
-        return self.dynamic_shared_bytes + max(own, default=0)
+        sections = dict(self._sections())
+        own = max((s for n, s in sections.items() if self._is_of(n, ".nv.shared.")), default=0)
+        # From sm_90 on a kernel's section holds the driver's share too, which the limits leave out.
+        if ".nv.shared.reserved.0" in sections:
+            own -= RESERVED_SHARED
+        return self.dynamic_shared_bytes + own
 
     def code_bytes(self) -> int:
         """Size of the machine code."""
