@@ -8,6 +8,9 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
 
 from nsabench.images import programs
 from nsabench.images.combos import Checkout, Combo
@@ -22,12 +25,22 @@ BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 
 def requirements(checkout: Checkout, combo: Combo) -> list[str]:
-    """What is asked for: the combo's pins and what nsabench and its report depend on."""
-    project = tomllib.loads((checkout.root / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"].get("report", [])]
-    own = [r for r in asked if not re.match(r"numpy\b", r)]
+    """What is asked for: the combo's pins and what nsabench, its report and the kernels need."""
+    project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
+    asked = [*project["dependencies"], *project["optional-dependencies"]["report"]]
+    asked += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
-    return [*pins, *BUILD, *own]
+    if combo.cuda is not None:
+        asked += kernels["optional-dependencies"]["cuda"]
+        # They load the libraries that torch brings, which are of this major version.
+        pins.append(f"cuda-bindings=={combo.cuda.split('.')[0]}.*")
+    pinned = {Requirement(pin).name for pin in pins}
+    return [*pins, *BUILD, *(r for r in asked if Requirement(r).name not in pinned)]
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return project
 
 
 def lock(checkout: Checkout, name: str, combo: Combo, exclude_newer: str, links: str = "") -> Path:
