@@ -56,8 +56,9 @@ def test_the_lock_of_flash_attn_is_its_sdist() -> None:
 
 
 def test_a_lock_of_other_requirements_is_not_built_from(tmp_path: Path) -> None:
-    (tmp_path / "docker/locks").mkdir(parents=True)
-    for name in ("docker/combos.yaml", "docker/locks/cpu.txt", "pyproject.toml"):
+    projects = ("pyproject.toml", "kernels/pyproject.toml")
+    for name in ("docker/combos.yaml", "docker/locks/cpu.txt", *projects):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT.root / name, tmp_path / name)
     copied = combos.Checkout(tmp_path)
     assert existing_lock(copied, "cpu") == copied.lock("cpu")
