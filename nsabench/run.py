@@ -15,7 +15,7 @@ from typing import Protocol
 from nsabench import apart, confirm, journal, registry
 from nsabench import plan as planning
 from nsabench.environment.collect import collect
-from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.journal import Header, Journal
 from nsabench.messages import Ceilings, Described, Step
 from nsabench.plan import Device, Plan
@@ -134,7 +134,7 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise NsabenchError(
+        raise EnvironmentRefused(
             f"{folder.path} cannot be written: {error.strerror}",
             f"make {'room' if full else 'it writable'}, then go on with --resume {folder.path}.",
         ) from error
