@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .block_attention import block_selection_attention, plan_blocks
+from .block_plan import BlockPlan
 from .config import Config, chosen_config
 from .gate import selection_attention
 from .policy import REASONS, Policy, default_policy
@@ -13,11 +15,14 @@ from .varlen import selection_varlen
 
 __all__ = [
     "REASONS",
+    "BlockPlan",
     "Config",
     "Policy",
+    "block_selection_attention",
     "chosen_config",
     "default_policy",
     "packed_sdpa",
+    "plan_blocks",
     "reset_routing_report",
     "routing_report",
     "selection_attention",

@@ -1,0 +1,44 @@
+"""Block selection in plain torch: the formula, with a mask over all keys. For tests and float64."""
+
+from __future__ import annotations
+
+import torch
+
+
+def block_selection_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_indices: torch.Tensor,
+    block_size: int,
+    sm_scale: float,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [B, T, HQ, Dv] and lse [B, T, HQ] as ``block_selection_attention``; memory T * T * HQ.
+
+    Differentiable, in any dtype; reads ``cu_seqlens`` on the host.
+    """
+    length, heads = k.shape[1:3]
+    group = q.shape[2] // heads
+    at = torch.arange(length, device=q.device)
+    if cu_seqlens is None:
+        begin, inside = torch.zeros_like(at), torch.ones_like(at, dtype=torch.bool)
+        sequence = begin
+    else:
+        cu = cu_seqlens.long()
+        sequence = torch.searchsorted(cu, at, right=True) - 1
+        inside = (sequence >= 0) & (at < cu[-1])
+        begin = cu[sequence.clamp(0, cu.numel() - 2)]
+    block_of_key = (at - begin) // block_size
+    chosen = block_indices.long().unsqueeze(-1) == block_of_key
+    seen = chosen.any(3) & (at <= at[:, None]).view(1, length, 1, length)
+    same = (sequence == sequence[:, None]) & inside & inside[:, None]
+    seen = (seen & same.view(1, length, 1, length)).movedim(2, 1).repeat_interleave(group, 1)
+    keys = k.movedim(2, 1).repeat_interleave(group, 1)
+    values = v.movedim(2, 1).repeat_interleave(group, 1)
+    scores = (q.movedim(2, 1) @ keys.mT) * sm_scale
+    scores = scores.masked_fill(~seen, float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse.masked_fill(lse.isinf(), 0.0).unsqueeze(-1))
+    out = (weights @ values).movedim(1, 2)
+    return out, lse.detach().movedim(1, 2)
