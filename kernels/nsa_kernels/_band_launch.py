@@ -43,7 +43,12 @@ class Tiles:
 
 
 def packed_band(
-    total: int, cu_seqlens: torch.Tensor, cu_keys: torch.Tensor, block: int, stride: int, window: int
+    total: int,
+    cu_seqlens: torch.Tensor,
+    cu_keys: torch.Tensor,
+    block: int,
+    stride: int,
+    window: int,
 ) -> Band:
     """The band of sequences packed in ``total`` queries, by torch operations on the device.
 

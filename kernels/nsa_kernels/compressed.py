@@ -113,7 +113,8 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_band(OP, q, k, v, sm_scale)
     check.require(
-        block >= 1 and stride >= 1, f"{OP}: block and stride must be positive; got {block}, {stride}"
+        block >= 1 and stride >= 1,
+        f"{OP}: block and stride must be positive; got {block}, {stride}",
     )
     check.require(
         (cu_seqlens is None) == (cu_keys is None), f"{OP}: give both cu_seqlens and cu_keys"
