@@ -81,6 +81,96 @@ def late(q, now, LATE: tl.constexpr):
 
 
 @triton.jit
+def attend_tile(
+    q,
+    now,
+    k_base,
+    v_base,
+    at,
+    valid,
+    k_sl,
+    k_sd,
+    v_sl,
+    v_sd,
+    row_max,
+    sums,
+    acc,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    MASKED: tl.constexpr,
+    LATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Load the keys and values at ``at`` (int64) and take one softmax step with them.
+
+    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``at`` are valid.
+    """
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    k = load_tile(k_base, at, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
+    v = load_tile(v_base, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
+    return softmax_step(
+        late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
+    )
+
+
+@triton.jit
+def attend_span(
+    q,
+    k_base,
+    v_base,
+    lo,
+    hi,
+    k_sl,
+    k_sd,
+    v_sl,
+    v_sd,
+    row_max,
+    sums,
+    acc,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    MASKED: tl.constexpr,
+    LATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """All keys lo .. hi - 1, tile by tile."""
+    for start in range(lo, hi, BLOCK_L):
+        pos = start + tl.arange(0, BLOCK_L)
+        row_max, sums, acc = attend_tile(
+            q,
+            start >= lo,
+            k_base,
+            v_base,
+            pos.to(tl.int64),
+            pos < hi,
+            k_sl,
+            k_sd,
+            v_sl,
+            v_sd,
+            row_max,
+            sums,
+            acc,
+            scale_log2,
+            D,
+            DV,
+            BLOCK_D,
+            BLOCK_DV,
+            MASKED,
+            LATE,
+            PRECISION,
+        )
+    return row_max, sums, acc
+
+
+@triton.jit
 def store_row(
     out_ptr,
     lse_ptr,

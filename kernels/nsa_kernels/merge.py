@@ -28,6 +28,7 @@ def merge_kernel(
     H,
     n_rows,
     n_slots,
+    slots,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -41,13 +42,16 @@ def merge_kernel(
     if TABLE:
         row0 = tl.program_id(0).to(tl.int64) * ROWS
         rows = row0 + tl.arange(0, ROWS)
+        # A table that is not written (malformed cu_seqlens) must not lead out of the workspace.
         counts = tl.load(table_ptr + rows * 2 + 1, mask=rows < n_rows, other=0)
+        counts = tl.minimum(counts, slots)
         if tl.max(counts, 0) > 1:
             for i in range(ROWS):
                 row = row0 + i
                 count = tl.sum(tl.where(rows == row, counts, 0), 0)
                 if count > 1:
-                    first = tl.load(table_ptr + row * 2).to(tl.int64)
+                    first = tl.load(table_ptr + row * 2)
+                    first = tl.maximum(tl.minimum(first, slots - count), 0).to(tl.int64)
                     merge_shares(
                         out_ptr,
                         lse_ptr,
@@ -96,6 +100,7 @@ def merge(
     plse: torch.Tensor,
     table: torch.Tensor | None,
     n_slots: int,
+    slots: int = 0,
 ) -> None:
     """Write ``out`` [..., H, Dv] and ``lse`` [..., H] of the rows that were split.
 
@@ -103,6 +108,7 @@ def merge(
         table: int32 [rows, 2], first slot and number of shares of each row, written by the first
             launch; None when every row has ``n_slots`` shares, row after row.
         n_slots: shares of each row, or how many a row is expected to have at most.
+        slots: how many the workspace has; needed with a table.
     """
     h, dv = out.shape[-2:]
     block_dv = next_power_of_2(dv)
@@ -121,6 +127,7 @@ def merge(
         h,
         n_rows,
         n_slots,
+        slots,
         DV=dv,
         BLOCK_DV=block_dv,
         BLOCK_S=block_s,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import late, load_tile, softmax_step, store_row, store_share
+from ._tiles import attend_tile, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton
 from .config import Config, dependent_launch, ranges_config
 from .merge import merge, workspace
@@ -86,7 +86,6 @@ def ranges_kernel(
     heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
     d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
     q = load_tile(
         q_ptr + b * q_sb + s * q_ss + g * q_sg,
         heads.to(tl.int64),
@@ -156,19 +155,27 @@ def ranges_kernel(
             else:
                 inside = (pos[:, None] >= number[None, :]) & (pos[:, None] < stop[None, :])
                 key = pos + tl.sum(tl.where(inside, shift[None, :], 0), 1)
-            at_key = key.to(tl.int64)
-            k = load_tile(k_base, at_key, d, k_sl, k_sd, valid, D, BLOCK_D, True)
-            v = load_tile(v_base, at_key, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
-            row_max, sums, acc = softmax_step(
-                late(q, start >= lo, LATE),
-                k,
-                v,
+            row_max, sums, acc = attend_tile(
+                q,
+                start >= lo,
+                k_base,
+                v_base,
+                key.to(tl.int64),
                 valid,
+                k_sl,
+                k_sd,
+                v_sl,
+                v_sd,
                 row_max,
                 sums,
                 acc,
                 scale_log2,
+                D,
+                DV,
+                BLOCK_D,
+                BLOCK_DV,
                 True,
+                LATE,
                 PRECISION,
             )
         row_sum = tl.sum(sums, 1)
@@ -331,5 +338,5 @@ def launch_ranges(
         num_stages=1 if steps else config.num_stages,
     )
     if config.splits > 1:
-        merge(out, lse, part, plse, table, config.splits)
+        merge(out, lse, part, plse, table, config.splits, rows * config.splits)
     return out, lse

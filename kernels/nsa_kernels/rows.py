@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import late, load_tile, softmax_step, store_row, store_share
+from ._tiles import attend_span, attend_tile, load_tile, store_row, store_share
 from ._triton_compat import narrow, start_next_launch, tl, triton
 from .config import Config, dependent_launch, rows_config
 from .merge import merge, workspace
@@ -59,7 +59,6 @@ def rows_group_kernel(
     heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
     d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
     k_base = k_ptr + n * k_sn
     v_base = v_ptr + n * v_sn
     q_base = q_ptr + n * q_sn
@@ -71,30 +70,53 @@ def rows_group_kernel(
     q = load_tile(q_base, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
     if ONE_TILE:
         pos = lo + tl.arange(0, BLOCK_L)
-        valid = pos < hi
-        k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
-        v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
-        row_max, sums, acc = softmax_step(
-            q, k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
+        row_max, sums, acc = attend_tile(
+            q,
+            True,
+            k_base,
+            v_base,
+            pos.to(tl.int64),
+            pos < hi,
+            k_sl,
+            k_sd,
+            v_sl,
+            v_sd,
+            row_max,
+            sums,
+            acc,
+            scale_log2,
+            D,
+            DV,
+            BLOCK_D,
+            BLOCK_DV,
+            MASKED,
+            False,
+            PRECISION,
         )
     else:
-        for start in range(lo, hi, BLOCK_L):
-            pos = start + tl.arange(0, BLOCK_L)
-            valid = pos < hi
-            k = load_tile(k_base, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
-            v = load_tile(v_base, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
-            row_max, sums, acc = softmax_step(
-                late(q, start >= lo, LATE),
-                k,
-                v,
-                valid,
-                row_max,
-                sums,
-                acc,
-                scale_log2,
-                MASKED,
-                PRECISION,
-            )
+        row_max, sums, acc = attend_span(
+            q,
+            k_base,
+            v_base,
+            lo,
+            hi,
+            k_sl,
+            k_sd,
+            v_sl,
+            v_sd,
+            row_max,
+            sums,
+            acc,
+            scale_log2,
+            D,
+            DV,
+            BLOCK_D,
+            BLOCK_DV,
+            BLOCK_L,
+            MASKED,
+            LATE,
+            PRECISION,
+        )
     row_sum = tl.sum(sums, 1)
     out_row = out_ptr + n * H * DV
     lse_row = lse_ptr + n * H

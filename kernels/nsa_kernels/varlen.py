@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import late, load_tile, softmax_step, store_row, store_share
+from ._tiles import attend_span, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton
 from .config import Config, dependent_launch, varlen_config
 from .merge import merge, workspace
@@ -93,12 +93,12 @@ def varlen_kernel(
     # Equal shares: a row just above the chunk must not leave a tail of a few keys.
     share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
     n_parts = tl.cdiv(length, tl.maximum(share, 1))
-    if part < tl.maximum(n_parts, 1):
+    # part < 0 happens only where cu_seqlens decreases.
+    if (part >= 0) & (part < tl.maximum(n_parts, 1)):
         head0 = tl.program_id(1) * BLOCK_H
         heads = head0 + tl.arange(0, BLOCK_H)
         heads_ok = heads < H
         d = tl.arange(0, BLOCK_D)
-        dv = tl.arange(0, BLOCK_DV)
         lo = begin + part * share
         hi = tl.minimum(lo + share, end)
         row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
@@ -107,24 +107,29 @@ def varlen_kernel(
         q = load_tile(
             q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True
         )
-        for start in range(lo, hi, BLOCK_L):
-            pos = start + tl.arange(0, BLOCK_L)
-            valid = pos < hi
-            at = pos.to(tl.int64)
-            k = load_tile(k_ptr, at, d, k_sl, k_sd, valid, D, BLOCK_D, True)
-            v = load_tile(v_ptr, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
-            row_max, sums, acc = softmax_step(
-                late(q, start >= lo, LATE),
-                k,
-                v,
-                valid,
-                row_max,
-                sums,
-                acc,
-                scale_log2,
-                True,
-                PRECISION,
-            )
+        row_max, sums, acc = attend_span(
+            q,
+            k_ptr,
+            v_ptr,
+            lo,
+            hi,
+            k_sl,
+            k_sd,
+            v_sl,
+            v_sd,
+            row_max,
+            sums,
+            acc,
+            scale_log2,
+            D,
+            DV,
+            BLOCK_D,
+            BLOCK_DV,
+            BLOCK_L,
+            True,
+            LATE,
+            PRECISION,
+        )
         row_sum = tl.sum(sums, 1)
         out_row = out_ptr + n * H * DV
         lse_row = lse_ptr + n * H
@@ -161,7 +166,8 @@ def selection_varlen(
         v: [total, Dv], same dtype, any strides.
         cu_seqlens: int32 [N + 1] on the same device, non-decreasing, each at most total;
             row n owns keys cu_seqlens[n] to cu_seqlens[n + 1]. Its values are never read on the
-            host; values outside [0, total] are clamped on the device.
+            host; values outside [0, total] are clamped on the device. If they decrease,
+            nothing out of bounds is touched, but what the call returns is undefined.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
         max_seqlen: upper bound of the lengths, when the caller knows one; only a hint for the
             choice of the work item's size, results do not depend on it being right.
@@ -243,5 +249,5 @@ def selection_varlen(
         num_stages=config.num_stages,
     )
     if split:
-        merge(out, lse, part, plse, table, min(total // config.chunk + 1, 16))
+        merge(out, lse, part, plse, table, min(total // config.chunk + 1, 16), items)
     return out, lse

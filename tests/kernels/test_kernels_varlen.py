@@ -91,3 +91,24 @@ def test_equal_rows_agree_with_selection_rows() -> None:
 def test_bad_inputs_are_refused(change, error, word) -> None:
     with pytest.raises(error, match=word):
         nsa_kernels.selection_varlen(*change(*draw([5, 6], 2, 16, 16, torch.float16)))
+
+
+@pytest.mark.parametrize("edges", [[0, 150, 10, 200], [200, 150, 60, 0], [-7, 900, 3, 2**31 - 1]])
+def test_malformed_cu_seqlens_touch_nothing_out_of_bounds(edges) -> None:
+    """Memory that a decrease leaves unwritten is filled with the largest integers here."""
+    h, d, total = 2, 16, 200
+    gen = torch.Generator().manual_seed(0)
+    q = torch.randn(3, h, d, generator=gen).to(DEVICE)
+    k, v = (torch.randn(total, d, generator=gen).to(DEVICE) for _ in "kv")
+    cu = torch.tensor(edges, dtype=torch.int32, device=DEVICE)
+    config = nsa_kernels.Config(16, 16, 0, 16, 1, 4, 1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        out, lse = nsa_kernels.selection_varlen(q, k, v, cu, config=config)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert out.shape == (3, h, d) and lse.shape == (3, h)
+    # The process lives, and the next call is as right as ever.
+    cu = torch.tensor([0, 150, 150, 200], dtype=torch.int32, device=DEVICE)
+    got = nsa_kernels.selection_varlen(q, k, v, cu, config=config)
+    oracle.assert_close(got, oracle.varlen(q, k, v, cu), torch.float32)

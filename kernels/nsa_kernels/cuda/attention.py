@@ -221,7 +221,7 @@ def selection_ranges(
         ),
     )
     if plan.splits > 1:
-        merge(out, lse, part, plse, table, plan.splits)
+        merge(out, lse, part, plse, table, plan.splits, rows * plan.splits)
     return out, lse
 
 
