@@ -7,6 +7,8 @@ it runs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import routing
@@ -60,63 +62,53 @@ def selection_attention(
             q, k, v, ranges, sm_scale, selected_len, handle
         )
         return out
-    return _route(q, k, v, ranges, sm_scale, selected_len, policy or default_policy())
+    return _route(policy or default_policy(), q, k, v, ranges, sm_scale, selected_len)
 
 
 def _route(
+    policy: Policy,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     ranges: torch.Tensor,
     sm_scale: float | None,
     selected_len: int | None,
-    policy: Policy,
 ) -> torch.Tensor:
     reason = choose(policy, q, k, v, k.shape[2] if selected_len is None else selected_len)
     if reason is None:
         if policy.plain:
             routing.count_kernel()
             return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
-        if policy.debug:
-            return _debugged(q, k, v, ranges, sm_scale, selected_len, policy)
-        return _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
+        run = _debugged if policy.debug else _kernel
+        return run(policy, q, k, v, ranges, sm_scale, selected_len)
     routing.count_fallback(reason)
     return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
 
 
-def _kernel(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-    policy: Policy,
-) -> torch.Tensor:
+def _kernel(policy: Policy, *call: Any) -> torch.Tensor:
+    """The kernel on the arguments of ``launch_ranges``, with what the policy does on an error."""
     routing.count_kernel()
     if policy.on_error == "raise":
-        return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
+        return launch_ranges(*call)[0]
     # Wrong inputs are the caller's error in either implementation.
-    check_ranges(q, k, v, ranges)
+    check_ranges(*call[:4])
     try:
-        return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
+        return launch_ranges(*call)[0]
     except KERNEL_ERRORS as error:
         routing.kernel_calls -= 1
         routing.count_fallback("kernel_error", error)
-    return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+    return _packed(*call)
 
 
-def _debugged(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-    policy: Policy,
-) -> torch.Tensor:
+def _packed(*call: Any) -> torch.Tensor:
+    *tensors, sm_scale, selected_len = call
+    return packed_sdpa(*tensors, sm_scale=sm_scale, selected_len=selected_len)
+
+
+def _debugged(policy: Policy, *call: Any) -> torch.Tensor:
     """The kernel with what the policy's debug settings ask for; no waiting during capture."""
-    shapes = (tuple(q.shape), tuple(k.shape), tuple(v.shape), tuple(ranges.shape), q.dtype)
+    q = call[0]
+    shapes = (*(tuple(x.shape) for x in call[:4]), q.dtype)
     if policy.debug_shapes and shapes not in _shapes_seen:
         _shapes_seen.add(shapes)
         routing.log.warning("shapes q %s k %s v %s ranges %s %s", *shapes)
@@ -124,41 +116,33 @@ def _debugged(
     if policy.debug_timing and q.is_cuda and may_wait:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        out = _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
+        out = _kernel(policy, *call)
         end.record()
         end.synchronize()
         routing.log.warning("selection_attention took %.4f ms", start.elapsed_time(end))
     else:
-        out = _kernel(q, k, v, ranges, sm_scale, selected_len, policy)
+        out = _kernel(policy, *call)
     if policy.debug_compare and may_wait:
-        other = packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+        other = _packed(*call)
         gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0
         routing.log.warning("largest difference from packed SDPA %.3e", gap)
     return out
 
 
-@torch.library.custom_op("nsa_kernels::selection_attention", mutates_args=())
-def _operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-    policy: int,
-) -> torch.Tensor:
-    return _route(q, k, v, ranges, sm_scale, selected_len, by_handle(policy))
+@torch.library.custom_op(
+    "nsa_kernels::selection_attention",
+    mutates_args=(),
+    schema=(
+        "(Tensor q, Tensor k, Tensor v, Tensor ranges, float? sm_scale, int? selected_len, "
+        "int policy) -> Tensor"
+    ),
+)
+def _operator(*call: Any) -> torch.Tensor:
+    *arguments, handle = call
+    return _route(by_handle(handle), *arguments)
 
 
 @_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-    policy: int,
-) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
     b, s, g, h, _ = q.shape
     return q.new_empty((b, s, g, h, v.shape[-1]))
