@@ -2,18 +2,21 @@
 
 A table of rules instead of run-time autotuning keeps the first call free of trials and two runs on
 one GPU bit-identical. The rules come from sweeps on an H200 (docs/kernels.md); what another device
-changes, its number of multiprocessors and its shared memory, enters the rules as numbers.
+changes, its number of multiprocessors and its shared memory, enters the rules as numbers. Where
+``python -m nsa_kernels.tune`` has been run, the tiles that it wrote down come before the rules'.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 
 from ._checks import cdiv, next_power_of_2
 from ._triton_compat import HAS_PDL
+from .tuned import Tile, tuned_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Config:
 
     ``block_h`` heads and ``block_l`` keys a tile; ``splits`` programs share a row, each taking
     ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H.
-    ``late`` asks for the first keys before q has arrived (``_tiles.late``).
+    ``late`` asks for the first keys before q has arrived (``_tiles.late``). ``tuned``: the tile is
+    from the file that ``nsa_kernels.tune`` wrote, where it stands under ``shape_class``.
     """
 
     block_h: int
@@ -33,6 +37,8 @@ class Config:
     num_warps: int
     num_stages: int
     late: bool = False
+    tuned: bool = False
+    shape_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +77,6 @@ def shared_estimate(
     return tile * max(stages, 1) + block_h * (block_d + block_l + block_dv) * max(itemsize, 4)
 
 
-Tile = tuple[int, int, int]
-"""(block_l, num_warps, num_stages)."""
-
-
 def _fit(
     h: int, d: int, dv: int, itemsize: int, device: Device, tile: Tile
 ) -> tuple[int, int, int, int]:
@@ -104,6 +106,30 @@ def _fit(
     return block_h, block_l, warps, stages
 
 
+RULE = "rule"
+"""Asks for the rule's tile, whatever was tuned."""
+
+Given = Tile | Literal["rule"] | None
+"""A tile, or RULE; None: the tuned one, else the rule's."""
+
+
+def _class(op: str, split: bool, some: bool, narrow: bool, length: int) -> str:
+    """The name of a shape class: what a tile is chosen by. ``length``: keys of a program, about."""
+    crowd = "split" if split else "some" if some else "many"
+    reach = min(max(next_power_of_2(length), 64), 2048)
+    return f"{op}-{crowd}-{'narrow' if narrow else 'wide'}-{reach}"
+
+
+def _tile(
+    name: str, rule: Tile, itemsize: int, device: torch.device, given: Given
+) -> tuple[Tile, bool]:
+    """The tile given, else the tuned one of the class, else the rule's; whether it was tuned."""
+    if isinstance(given, tuple):
+        return given, False
+    found = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None
+    return (rule, False) if found is None else (found, True)
+
+
 def _narrow(d: int, dv: int) -> bool:
     return max(d, dv) <= 64
 
@@ -126,7 +152,14 @@ def _rows_tile(programs: int, length: int, narrow: bool, processors: int) -> Til
 
 @functools.lru_cache(maxsize=4096)
 def rows_config(
-    n: int, h: int, length: int, d: int, dv: int, dtype: torch.dtype, device: torch.device
+    n: int,
+    h: int,
+    length: int,
+    d: int,
+    dv: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    given: Given = None,
 ) -> Config:
     """The configuration of ``rows_group`` for a shape on a device.
 
@@ -138,10 +171,13 @@ def rows_config(
     splits = 1
     if 2 * programs < 3 * limits.processors:
         splits = min(max(limits.processors // programs, 1), max(length // 128, 1))
+    narrow, some = _narrow(d, dv), programs <= 4 * limits.processors
     if splits > 1:
-        tile = (128, 8, 1) if length <= 128 * splits else (128, 4, 3)
+        rule = (128, 8, 1) if length <= 128 * splits else (128, 4, 3)
     else:
-        tile = _rows_tile(programs, length, _narrow(d, dv), limits.processors)
+        rule = _rows_tile(programs, length, narrow, limits.processors)
+    name = _class("rows", splits > 1, some, narrow, cdiv(length, splits))
+    tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     chunk = cdiv(max(cdiv(length, splits), 1), block_l) * block_l
     splits = max(cdiv(length, chunk), 1)
@@ -150,8 +186,8 @@ def rows_config(
     head_tiles = cdiv(h, block_h)
     # Few programs wait for their first keys; large, wide tiles restage q too seldom to notice.
     late = n * splits * head_tiles <= 4 * limits.processors
-    late = late or (block_l >= 128 and not _narrow(d, dv))
-    return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late)
+    late = late or (block_l >= 128 and not narrow)
+    return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late, tuned, name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -164,6 +200,7 @@ def varlen_config(
     max_seqlen: int | None,
     dtype: torch.dtype,
     device: torch.device,
+    given: Given = None,
 ) -> Config:
     """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
 
@@ -171,7 +208,11 @@ def varlen_config(
     split; few rows are split into four items a multiprocessor.
     """
     limits = device_limits(device)
-    tile = (128, 4, 3) if _narrow(d, dv) else (64, 4, 3)
+    narrow = _narrow(d, dv)
+    split = 2 * n * cdiv(h, 64) < 3 * limits.processors
+    name = _class("varlen", split, n <= 4 * limits.processors, narrow, cdiv(total, max(n, 1)))
+    rule = (128, 4, 3) if narrow else (64, 4, 3)
+    tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     head_tiles = cdiv(h, block_h)
     want = cdiv(total * head_tiles, 4 * limits.processors)
@@ -181,7 +222,7 @@ def varlen_config(
         want = min(want, max(max_seqlen, 1))
     chunk = max(cdiv(want, block_l), cdiv(128, block_l)) * block_l
     late = n + total // chunk <= 4 * limits.processors
-    return Config(block_h, block_l, 0, chunk, head_tiles, warps, stages, late)
+    return Config(block_h, block_l, 0, chunk, head_tiles, warps, stages, late, tuned, name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -195,6 +236,7 @@ def ranges_config(
     selected_len: int | None,
     dtype: torch.dtype,
     device: torch.device,
+    given: Given = None,
 ) -> Config:
     """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
 
@@ -207,17 +249,20 @@ def ranges_config(
     splits = 1
     if 2 * programs < 3 * limits.processors:
         splits = max(1, min(2 * limits.processors // programs, cdiv(bound, 128), 64))
-    narrow = _narrow(d, dv)
+    narrow, some = _narrow(d, dv), programs <= 4 * limits.processors
     if splits > 1:
-        tile = (32, 2, 4)
-    elif programs <= 4 * limits.processors:
-        tile = (64, 4, 3)
+        rule = (32, 2, 4)
+    elif some:
+        rule = (64, 4, 3)
     else:
-        tile = (64, 2, 2) if narrow else (64, 4, 2)
+        rule = (64, 2, 2) if narrow else (64, 4, 2)
+    # The keys of a row are not known, so all lengths are one class.
+    name = _class("ranges", splits > 1, some, narrow, 0)
+    tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     head_tiles = cdiv(h, block_h)
     late = rows * splits * head_tiles <= 4 * limits.processors
-    return Config(block_h, block_l, splits, 0, head_tiles, warps, stages, late)
+    return Config(block_h, block_l, splits, 0, head_tiles, warps, stages, late, tuned, name)
 
 
 def chosen_config(
@@ -226,7 +271,7 @@ def chosen_config(
     k: torch.Tensor,
     v: torch.Tensor,
     extra: torch.Tensor | None = None,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """The configuration that ``op`` would launch with on these tensors, for a record of it.
 
     Args:

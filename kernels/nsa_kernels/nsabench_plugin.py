@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ def _config_of(op: str) -> Callable[..., str]:
     return config
 
 
-def _shown(values: dict[str, int]) -> str:
+def _shown(values: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 

@@ -149,16 +149,6 @@ def cubin(variant: Variant, capability: int) -> bytes:
     return bytes(_compile(variant, capability).code)
 
 
-class _Stream:
-    """torch's stream in the form that cuda.core takes."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
-
-
 @functools.cache
 def _load(variant: Variant, device: int) -> Any:
     from cuda.bindings import driver
@@ -191,5 +181,5 @@ def launch(
     config = core.LaunchConfig(grid=grid, block=variant.threads, shmem_size=variant.shared_bytes)
     plain = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
     with torch.cuda.device(index):
-        stream = _Stream(torch.cuda.current_stream(index).cuda_stream)
+        stream = core.Stream.from_handle(torch.cuda.current_stream(index).cuda_stream)
         core.launch(stream, config, _load(variant, index), *plain)

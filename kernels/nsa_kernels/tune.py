@@ -1,0 +1,176 @@
+"""python -m nsa_kernels.tune [CLASS...]: measure the best tile of each shape class on this GPU.
+
+For each class one shape is timed with every tile that fits the GPU's shared memory, L2 flushed,
+tiles interleaved. What beats the rule's tile by the margin goes into the file that
+``nsa_kernels.config`` reads from then on, in processes started later; classes not measured keep
+what the file says. Nothing is ever timed inside a caller's call.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import config as rules
+from ._triton_compat import KERNEL_ERRORS
+from .config import RULE, Config, device_limits, shared_estimate
+from .ranges import selection_ranges
+from .rows import selection_rows
+from .tuned import Tile, tuned_tiles, write
+from .varlen import selection_varlen
+
+TILES: tuple[Tile, ...] = (
+    *((32, 1, stages) for stages in (1, 2, 3, 4)),
+    *((block_l, 2, stages) for block_l in (32, 64, 128) for stages in (2, 3, 4)),
+    *((block_l, 4, stages) for block_l in (64, 128) for stages in (1, 2, 3, 4)),
+    *((128, 8, stages) for stages in (1, 2, 3)),
+)
+MARGIN = 1.02
+"""How much faster than the rule's tile another must be: less is noise."""
+ROUNDS = 15
+HEADS = 8
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One shape: the launcher, its tensors, and the function of ``config`` for its sizes."""
+
+    launch: Callable[..., Any]
+    tensors: tuple[torch.Tensor, ...]
+    configure: Callable[..., Config]
+    sizes: tuple[int | None, ...]
+
+    def config(self, device: torch.device, tile: Tile | None = None) -> Config:
+        """The configuration with a tile; None: the rule's."""
+        return self.configure(*self.sizes, DTYPE, device, tile or RULE)
+
+    def run(self, config: Config) -> None:
+        """One call."""
+        self.launch(*self.tensors, config=config)
+
+
+def fitting(d: int, dv: int, shared_bytes: int) -> list[Tile]:
+    """The tiles whose buffers fit into the shared memory that a program may use."""
+    return [t for t in TILES if shared_estimate(16, t[0], d, dv, 2, t[2]) <= shared_bytes]
+
+
+def trials(device: torch.device) -> Iterator[Trial]:
+    """A shape of each class, too few rows to fill the device, some, and many."""
+    processors = device_limits(device).processors
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(size, device=device, dtype=torch.float32).to(DTYPE)
+
+    for n in (max(processors // 8, 1), 2 * processors, 8 * processors):
+        for d in (64, 128):
+            q = draw(n, HEADS, d)
+            for length in (64, 128, 256, 512, 1024, 2048):
+                kv = (draw(n, length, d), draw(n, length, d))
+                shape = (n, HEADS, length, d, d)
+                yield Trial(selection_rows, (q, *kv), rules.rows_config, shape)
+            for mean in (64, 128, 256, 512, 1024):
+                # Lengths between none and twice the mean, in no order.
+                lengths = torch.arange(n)[torch.randperm(n)] * (2 * mean) // n
+                cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
+                total = int(cu[-1])
+                shape = (n, HEADS, total, d, d, None)
+                tensors = (q, draw(total, d), draw(total, d), cu)
+                yield Trial(selection_varlen, tensors, rules.varlen_config, shape)
+            s_kv, spans, size = 4096, 8, 128
+            starts = torch.stack([torch.randperm(s_kv // size)[:spans] for _ in range(n)]) * size
+            ranges = torch.stack([starts, starts + size], -1).view(n, 1, 1, spans, 2)
+            k = draw(n, 1, s_kv, d)
+            tensors = (q.view(n, 1, 1, HEADS, d), k, k, ranges.to(device, torch.int32))
+            shape = (n, HEADS, spans, s_kv, d, d, spans * size)
+            yield Trial(selection_ranges, tensors, rules.ranges_config, shape)
+
+
+def _works(trial: Trial, config: Config) -> bool:
+    try:
+        trial.run(config)
+    except KERNEL_ERRORS:
+        return False
+    return True
+
+
+def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict[Config, float]:
+    """Median time in milliseconds of each configuration that works."""
+    with ThreadPoolExecutor(8) as pool:  # the compiler is a process of its own
+        works = list(pool.map(lambda config: _works(trial, config), configs))
+    alive = [config for config, works_here in zip(configs, works, strict=True) if works_here]
+    # Reading evicts as writing does, and leaves nothing to write back.
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.zeros(2 * l2_bytes // 4, device=device)
+    samples: dict[Config, list[float]] = {config: [] for config in alive}
+    for turn in range(ROUNDS):
+        marks = []
+        for config in alive if turn % 2 else reversed(alive):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.sum()
+            torch.cuda._sleep(200_000)  # hides the launch: the GPU is busy while the host asks
+            begin.record()
+            trial.run(config)
+            end.record()
+            marks.append((config, begin, end))
+        torch.cuda.synchronize(device)
+        for config, begin, end in marks:
+            samples[config].append(begin.elapsed_time(end))
+    return {config: statistics.median(taken) for config, taken in samples.items()}
+
+
+def choose(taken: dict[Config, float], rule: Config) -> Config:
+    """The fastest configuration, but the rule's unless that is slower by the margin."""
+    best = min(taken, key=lambda config: taken[config])
+    return best if taken[best] * MARGIN < taken[rule] else rule
+
+
+def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
+    """Measure the classes whose name holds one of ``wanted`` (none: all) and write the file.
+
+    Returns:
+        What the file says now: the tile of each class where the rule's is not the best.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu, shared_bytes = torch.cuda.get_device_name(device), device_limits(device).shared_bytes
+    tiles = dict(tuned_tiles(device))
+    torch.manual_seed(0)
+    seen: set[str] = set()
+    for trial in trials(device):
+        rule = trial.config(device)
+        name = rule.shape_class
+        if name in seen or (wanted and not any(part in name for part in wanted)):
+            continue
+        seen.add(name)
+        d, dv = trial.tensors[0].shape[-1], trial.tensors[2].shape[-1]
+        tile_of = {trial.config(device, t): t for t in fitting(d, dv, shared_bytes)}
+        taken = times(trial, list(dict.fromkeys([rule, *tile_of])), device)
+        best = choose(taken, rule)
+        tiles.pop(name, None)
+        if best != rule:
+            tiles[name] = tile_of[best]
+        path = write(gpu, tiles)
+        _say(f"{name:28} rule {_shown(rule, taken)}  best {_shown(best, taken)}")
+    _say(f"{len(seen)} classes measured; {path if seen else 'no file'} has {len(tiles)} tiles")
+    return tiles
+
+
+def _shown(config: Config, taken: dict[Config, float]) -> str:
+    tile = (config.block_l, config.num_warps, config.num_stages)
+    return f"{tile!s:12} {taken[config] * 1e3:8.1f} us"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("nsa_kernels.tune: there is no CUDA device here; run it on the GPU to be tuned")
+    tune(sys.argv[1:])

@@ -1,0 +1,78 @@
+"""Tiles that were measured to be best on a GPU: a file that ``nsa_kernels.tune`` writes, read once.
+
+One file a GPU model and Triton version, in ``tuned`` of the cache folder; without it the rules of
+``config`` hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import triton
+
+from .folders import cache_folder
+
+Tile = tuple[int, int, int]
+"""(block_l, num_warps, num_stages)."""
+
+
+def tuned_file(gpu: str) -> Path:
+    """Where the tiles for a GPU model and this Triton are."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu}-triton{triton.__version__}")
+    return cache_folder() / "tuned" / f"{name}.json"
+
+
+@functools.cache
+def tuned_tiles(device: torch.device) -> Mapping[str, Tile]:
+    """The tuned tile of each shape class on a device; empty where nothing was tuned.
+
+    Raises:
+        ValueError: the file does not hold tiles.
+    """
+    if device.type != "cuda":
+        return {}
+    path = tuned_file(torch.cuda.get_device_name(device))
+    try:
+        text = path.read_text()
+    except OSError:
+        return {}
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> dict[str, Tile]:
+    """The tiles in a file's text. Raises ``ValueError`` that names the path."""
+    try:
+        found = json.loads(text)["tiles"].items()
+        tiles = {name: (int(a), int(b), int(c)) for name, (a, b, c) in found}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} does not hold tuned tiles ({error}); delete it, or run "
+            "python -m nsa_kernels.tune again"
+        ) from error
+    for name, (block_l, warps, stages) in tiles.items():
+        powers = block_l & (block_l - 1) == 0 and warps & (warps - 1) == 0
+        if not (powers and 16 <= block_l <= 256 and 1 <= warps <= 16 and 1 <= stages <= 8):
+            raise ValueError(
+                f"{path}: {[block_l, warps, stages]} is no tile for {name!r}; delete the file, or "
+                "run python -m nsa_kernels.tune again"
+            )
+    return tiles
+
+
+def write(gpu: str, tiles: Mapping[str, Tile]) -> Path:
+    """Write the tiles of a GPU; a reader sees the whole file or the one before."""
+    path = tuned_file(gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"gpu": gpu, "triton": triton.__version__, "tiles": dict(sorted(tiles.items()))}
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w") as file:
+        json.dump(content, file, indent=1)
+    Path(temporary).replace(path)
+    return path
