@@ -86,8 +86,8 @@ def trials(device: torch.device) -> Iterator[Trial]:
             s_kv, spans, size = 4096, 8, 128
             starts = torch.stack([torch.randperm(s_kv // size)[:spans] for _ in range(n)]) * size
             ranges = torch.stack([starts, starts + size], -1).view(n, 1, 1, spans, 2)
-            k = draw(n, 1, s_kv, d)
-            tensors = (q.view(n, 1, 1, HEADS, d), k, k, ranges.to(device, torch.int32))
+            kv = (draw(n, 1, s_kv, d), draw(n, 1, s_kv, d))
+            tensors = (q.view(n, 1, 1, HEADS, d), *kv, ranges.to(device, torch.int32))
             shape = (n, HEADS, spans, s_kv, d, d, spans * size)
             yield Trial(selection_ranges, tensors, rules.ranges_config, shape)
 
