@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from nsabench import labels
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
 from nsabench.report import html
 from nsabench.report.facts import MARGIN, Facts, Record
 from nsabench.results.columns import RECORDS
-from nsabench.timing.statistics import quantile
 from nsabench.words import DType, Role, Status
 
 TEXTS = (
@@ -51,7 +52,8 @@ NUMBERS = (
 )
 # Quantiles of the samples that are kept a record, by how many records have samples.
 FINE, COARSE = 40, 12
-MANY = 2500
+MANY = 5000
+GRAIN = 1e-4
 
 
 def data(facts: Facts) -> dict[str, Any]:
@@ -70,24 +72,29 @@ def data(facts: Facts) -> dict[str, Any]:
     return {
         **html.rows(records, ["label", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]),
         "samples": _samples(facts),
+        "grain": GRAIN,
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
         "ceilings": facts.ceilings.model_dump(mode="json"),
         "margin": MARGIN,
+        "usual": {op: labels.usual_distribution(op) for op in {r["op"] for r in facts.records}},
     }
 
 
-def _samples(facts: Facts) -> list[list[float | None] | None]:
-    """Evenly spaced quantiles of each record's samples, or null where it has none."""
+def _samples(facts: Facts) -> list[list[int] | None]:
+    """Evenly spaced quantiles of each record's samples, in steps of `GRAIN` away from its median,
+    or null where it has none. Runs are alike in these steps, and pack well."""
     timed = sum(r["status"] == Status.OK for r in facts.records)
     count = FINE if timed <= MANY else COARSE
     return [_quantiles(facts, record, count) for record in facts.records]
 
 
-def _quantiles(facts: Facts, record: Record, count: int) -> list[float | None] | None:
+def _quantiles(facts: Facts, record: Record, count: int) -> list[int] | None:
     _, samples = facts.results.samples[record["case_id"], record["implementation"]]
     if record["status"] != Status.OK or not samples.time_ms:
         return None
-    return [html.short(quantile(samples.time_ms, i / count)) for i in range(count + 1)]
+    found = np.quantile(samples.time_ms, np.linspace(0, 1, count + 1))
+    steps: list[int] = np.rint((found / record["median_ms"] - 1) / GRAIN).astype(int).tolist()
+    return steps
 
 
 def _floor_ms(record: Record, limits: Limits) -> float | None:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import importlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from types import ModuleType
@@ -31,7 +32,7 @@ def render(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(ms=_ms, ratio=_ratio, tiny=_tiny)
+    environment.filters.update(ms=_ms, ratio=_ratio, tiny=_tiny, ticks=_ticks)
     page: str = environment.get_template(template).render(
         version=__version__,
         # Package data and the bundle are ours; nothing of the run is in them.
@@ -48,16 +49,20 @@ def render(
 def rows(
     records: Iterable[Mapping[str, Any]], texts: Sequence[str], numbers: Sequence[str]
 ) -> dict[str, Any]:
-    """Records as the scripts unpack them: texts by their place among all texts, numbers short."""
+    """Records as the scripts unpack them: by column, where neighbours are alike and pack well;
+    texts by their place among all texts, numbers short."""
+    records = list(records)
     strings: dict[str, int] = {}
 
     def text(value: str | None) -> int | None:
         return None if value is None else strings.setdefault(value, len(strings))
 
-    packed = [
-        [*(text(r[key]) for key in texts), *(short(r[key]) for key in numbers)] for r in records
-    ]
-    return {"texts": texts, "numbers": numbers, "rows": packed, "strings": list(strings)}
+    return {
+        "count": len(records),
+        "texts": {key: [text(r[key]) for r in records] for key in texts},
+        "numbers": {key: [short(r[key]) for r in records] for key in numbers},
+        "strings": list(strings),
+    }
 
 
 def short(value: float | None) -> float | None:
@@ -107,3 +112,10 @@ def _ratio(value: float | None) -> str:
 
 def _tiny(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}"
+
+
+def _ticks(text: str) -> Any:
+    """What stands between backticks as code; all of it is escaped first."""
+    markupsafe = _extra("markupsafe")
+    escaped = str(markupsafe.escape(text))
+    return markupsafe.Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))

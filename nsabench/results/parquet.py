@@ -15,7 +15,6 @@ from nsabench.results.assemble import Results
 from nsabench.results.columns import RECORDS, SAMPLES, schema
 from nsabench.verdict import Key
 
-
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
 # pack well once they end in zeros: binary fractions of about a microsecond.
 SPLIT = "at_s"

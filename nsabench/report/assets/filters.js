@@ -44,11 +44,14 @@ function chosen() {
 function rowNames(records) {
   const varying = DIMENSIONS.map(([key]) => key)
     .filter((key) => key !== "shape" && distinct(records, key).length > 1);
-  return (record) => [
-    record.shape,
-    ...varying.map((key) => {
-      if (key === "streams") return `${record.streams} stream${record.streams > 1 ? "s" : ""}`;
-      return SHORT[record[key]] || record[key];
-    }),
-  ].join(" ");
+  return (record) => [record.shape, ...varying.map((key) => said(record, key)).filter(Boolean)].join(" ");
+}
+
+// What varies, left out where it is the usual: forward, one stream, the first distribution of the op.
+function said(record, key) {
+  const value = record[key];
+  if (key === "streams") return value > 1 ? `${value} streams` : "";
+  if (key === "direction") return value === "forward" ? "" : value;
+  if (key === "distribution") return value === report.usual[record.op] ? "" : value;
+  return SHORT[value] || value;
 }

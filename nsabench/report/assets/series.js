@@ -5,6 +5,10 @@ const LEAST = "least possible", BEST = "best baseline", OTHERS = "other baseline
 function candidateRows() {
   const rows = chosen().filter((r) => r.role === "candidate" && r.implementation === filters.candidate);
   const name = rowNames(rows);
+  // Rows of many lengths first: edge cases, which have one, would push them out of sight.
+  const lengths = new Map();
+  for (const r of rows) lengths.set(name(r), (lengths.get(name(r)) || new Set()).add(r.length));
+  rows.sort((a, b) => lengths.get(name(b)).size - lengths.get(name(a)).size);
   return rows.map((r) => ({
     ...r,
     row: name(r),
@@ -33,9 +37,10 @@ function kindOf(record, best) {
 }
 
 // Colours and shapes of the kinds: the same for a candidate wherever it appears.
-function kinds(withLeast) {
+function kinds(withLeast, shown) {
   const candidates = distinct(report.records.filter((r) => r.role === "candidate"), "implementation");
-  const names = [...candidates, BEST, OTHERS, ...(withLeast ? [LEAST] : [])];
+  const present = new Set(shown.map((r) => r.implementation));
+  const names = [...candidates.filter((name) => present.has(name)), BEST, OTHERS, ...(withLeast ? [LEAST] : [])];
   const shapes = ["circle", "square", "triangle-up", "cross", "triangle-down"];
   return {
     kinds: names,
@@ -85,7 +90,8 @@ function timeRows(records) {
 }
 
 function rooflineRows() {
-  const rows = chosen().filter((r) => r.role !== "control" && r.median_ms !== null);
+  // Without arithmetic (nothing is selected) there is no place on logarithmic axes.
+  const rows = chosen().filter((r) => r.role !== "control" && r.median_ms !== null && r.flops > 0);
   const best = bestOf(rows);
   return rows.map((r) => ({ ...r, kind: kindOf(r, best), intensity: r.flops / r.bytes_min, tflops: r.flops / r.median_ms / 1e9 }))
     .sort((a, b) => (a.kind === OTHERS ? 0 : 1) - (b.kind === OTHERS ? 0 : 1));
@@ -128,7 +134,7 @@ function sampleRows(caseId) {
   const curves = [...candidates, ...fastest].slice(0, MOST_CURVES);
   const rows = curves.flatMap((r) => {
     const quantiles = report.samples[r.index];
-    return quantiles.map((time_ms, i) => ({ who: r.implementation, role: r.role, time_ms, share: i / (quantiles.length - 1) }));
+    return quantiles.map((steps, i) => ({ who: r.implementation, role: r.role, time_ms: r.median_ms * (1 + report.grain * steps), share: i / (quantiles.length - 1) }));
   });
   return { rows, names: curves.map((r) => r.implementation), left: all.length - curves.length };
 }
