@@ -67,6 +67,24 @@ install:
     {{ pip }} -e '.[dev]' -e kernels
     touch "$stamp"
 
+# Keep a finished run in docs/results/NAME with its page, and take the README's screenshots of it
+publish run name: install
+    #!/bin/sh
+    set -eu
+    to="docs/results/{{ name }}"
+    .venv/bin/nsabench verify "{{ run }}"
+    if [ -e "$to" ]; then rm -r "$to"; fi
+    cp -R "{{ run }}" "$to"
+    page="$to/report.html"
+    if [ ! -e "$page" ]; then
+        # The machine that measured could not make it, and nothing is added to what was signed.
+        .venv/bin/nsabench report "$to" --out "docs/results/pages/{{ name }}"
+        page="docs/results/pages/{{ name }}/report.html"
+    fi
+    {{ python }} -m tests.report.screenshots "$page" docs/images
+    .venv/bin/nsabench verify "$to"
+    echo "$to; its page: $page; screenshots: docs/images"
+
 # Compile every kernel for other GPUs and other Tritons, with no GPU. `just preflight --help`
 preflight *arguments: install
     .venv/bin/nsabench preflight "$@"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -151,20 +152,28 @@ def summary(finished: Finished, console: Console) -> None:
 
 def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
     """One line a case and candidate, with the baseline it has to beat."""
-    table = Table(title="candidates", title_justify="left", header_style="bold")
+    table = Table(
+        title="candidates",
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for name, justify in (
         ("case", "left"),
         ("candidate", "left"),
         ("status", "left"),
         ("MAE", "right"),
-        ("median ms", "right"),
-        ("roofline", "right"),
-        ("best baseline", "left"),
         ("ms", "right"),
+        ("roof", "right"),
+        ("best baseline", "left"),
+        ("its ms", "right"),
         ("speed-up [95 %]", "right"),
         ("verdict", "left"),
     ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        # Names may take a second line; a number that is cut off is none.
+        long = name in ("case", "candidate", "best baseline")
+        table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
     times = {(r["case_id"], r["implementation"]): r["median_ms"] for r in records}
     for r in records:
         if r["role"] != Role.CANDIDATE:
@@ -179,10 +188,10 @@ def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
             r["implementation"],
             Text(r["status"], STYLES.get(r["status"], "bold red")),
             number(r["mae"], ".1e"),
-            number(r["median_ms"], ".4f"),
+            number(r["median_ms"], ".4g"),
             number(r["roofline_fraction"], ".0%"),
             r["best_baseline"],
-            number(times.get((r["case_id"], r["best_baseline"])), ".4f"),
+            number(times.get((r["case_id"], r["best_baseline"])), ".4g"),
             ratio,
             Text(r["verdict"] or "-", STYLES.get(r["verdict"], "")),
         )

@@ -10,12 +10,17 @@ from tests.report.browser import chromium
 
 def main(page: Path, folder: Path) -> None:
     with chromium() as browser:
-        for name, width, height, dark in (
-            ("report", 1200, 820, False),
-            ("report-phone", 375, 760, True),
+        for name, width, height, dark, where, padding in (
+            ("report", 1200, 900, False, "#faster", "7rem"),
+            ("report-phone", 375, 760, True, "[data-chart=time]", "0"),
         ):
             browser.open(page.resolve(), width=width, height=height, dark=dark)
-            browser.js("document.getElementById('faster').scrollIntoView({behavior: 'instant'})")
+            browser.js(
+                "document.documentElement.style.scrollPaddingTop = arguments[1];"
+                "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})",
+                where,
+                padding,
+            )
             browser.screenshot(folder / f"{name}.png", full=False)
 
 

@@ -43,7 +43,7 @@ function shrink(spec) {
   const parts = [spec, ...(spec.layer || [])];
   for (const part of parts) {
     for (const channel of Object.values(part.encoding || {})) {
-      if (channel && channel.legend) channel.legend.columns = 2;
+      if (channel && channel.legend) channel.legend.columns = Math.max(1, (channel.legend.columns || 3) - 1);
       if (channel && channel.axis && channel.axis.labelLimit) channel.axis.labelLimit = 130;
     }
   }
