@@ -183,11 +183,12 @@ def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Ju
     if beside <= apart * (1 + DRIFT):
         return judgement
     moved = ratio_of_independent_medians(taken[best], candidate.time_ms)
-    verdict, _ = _from_interval(moved)
+    # They come from two processes, and two processes differ by that much without a reason.
+    lo = moved.lo / (1 + DRIFT)
     return replace(
         judgement,
-        verdict=verdict if verdict is Verdict.FASTER else Verdict.INCONCLUSIVE,
-        speedup_lo=moved.lo,
+        verdict=Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE,
+        speedup_lo=lo,
         why=f"{best} takes {apart:.3g} ms in a process that never imported a candidate, and "
         f"the best baseline beside it {beside:.3g} ms: against the former the ratio is "
         f"{moved.value:.3f}",

@@ -24,10 +24,17 @@ class Hypothesis:
     predict: Callable[[], Tensor]
 
 
+Take = Callable[[Inputs, Tensor], Inputs]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """`rows` are the rows of the full problem that `inputs`, `output` and `oracle` hold; `off` is
-    the absolute error of every element of the full problem, `wrong` marks its rows that are off."""
+    the absolute error of every element of the full problem, `wrong` marks its rows that are off.
+
+    take: makes of the full problem that of some rows by themselves; None where none can stand
+      alone, and then `inputs` is the full problem.
+    """
 
     op: Op
     full: Inputs
@@ -38,13 +45,14 @@ class Evidence:
     output: Tensor
     oracle: Tensor
     previous: Tensor | None
+    take: Take | None
 
-    @property
-    def neighbours(self) -> Tensor | None:
-        """The row after each of `rows`, in a circle; None where rows are not independent."""
-        count = self.full.tensors["q"].shape[0]
-        independent = rows_are_independent(self.full, count)
-        return (self.rows + 1) % count if independent and count > 1 else None
+    def of_rows(self, offset: int) -> Inputs | None:
+        """The inputs of the rows so far behind these, in a circle; None where there are none."""
+        count = self.wrong.numel()
+        if self.take is None or count == 1:
+            return None
+        return self.take(self.full, (self.rows + offset) % count)
 
     def with_tensor(self, name: str, tensor: Tensor) -> Inputs:
         """The inputs with one tensor replaced."""
@@ -54,37 +62,53 @@ class Evidence:
         """The inputs with some options replaced."""
         return Inputs(self.inputs.tensors, {**self.inputs.options, **options})
 
-    def of_rows(self, rows: Tensor) -> Inputs:
-        """The inputs of other rows of the full problem."""
-        return Inputs({name: t[rows] for name, t in self.full.tensors.items()}, self.inputs.options)
 
+def gather(
+    op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None, take: Take | None = None
+) -> Evidence:
+    """Thin a problem out to some of its wrong rows, if rows have nothing to do with each other.
 
-def gather(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> Evidence:
-    """Thin a problem out to some of its wrong rows, if rows have nothing to do with each other."""
+    take: as of `Evidence`, for an op whose rows are not simply the first axis of every tensor.
+    """
     oracle = op.oracle(inputs)
     off = (output.double() - oracle).abs()
-    by_row = off.flatten(1).mean(1)
+    # With `take` a row is whatever holds one query of all heads, else an index of the first axis.
+    lead = off.shape[:-2] if take is not None else off.shape[:1]
+    by_row = off.reshape(lead.numel(), -1).mean(1)
     wrong = by_row >= by_row.max() / FAR_OFF
-    rows = torch.arange(len(off), device=output.device)
-    thin = inputs
-    if rows_are_independent(inputs, len(off)):
+    rows = torch.arange(len(by_row), device=output.device)
+    if take is None and rows_are_independent(inputs, len(by_row)):
+        take = _take_first_axis
+    if take is None:
+        thin, of_thin = inputs, oracle
+    else:
         rows = rows[wrong]
-        each = sum(t[0].numel() for t in inputs.tensors.values())
-        count = max(LEAST_ROWS, ELEMENTS // each)
+        each = sum(t.numel() for t in take(inputs, rows[:1]).tensors.values())
+        count = max(LEAST_ROWS, ELEMENTS // max(each, 1))
         if count < len(rows):
             rows = rows[torch.linspace(0, len(rows) - 1, count).round().long()]
-        thin = Inputs({n: t[rows] for n, t in inputs.tensors.items()}, inputs.options)
+        thin = take(inputs, rows)
+        of_thin = op.oracle(thin)
+
+    def thinned(whole: Tensor) -> Tensor:
+        return whole.reshape(lead.numel(), -1)[rows].reshape(of_thin.shape).double()
+
     return Evidence(
         op=op,
         full=inputs,
         off=off,
-        wrong=wrong,
+        wrong=wrong.reshape(lead),
         rows=rows,
         inputs=thin,
-        output=output[rows].double(),
-        oracle=oracle[rows],
-        previous=previous[rows].double() if previous is not None else None,
+        output=thinned(output),
+        oracle=of_thin,
+        previous=thinned(previous) if previous is not None else None,
+        take=take,
     )
+
+
+def _take_first_axis(inputs: Inputs, rows: Tensor) -> Inputs:
+    return Inputs({n: t[rows] for n, t in inputs.tensors.items()}, inputs.options)
 
 
 def rows_are_independent(inputs: Inputs, count: int) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> 
     bad = ~torch.isfinite(output)
     if bad.any():
         return f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
-    evidence = gather(op, inputs, output, previous)
+    evidence = gather(op, inputs, output, previous, getattr(_of_the_op(op), "take", None))
     mae = _mae(evidence.output, evidence.oracle)
     best, error = _best(evidence)
     if best is not None and error <= EXPLAINS * mae:
@@ -42,7 +42,9 @@ def _best(evidence: Evidence) -> tuple[Hypothesis | None, float]:
     best: Hypothesis | None = None
     error = float("inf")
     end = now_s() + TIME_LIMIT_S
-    for hypothesis in chain(_of_the_op(evidence), generic.hypotheses(evidence)):
+    known = _of_the_op(evidence.op)
+    own = known.hypotheses(evidence) if known is not None else ()
+    for hypothesis in chain(own, generic.hypotheses(evidence)):
         tried = _mae(evidence.output, hypothesis.predict())
         if tried < BETTER * error:
             best, error = hypothesis, tried
@@ -51,10 +53,10 @@ def _best(evidence: Evidence) -> tuple[Hypothesis | None, float]:
     return best, error
 
 
-def _of_the_op(evidence: Evidence) -> Iterator[Hypothesis]:
-    name = f"{__package__}.{evidence.op.name}"
-    if importlib.util.find_spec(name) is not None:
-        yield from importlib.import_module(name).hypotheses(evidence)
+def _of_the_op(op: Op) -> Any:
+    """The module of this room that knows the op's keys, if there is one."""
+    name = f"{__package__}.{op.name}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
 
 
 def _mae(output: Tensor, expected: Tensor) -> float:

@@ -1,5 +1,6 @@
 """Each known mistake, made on purpose in the case's own dtype, is named."""
 
+import itertools
 import math
 import time
 
@@ -7,11 +8,17 @@ import pytest
 import torch
 
 from nsabench import ops
-from nsabench.diagnosis import diagnose
+from nsabench.diagnosis import diagnose, search
 from nsabench.ops.contract import Inputs
 from nsabench.words import DType
 
 OP = ops.get("selection_rows")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What is found must not depend on how busy the machine is."""
+    monkeypatch.setattr(search, "TIME_LIMIT_S", 60.0)
 
 
 def draw(N=8, H=4, D=64, L=256, dtype=DType.FLOAT16, seed=1):
@@ -157,15 +164,112 @@ def test_nan_is_located():
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
-def test_it_is_quick_and_thins_large_cases_out(dtype):
+def test_it_is_quick_and_thins_large_cases_out(dtype, monkeypatch):
+    monkeypatch.undo()
     inputs = draw(N=256, H=8, D=128, L=512, dtype=dtype)
     wrong = attend(inputs, slice(0, 64))
-    start = time.perf_counter()
+    start = time.process_time()  # of all threads; the machine may be busy
     said = diagnose(OP, inputs, wrong)
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     assert "first 64 of 512" in said
 
 
 def test_the_smallest_case():
     inputs = draw(N=1, H=1, D=1, L=1)
     assert diagnose(OP, inputs, torch.zeros(1, 1, 1, dtype=torch.float16))
+
+
+PACKED = {
+    "selection_varlen": {"N": 30, "H": 4, "D": 32, "L": 90},
+    "selection_ranges": {
+        "B": 2,
+        "S": 6,
+        "G": 2,
+        "H": 4,
+        "D": 32,
+        "S_kv": 300,
+        "n_spans": 4,
+        "L": 150,
+    },
+}
+
+
+def draw_packed(name, distribution):
+    op = ops.get(name)
+    shape = op.shape_model.model_validate(PACKED[name])
+    return op, op.draw(shape, DType.FLOAT16, distribution, 1, "cpu")
+
+
+def with_keys(op, inputs, change):
+    """What comes out if each row attends to `change` of the keys it selects, in order."""
+    t = inputs.tensors
+    if op.name == "selection_varlen":
+        starts = t["cu_seqlens"].tolist()
+        rows = {(i,): range(starts[i], starts[i + 1]) for i in range(len(starts) - 1)}
+        k, v = (lambda i, at: t["k"][at]), (lambda i, at: t["v"][at])
+    else:
+        keys = t["k"].shape[2]
+        rows = {}
+        for i in itertools.product(*map(range, t["q"].shape[:3])):
+            spans = t["ranges"][i].tolist()
+            held = [at for a, b in spans for at in range(max(a, 0), min(b, keys))]
+            rows[i] = sorted(held)
+        k, v = (lambda i, at: t["k"][i[0], i[2], at]), (lambda i, at: t["v"][i[0], i[2], at])
+    out = torch.zeros(*t["q"].shape[:-1], t["v"].shape[-1])
+    for i, selected in rows.items():
+        at = change(list(selected))
+        if at:
+            scores = t["q"][i].double() @ k(i, at).double().mT * inputs.options["sm_scale"]
+            out[i] = (torch.softmax(scores, -1) @ v(i, at).double()).float()
+    return out.half()
+
+
+def once(keys):
+    return sorted(set(keys))
+
+
+def in_tiles(keys, tile=32):
+    """A kernel that forgets what fills no tile, once it has more than one."""
+    return keys[: max(len(keys) // tile * tile, min(len(keys), tile))]
+
+
+# What is said of rows of different lengths, and of rows that all select 150 keys.
+RAGGED = [
+    ("first 40 keys of each row", "first 40 of 150 keys", lambda at: at[:40]),
+    ("attends to key 0 only", "attends to key 0 only", lambda at: at[:1]),
+    ("last 33 keys of each row", "last 33 of 150 keys", lambda at: at[-33:]),
+    ("leaves out the first key of each row", "last 149 of 150 keys", lambda at: at[1:]),
+    ("leaves out the last key of each row", "first 149 of 150 keys", lambda at: at[:-1]),
+    ("fill no tile of 32", "first 128 of 150 keys", in_tiles),
+]
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(("ragged", "even", "change"), RAGGED)
+def test_mistakes_in_packed_rows_and_spans_are_named(name, ragged, even, change):
+    op, inputs = draw_packed(name, "empty_rows")
+    right = with_keys(op, inputs, once)
+    torch.testing.assert_close(right.double(), op.oracle(inputs), atol=1e-3, rtol=1e-2)
+    said = diagnose(op, inputs, with_keys(op, inputs, lambda at: change(once(at))))
+    assert (ragged if name == "selection_varlen" else even) in said
+    assert "against that hypothesis" in said
+
+
+def test_overlaps_counted_twice_are_named():
+    op, inputs = draw_packed("selection_ranges", "overlapping")
+    said = diagnose(op, inputs, with_keys(op, inputs, lambda at: at))
+    assert said.startswith("counts keys as often as spans hold them")
+
+
+def test_wrong_queries_of_many_are_found_and_said():
+    op, inputs = draw_packed("selection_ranges", "disjoint")
+    output = op.oracle(inputs).half()
+    output[1, 2:4, 0] = with_keys(op, inputs, lambda at: at[:64])[1, 2:4, 0]
+    said = diagnose(op, inputs, output)
+    assert "attends to the first 64 of 150 keys in axis 0: 1 of 2, axis 1: 2 to 3 of 6" in said
+
+
+def test_nothing_selected_has_nothing_to_be_mistaken_in():
+    for name in PACKED:
+        op, inputs = draw_packed(name, "all_empty")
+        assert diagnose(op, inputs, op.oracle(inputs).half() + 1)
