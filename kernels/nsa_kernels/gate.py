@@ -15,9 +15,11 @@ from . import routing
 from ._triton_compat import KERNEL_ERRORS
 from .policy import Policy, by_handle, choose, default_policy
 from .ranges import check_ranges, launch_ranges
+from .ranges_backward import ranges_operator
 from .sdpa import packed_sdpa
 
 _shapes_seen: set[tuple[object, ...]] = set()
+_TRAINING = Policy(force=True)
 
 
 def selection_attention(
@@ -54,15 +56,44 @@ def selection_attention(
         Other errors of the kernel, unless the policy says ``on_error="fallback"``.
     """
     if torch.compiler.is_dynamo_compiling() or type(q) is not torch.Tensor:
-        grad = q.requires_grad or k.requires_grad or v.requires_grad
-        if grad and torch.is_grad_enabled():
-            return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
         handle = -1 if policy is None else policy.handle
+        if _needs_grad(q, k, v):
+            # Which backward there will be must be known now.
+            always = _default_always() if policy is None else policy.off is None and policy.always
+            if always and choose(_TRAINING, q, k, v, 0) is None:
+                return _launch(q, k, v, ranges, sm_scale, selected_len)
+            return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
         out: torch.Tensor = torch.ops.nsa_kernels.selection_attention(
             q, k, v, ranges, sm_scale, selected_len, handle
         )
         return out
     return _route(policy or default_policy(), q, k, v, ranges, sm_scale, selected_len)
+
+
+@torch.compiler.assume_constant_result
+def _default_always() -> bool:
+    """Whether the environment's policy uses the kernel at every length."""
+    policy = default_policy()
+    return policy.off is None and policy.always
+
+
+def _needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+) -> torch.Tensor:
+    """The kernel; through the operator that has a backward when one is needed."""
+    if _needs_grad(q, k, v):
+        out: torch.Tensor = ranges_operator(q, k, v, ranges, sm_scale, selected_len)[0]
+        return out
+    return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
 
 
 def _route(
@@ -78,7 +109,7 @@ def _route(
     if reason is None:
         if policy.plain:
             routing.count_kernel()
-            return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
+            return _launch(q, k, v, ranges, sm_scale, selected_len)
         run = _debugged if policy.debug else _kernel
         return run(policy, q, k, v, ranges, sm_scale, selected_len)
     routing.count_fallback(reason)
@@ -89,11 +120,11 @@ def _kernel(policy: Policy, *call: Any) -> torch.Tensor:
     """The kernel on the arguments of ``launch_ranges``, with what the policy does on an error."""
     routing.count_kernel()
     if policy.on_error == "raise":
-        return launch_ranges(*call)[0]
+        return _launch(*call)
     # Wrong inputs are the caller's error in either implementation.
     check_ranges(*call[:4])
     try:
-        return launch_ranges(*call)[0]
+        return _launch(*call)
     except KERNEL_ERRORS as error:
         routing.kernel_calls -= 1
         routing.count_fallback("kernel_error", error)

@@ -19,7 +19,6 @@ REASONS: dict[str, str] = {
     "group_kernels_off": "the policy switches off the kernels that take all heads at once",
     "never_faster": "the thresholds hold no length for this GPU from which the kernel is faster",
     "below_min_L": "the selected length is below the threshold for this GPU",
-    "needs_grad": "the kernel has no backward and an input requires a gradient",
     "not_cuda": "the tensors are not on a CUDA device",
     "dtype": "the kernel takes float16, bfloat16 and float32, the same for q, k and v",
     "head_dim": f"the kernel takes head dims from {MIN_DIM} to {MAX_DIM}",
@@ -190,8 +189,6 @@ def choose(
         return "dtype"
     if not (MIN_DIM <= q.size(-1) <= MAX_DIM and MIN_DIM <= v.size(-1) <= MAX_DIM):
         return "head_dim"
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return "needs_grad"
     if policy.always:
         return None
     limit = policy.limit(device)

@@ -243,7 +243,7 @@ def selection_ranges(
     selected_len: int | None = None,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each row's h queries over the union of the row's spans.
+    """Attention of each row's h queries over the union of the row's spans, differentiable.
 
     Args:
         q: [B, S, G, h, D], float16, bfloat16 or float32, any strides.
@@ -266,6 +266,11 @@ def selection_ranges(
         ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
     """
     check.check_qkv("selection_ranges", q, k, v)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if config is not None:
+            raise ValueError("selection_ranges: a given config has no backward; leave it out")
+        out, lse = torch.ops.nsa_kernels.selection_ranges(q, k, v, ranges, sm_scale, selected_len)
+        return out, lse
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len, config)
 
 

@@ -9,7 +9,8 @@ the queries of one block agree but for one in eight. skewed: block r about 1/r t
 the first (Zipf). scored: those whose compressed keys score best in `text_scores`. dense: all are
 selected, so there must be room for them. packed: evenly, within the query's own sequence.
 repeated: half of the slots then repeat another one. empty_rows: every fourth row then selects
-nothing. How many keys are selected does not depend on the seed. Unused slots hold -1; the order of the slots is random.
+nothing. How many keys are selected does not depend on the seed. Unused slots hold -1; the order of
+the slots is random.
 """
 
 from __future__ import annotations
