@@ -51,10 +51,18 @@ def packed_sdpa(
     mask = step < count.clamp(min=1)
     out = scaled_dot_product_attention(
         q.reshape(rows, 1, h, d),
-        k.reshape(-1, d).index_select(0, index).view(rows, 1, width, d),
-        v.reshape(-1, dv).index_select(0, index).view(rows, 1, width, dv),
+        _take(k.reshape(-1, d), index).view(rows, 1, width, d),
+        _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),
         attn_mask=mask.view(rows, 1, 1, width),
         scale=sm_scale,
     )
     out = out.reshape(rows, h, dv).masked_fill((count == 0).unsqueeze(-1), 0.0)
     return out.view(b, s, g, h, dv).contiguous()
+
+
+def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows ``index`` of x, out of a float32 copy if a gradient is needed: torch adds up the
+    gradients of a row in the dtype that it was taken in, which loses per cents in bfloat16."""
+    if torch.is_grad_enabled() and x.requires_grad and x.element_size() < 4:
+        return x.float().index_select(0, index).to(x.dtype)
+    return x.index_select(0, index)

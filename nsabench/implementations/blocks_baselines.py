@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations.ranges_baselines import take
 from nsabench.implementations.sdpa import BACKENDS, forced
 
 OP = "selection_blocks"
@@ -134,8 +135,8 @@ def gathered_sdpa(
             n, width = keys.shape[0], keys.shape[2]
             out = scaled_dot_product_attention(
                 q[i, some].reshape(n * h, 1, hq // h, d),
-                flat_k[i].index_select(0, keys.flatten()).view(n * h, 1, width, d),
-                flat_v[i].index_select(0, keys.flatten()).view(n * h, 1, width, dv),
+                take(flat_k[i], keys.flatten()).view(n * h, 1, width, d),
+                take(flat_v[i], keys.flatten()).view(n * h, 1, width, dv),
                 attn_mask=(keep | empty.unsqueeze(-1)).view(n * h, 1, 1, width),
                 scale=sm_scale,
             )
