@@ -96,13 +96,7 @@ class SelectionBlocks(Op):
         return Inputs(tensors, {"sm_scale": shape.D**-0.5, "block_size": shape.block_size})
 
     def oracle(self, inputs: Inputs) -> Tensor:
-        import torch
-
-        q, v = inputs.tensors["q"], inputs.tensors["v"]
-        out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
-        for rows, _, p, _, _, vd in _pieces(inputs):
-            out[rows] = p @ vd
-        return out
+        return attend(inputs)
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         import torch
@@ -127,7 +121,18 @@ class SelectionBlocks(Op):
         return shape.B * shape.T * (shape.HQ * shape.D + shape.H * (shape.D + shape.Dv))
 
 
-def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
+def attend(inputs: Inputs, *, causal: bool = True) -> Tensor:
+    """The float64 result; not causal, a query sees all keys of its blocks."""
+    import torch
+
+    q, v = inputs.tensors["q"], inputs.tensors["v"]
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
+    for rows, _, p, _, _, vd in _pieces(inputs, causal):
+        out[rows] = p @ vd
+    return out
+
+
+def _pieces(inputs: Inputs, causal: bool = True) -> Iterator[tuple[Any, ...]]:
     """Chunks of queries of one batch and KV head: where they are in q, where their keys are among
     its T [n,L], their weights on these [n,G,L], and in float64 q [n,G,D], k [n,L,D], v [n,L,Dv]."""
     import torch
@@ -137,11 +142,15 @@ def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
     batches, tokens, kv_heads, slots = chosen.shape
     group = q.shape[2] // kv_heads
     at = torch.arange(tokens, device=q.device)
-    start = torch.zeros_like(at)
+    start, end = torch.zeros_like(at), torch.full_like(at, tokens)
     if "cu_seqlens" in inputs.tensors:
         ends = inputs.tensors["cu_seqlens"].long()
-        start = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=tokens)
-    position = at - start
+        start, end = (
+            torch.repeat_interleave(x, ends.diff(), output_size=tokens)
+            for x in (ends[:-1], ends[1:])
+        )
+    # The last key that a query may see, counted in its sequence.
+    last = (at if causal else end - 1) - start
     within = torch.arange(block, device=q.device)
     step = max(1, ORACLE_CHUNK_ELEMENTS // (slots * block * (k.shape[3] + v.shape[3])))
     for b in range(batches):
@@ -152,7 +161,7 @@ def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
                 blocks = chosen[b, some, h].long().sort(-1).values
                 blocks[:, 1:].masked_fill_(blocks[:, 1:] == blocks[:, :-1], -1)
                 keys = (blocks.unsqueeze(-1) * block + within).flatten(1)
-                keep = (keys >= 0) & (keys <= position[some, None])
+                keep = (keys >= 0) & (keys <= last[some, None])
                 keys = torch.where(keep, keys + start[some, None], 0)
                 rows = (b, some, slice(h * group, (h + 1) * group))
                 qd, kd, vd = q[rows].double(), kh[keys].double(), vh[keys].double()

@@ -9,6 +9,7 @@ import torch
 
 from nsabench import matrix, ops, plan, registry
 from nsabench.case import Case
+from nsabench.diagnosis import diagnose
 from nsabench.failure import Failure
 from nsabench.plan import ImplementationInfo
 from nsabench.words import Direction, DType, Role, Runs, Status
@@ -77,6 +78,27 @@ def test_controls_are_caught(name, direction, distribution) -> None:
     with pytest.raises(Failure) as caught:
         check(name, make_case(distribution, direction))
     assert caught.value.status is Status.WRONG
+
+
+@pytest.mark.parametrize("distribution", ["random", "packed", "dense"])
+def test_mistakes_have_names(distribution) -> None:
+    case = make_case(distribution, "forward")
+    inputs = InputSets(case, "cpu").sets[0]
+    given = inputs.tensors
+
+    def said(name: str, **changes: torch.Tensor) -> str:
+        out = shipped[name].call(*(given | changes).values(), **inputs.options)
+        return diagnose(ops.get(OP), inputs, out)
+
+    assert "keys after the query" in said("future_keys")
+    some = given["block_indices"].clone()
+    some[..., -1] = -1
+    assert f"the last of the {some.shape[-1]} blocks" in said("masked_sdpa", block_indices=some)
+    some = given["block_indices"].masked_fill(given["block_indices"] == 0, -1)
+    assert "leaves out block 0" in said("masked_sdpa", block_indices=some)
+    if distribution == "packed":
+        one = {"cu_seqlens": torch.tensor([0, 150], dtype=torch.int32)}
+        assert "packed sequences for one" in said("masked_sdpa", **one)
 
 
 def test_attention_to_all_keys_is_planned_only_where_it_is_the_same(tmp_path) -> None:
