@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,11 +43,21 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     )
     keys = Keys(evidence, k, v, count)
     yield from of_keys.prefixes(keys)
+
+    def if_counted(how_often: Tensor) -> Tensor:
+        rows = [how_often[r][at] for r, at in enumerate(chosen)]
+        return keys.attend(pad_sequence(rows, batch_first=True).unsqueeze(1).double())
+
     if int(times.max()) > 1:
-        counted = pad_sequence([times[r][at] for r, at in enumerate(chosen)], batch_first=True)
         yield Hypothesis(
             "counts keys as often as spans hold them: where spans overlap, more than once",
-            lambda: keys.attend(counted.unsqueeze(1).double()),
+            partial(if_counted, times),
+        )
+    for end, shift in (("first", (1, 0)), ("last", (0, -1))):
+        short = t["ranges"][0, 0] + torch.tensor(shift, device=times.device)
+        yield Hypothesis(
+            f"leaves out the {end} key of each span",
+            partial(if_counted, _times_selected(short, t["k"].shape[2]) > 0),
         )
     yield from of_keys.ends(keys)
     yield from of_keys.softmax(keys)

@@ -261,6 +261,14 @@ def test_overlaps_counted_twice_are_named():
     assert said.startswith("counts keys as often as spans hold them")
 
 
+@pytest.mark.parametrize(("end", "shift"), [("first", (1, 0)), ("last", (0, -1))])
+def test_spans_that_are_one_short_are_named(end, shift):
+    op, inputs = draw_packed("selection_ranges", "disjoint")
+    short = inputs.tensors["ranges"] + torch.tensor(shift, dtype=torch.int32)
+    output = op.oracle(Inputs({**inputs.tensors, "ranges": short}, inputs.options)).half()
+    assert diagnose(op, inputs, output).startswith(f"leaves out the {end} key of each span")
+
+
 def test_wrong_queries_of_many_are_found_and_said():
     op, inputs = draw_packed("selection_ranges", "disjoint")
     output = op.oracle(inputs).half()
