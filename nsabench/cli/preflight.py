@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def command(
     architecture were there; what they launch, with every autotune configuration, is recorded,
     compiled to a cubin, and not run. With --kernels only that file's candidates.
 
-    Exits with 1 when something fails on an architecture that the Triton supports.
+    Exits with 1 when something fails on an architecture that the Triton supports. When it is
+    interrupted, the table holds each architecture under a Triton that was complete.
 
     Example: nsabench preflight --arch sm_89,sm_90 --triton 3.1.0,3.9.0 --kernels mine.py
     """
@@ -78,14 +80,19 @@ def command(
         jobs=jobs or 0,
     )
     console = terminal.console()
+    complete: list[cell.Cell] = []
+
+    def finished(cells: Sequence[cell.Cell]) -> None:
+        complete.extend(cells)
+        progress.finished(cells)
+
     with report.Progress(console, lambda line: click.echo(line, err=True)) as progress:
-        cells = run.run(order, progress.done, progress.finished)
-    try:
-        cell.write(cells, out)
-    except OSError as error:
-        raise EnvironmentRefused(
-            f"{out} cannot be written: {error.strerror}", "give --out a writable place."
-        ) from None
+        try:
+            cells = run.run(order, progress.done, finished)
+        except KeyboardInterrupt:
+            _write(complete, out)
+            raise
+    _write(cells, out)
     failed = sum(c.failed for c in cells)
     if as_json:
         click.echo(json.dumps([asdict(c) for c in cells], indent=1))
@@ -93,3 +100,12 @@ def command(
         console.print(report.render(cells))
         console.print(f"{len(cells)} launches, {failed} failed; all in {out}")
     return 1 if failed else 0
+
+
+def _write(cells: list[cell.Cell], out: Path) -> None:
+    try:
+        cell.write(cells, out)
+    except OSError as error:
+        raise EnvironmentRefused(
+            f"{out} cannot be written: {error.strerror}", "give --out a writable place."
+        ) from None

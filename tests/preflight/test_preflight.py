@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +137,23 @@ def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
         tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
     )
     assert code == 2 and "nothing was compiled" in said
+
+
+def test_an_interrupted_one_keeps_what_is_complete(tmp_path: Path, matrix: Path) -> None:
+    out = tmp_path / "p.parquet"
+    options = ["--arch", "sm_89,sm_90", "--jobs", "1", "--kernels", str(OWN_COMPILER)]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "nsabench", "preflight", str(matrix), *options, "--out", out],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    assert "sm_89: " in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 130, said
+    assert {r["architecture"] for r in pq.read_table(out).to_pylist()} == {"sm_89"}
 
 
 def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:
