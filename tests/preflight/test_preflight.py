@@ -14,6 +14,7 @@ import pytest
 from nsabench.errors import UsageError
 from nsabench.preflight import architectures, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
+from nsabench.preflight.run import installed_triton
 
 pytest.importorskip("triton")
 
@@ -59,11 +60,16 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(
     assert "rows_group_kernel" in said
 
 
-def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path) -> None:
+@pytest.mark.parametrize("version", ["", "3.1.0"], ids=["installed", "3.1.0"])
+def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, version: str) -> None:
+    options = ["--triton", version] if version else []
     code, rows, said = preflight(
-        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
+        tmp_path / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE, *options
     )
+    if version and code == 3 and "could not be installed" in said:
+        pytest.skip(f"no package index to take Triton {version} from")
     assert code == 1
+    assert {r["triton"] for r in rows} == {version or installed_triton()}
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["implementation"], []).append(row)
