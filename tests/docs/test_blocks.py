@@ -23,6 +23,8 @@ NEEDS = {"a fresh clone and a network", "a GPU", "docker and a GPU"}
 NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
+# A page holds several runs, each of which has a time limit of its own.
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_do_what_they_say(page: str, tmp_path: Path) -> None:
     for name in ("tests", "matrices", "docs"):
