@@ -32,12 +32,17 @@ def usual_distribution(op: str) -> str:
     return ops.get(op).distributions[0] if op in ops.names() else ""
 
 
+def axis(op: str) -> str:
+    """The size that the op's lengths are of."""
+    return ops.get(op).length_axis if op in ops.names() else "L"
+
+
 def shape(record: Mapping[str, Any], *, length: bool = False) -> str:
     """`N1024 H8 D128`: Dv only where it differs from D, its length only if asked for."""
-    said = []
+    said, along = [], axis(record["op"])
     for size in sizes(record):
         value = record.get(size)
-        if value is None or (size == ops.get(record["op"]).length_axis and not length):
+        if value is None or (size == along and not length):
             continue
         if size == "Dv" and value == record.get("D"):
             continue

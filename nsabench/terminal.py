@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nsabench import labels, ops
+from nsabench import labels
 from nsabench.checks.finding import Effect, Finding
 from nsabench.journal import Entry
 from nsabench.live import LiveTable
@@ -293,7 +293,7 @@ def _decision(finished: Finished) -> list[str]:
     return [
         f"decision: {d['candidate']} ({d['op']}): "
         + (
-            f"worth using from {ops.get(d['op']).length_axis} = {d['min_L']} on"
+            f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
             if d["min_L"] is not None
             else f"at no length ({'; '.join(d['reasons'])})"
         )

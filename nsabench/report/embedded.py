@@ -76,6 +76,7 @@ def data(facts: Facts) -> dict[str, Any]:
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
         "ceilings": facts.ceilings.model_dump(mode="json"),
         "margin": MARGIN,
+        "axes": {op: labels.axis(op) for op in {r["op"] for r in facts.records}},
         "usual": {op: labels.usual_distribution(op) for op in {r["op"] for r in facts.records}},
     }
 

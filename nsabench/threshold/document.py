@@ -33,6 +33,7 @@ def _decision(d: Decision) -> dict[str, Any]:
         "op": d.op,
         "candidate": d.candidate,
         "margin": d.margin,
+        "axis": d.axis,  # the size that min_L and the lengths are of
         "min_L": d.min_length,
         "reasons": list(d.reasons),
         "cases": d.tested,

@@ -38,10 +38,11 @@ class BlockThing(Op):
     shape_model = Sizes
     directions = tuple(Direction)
     distributions = ("random", "local")
+    length_axis = "T"
 
     def length(self, shape: Shape) -> int:
         assert isinstance(shape, Sizes)
-        return 16 * shape.block_size
+        return shape.T
 
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
         assert isinstance(shape, Sizes)
@@ -122,11 +123,12 @@ def test_it_is_drawn_with_its_own_sizes(run_of_it: Path, browser: Browser, tmp_p
     browser.screenshot(SHOTS / "report-any-op.png")
     shown = browser.texts("heat")
     assert {
-        "T8192 HQ64 block_size=64",
-        "T8192 HQ64 block_size=64 backward",
-        "T8192 HQ64 block_size=64 backward local",
-        "512",
-        "1024",
+        "HQ64 block_size=64",
+        "HQ64 block_size=64 backward",
+        "HQ64 block_size=64 backward local",
+        "T",
+        "1",
+        "8192",
     } <= set(shown)
     assert sum("▲ 2.00" in text for text in shown) == 12
     assert sum("crashed" in text for text in shown) == 4

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nsabench.errors import UsageError
 from nsabench.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
 from nsabench.threshold.decide import Decision, passes
+from nsabench.threshold.document import as_data
 from nsabench.threshold.evidence import Evidence, Tested, of_records
 from nsabench.threshold.patch import patch
 from nsabench.words import Status
@@ -180,3 +181,9 @@ def test_a_backward_has_no_say(tmp_path: Path) -> None:
     slow = [{**r, "direction": "backward", "verdict": "slower", "speedup_lo": 0.5} for r in records]
     [decision] = decide_all([of_records([*records, *slow])])
     assert decision.min_length == 256
+
+
+def test_the_size_that_a_threshold_is_of_is_named(tmp_path: Path) -> None:
+    decision = decide(tmp_path, Made())
+    [told] = as_data([replace(decision, axis="T")])["decisions"]
+    assert (told["axis"], told["min_L"]) == ("T", 256)

@@ -15,7 +15,7 @@ function drawSpeedups() {
     note.textContent = note.dataset.full + (sorted.length > shown.length ? ` The first ${shown.length} of ${sorted.length} cases; filter to see others.` : "");
   }
   return [
-    drawChart("heat", { rows }, { ...heatOf("row", "length", "selected length L", "ascending", "speed-up"), height: 30 * distinct(rows, "row").length }, { minWidth: 150 + lengths * 58, select: showCase }),
+    drawChart("heat", { rows }, { ...heatOf("row", "length", lengthTitle(rows), "ascending", "speed-up"), height: 30 * distinct(rows, "row").length }, { minWidth: 150 + lengths * 58, select: showCase }),
     drawChart("intervals", { rows: shown, marks }, { height: 17 * distinct(shown, "label").length }, { select: showCase }),
   ];
 }
@@ -24,7 +24,7 @@ function drawTime() {
   const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
   const records = groups.get(selected.series) || [];
   const lengths = distinct(records, "length").sort((a, b) => a - b);
-  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true, records), lengths }, { select: showCase });
+  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true, records), lengths, lengthTitle: lengthTitle(records) }, { select: showCase });
 }
 
 function drawSamples() {
@@ -50,7 +50,7 @@ function drawParity() {
   if (note) note.textContent = exact ? `${exact} outputs without any error are not on this logarithmic axis.` : "";
   const marks = distinct(all, "tolerance").map((at) => ({ at, what: `tolerance ${at}` }));
   const lengths = distinct(rows, "length").sort((a, b) => a - b);
-  return drawChart("parity", { rows, marks }, { ...kinds(false, rows), lengths }, { select: showCase });
+  return drawChart("parity", { rows, marks }, { ...kinds(false, rows), lengths, lengthTitle: lengthTitle(rows) }, { select: showCase });
 }
 
 async function drawAll() {

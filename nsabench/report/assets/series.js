@@ -2,6 +2,12 @@
 // From records to what a chart draws. Nothing here touches the page.
 const LEAST = "least possible", BEST = "best baseline", OTHERS = "other baselines";
 
+// What the axis of lengths is of: the selected length, but for ops that are decided on another size.
+function lengthTitle(rows) {
+  const axes = [...new Set(rows.map((r) => report.axes[r.op]))];
+  return axes.map((axis) => (axis === "L" ? "selected length L" : axis)).join(", ") || "length";
+}
+
 function candidateRows() {
   const rows = chosen().filter((r) => r.role === "candidate" && r.implementation === filters.candidate);
   const name = rowNames(rows);
