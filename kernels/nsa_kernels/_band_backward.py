@@ -117,8 +117,8 @@ def band_dq_kernel(
     v_base = v_ptr + batch * v_sb + kv_head * v_sh
     last = tl.minimum(first + BLOCK_M, T) - 1
     lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    lo0, _ = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    _, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     begin = lo0 // BLOCK_N * BLOCK_N
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     for step in range(0, hi1 - begin, BLOCK_N):
@@ -227,7 +227,7 @@ def band_dkv_kernel(
     dv_acc = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
     first_head = kv_head * GROUP + share * heads_a_share
     heads = tl.minimum(heads_a_share, (kv_head + 1) * GROUP - first_head)
-    for i in range(0, heads):
+    for i in range(heads):
         head = first_head + i
         q_head = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh
         g_head = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh

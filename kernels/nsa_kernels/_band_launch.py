@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -93,42 +94,47 @@ def check_cu(op: str, name: str, cu: torch.Tensor, q: torch.Tensor) -> None:
     )
 
 
-def _shrunk(tiles: Tiles, q: torch.Tensor, dv: int, copies: int) -> Tiles:
-    """``tiles`` made smaller until ``copies`` staged key tiles and a query tile fit the device."""
+def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
+    """``tiles`` made smaller until the device has the shared memory.
+
+    What a loop walks over is staged (keys, or with ``stage_queries`` queries), the other kept.
+    """
     m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
-    widths = check.next_power_of_2(q.shape[3]) + check.next_power_of_2(dv)
     if q.element_size() == 4:
         # IEEE fp32 products run on the plain cores with whole operands in registers.
         m, n, warps, stages = 32, 32, 4, 1
+    row = (check.next_power_of_2(q.shape[3]) + check.next_power_of_2(dv)) * q.element_size()
     limit = device_limits(q.device).shared_bytes
-    while (n * stages + m) * widths * q.element_size() * copies // 2 > limit:
+    while row * (m * stages + n if stage_queries else n * stages + m) > limit and m * n > 256:
         if stages > 2:
             stages -= 1
-        elif m >= n and m > 16:
+        elif m > n:
             m //= 2
-        elif n > 16:
-            n //= 2
-        elif stages > 1:
-            stages -= 1
         else:
-            break
+            n //= 2
     return Tiles(m, n, warps, stages)
 
 
-def forward_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
-    """The tiles of the forward pass."""
-    wide = max(q.shape[3], v.shape[3]) > 64
-    return _shrunk(Tiles(128, 64 if wide else 128, 8 if wide else 4, 3), q, v.shape[3], 2)
+def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
+    """The tiles of the forward pass (docs/kernels.md, *Bands*)."""
+    widest = max(q.shape[3], v.shape[3])
+    if widest <= 32:
+        tiles = Tiles(128, 64, 4, 3)
+    elif band.window:
+        tiles = Tiles(64, 64, 4, 2)
+    else:
+        tiles = Tiles(128, 64, 8, 3) if widest <= 64 else Tiles(128, 32, 4, 3)
+    return _fit(tiles, q, v.shape[3])
 
 
-def dq_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
+def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
     """The tiles of dQ."""
-    return _shrunk(Tiles(128, 64, 8, 2), q, v.shape[3], 2)
+    return _fit(Tiles(64, 64, 4, 2), q, v.shape[3])
 
 
-def dkv_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tiles:
+def dkv_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
     """The tiles of dK and dV."""
-    return _shrunk(Tiles(64, 64, 4, 2), q, v.shape[3], 2)
+    return _fit(Tiles(64, 128, 8, 2), q, v.shape[3], stage_queries=True)
 
 
 def _shapes(q: torch.Tensor, v: torch.Tensor) -> dict[str, int | str]:
@@ -157,7 +163,7 @@ def band_forward(
     lse = torch.empty((b, hq, t), dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
-    tiles = tiles or forward_tiles(q, k, v)
+    tiles = tiles or forward_tiles(q, v, band)
     band_forward_kernel[(check.cdiv(t, tiles.block_m), hq, b)](
         q,
         k,
@@ -206,7 +212,7 @@ def band_backward(
         return dq.zero_(), torch.zeros_like(k), torch.zeros_like(v)
     rest = torch.empty_like(lse)
     dlse = rest if grad_lse is None else grad_lse
-    for_dq, for_dkv = tiles or (dq_tiles(q, k, v), dkv_tiles(q, k, v))
+    for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v))
     shapes = {**_shapes(q, v), **band.constants()}
     band_rest_kernel[(check.cdiv(t, 64), hq, b)](
         out,
@@ -284,6 +290,53 @@ def band_backward(
     if shares == 1:
         return dq, dk[0], dv_[0]
     return dq, dk.sum(0).to(q.dtype), dv_.sum(0).to(q.dtype)
+
+
+class _Attention(torch.autograd.Function):
+    """The launches above, differentiable in eager mode."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        band: Band,
+        sm_scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = band_forward(q, k, v, band, sm_scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.band, ctx.sm_scale = band, sm_scale
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        *saved, out, lse = ctx.saved_tensors
+        if grad is None:
+            grad = torch.zeros_like(out)
+        found = band_backward(*saved, out, lse, grad, grad_lse, ctx.band, ctx.sm_scale)
+        return (*found, None, None)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band, sm_scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``band_forward``, differentiable where a gradient is wanted."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse = _Attention.apply(q, k, v, band, sm_scale)
+        return out, lse
+    return band_forward(q, k, v, band, sm_scale)
+
+
+def traced(q: torch.Tensor) -> bool:
+    """Whether a call must be an operator: under torch.compile, or on tensors without values.
+
+    Otherwise the launcher is called directly: the dispatcher costs more than the launch.
+    """
+    return torch.compiler.is_dynamo_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter)
 
 
 def _shares(programs: int, group: int, processors: int) -> int:

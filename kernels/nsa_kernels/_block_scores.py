@@ -1,10 +1,10 @@
 """Scores of selection blocks from compressed attention (arXiv 2502.11089, equations 8 to 10).
 
-A compressed key covers ``REACH`` strides of tokens and a selection block ``SPAN``; a block gets from
-each compressed key its attention weight times the number of their common strides, summed over the
-heads of the group. The weights are made again from the logits and the LSE: a logit costs less than
-moving it through memory. Key ``SPAN * j + OFFSET`` of all blocks j of a tile at once makes each
-sum a plain accumulation, without shuffles inside a tile.
+A compressed key covers ``REACH`` strides of tokens and a selection block ``SPAN``; a block gets
+from each compressed key its attention weight times the number of their common strides, summed over
+the heads of the group. The weights are made again from the logits and the LSE: a logit costs less
+than moving it through memory. Key ``SPAN * j + OFFSET`` of all blocks j of a tile at once makes
+each sum a plain accumulation, without shuffles inside a tile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def add_place(
     valid = (keys >= 0) & (keys < end)
     k = load_tile(k_base, keys.to(tl.int64), d, k_sn, k_sd, valid, D, BLOCK_D, True)
     seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
-    for i in range(0, group):
+    for i in range(group):
         q_head = q_base + (first_head + i).to(tl.int64) * q_sh
         q = load_tile(q_head, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
         lse = tl.load(lse_ptrs + i * T, mask=inside, other=0.0) * 1.4426950408889634
@@ -108,7 +108,7 @@ def block_scores_kernel(
     blocks = tl.program_id(1) * BLOCK_J + of_blocks
     lo, hi = band_of(t, inside, lse_ptr, lse_ptr, N, 0, BLOCK, STRIDE, False, False)
     last = tl.minimum(first + BLOCK_M, T) - 1
-    lo1, hi1 = band_of(last, True, lse_ptr, lse_ptr, N, 0, BLOCK, STRIDE, False, False)
+    _, hi1 = band_of(last, True, lse_ptr, lse_ptr, N, 0, BLOCK, STRIDE, False, False)
     k_base = k_ptr + batch * k_sb + kv_head.to(tl.int64) * k_sh
     q_base = q_ptr + batch * q_sb + first.to(tl.int64) * q_st
     acc = tl.zeros([BLOCK_M, BLOCK_J], dtype=tl.float32)
@@ -171,9 +171,11 @@ def block_scores(
     scores = torch.empty((b, t, h, n_blocks), dtype=torch.float32, device=q.device)
     if scores.numel() == 0:
         return scores
-    wide = min(64, max(16, check.next_power_of_2(n_blocks)))
+    # Of 64 queries, which are staged, and up to 128 blocks: those of the first half of a sequence
+    # see too few blocks to fill more.
+    wide = min(128, max(16, check.next_power_of_2(n_blocks)))
     small = d > 128 or q.element_size() == 4
-    tiles = tiles or (Tiles(32, 16, 4, 1) if small else Tiles(128, wide, 8, 3))
+    tiles = tiles or (Tiles(32, 16, 4, 1) if small else Tiles(64, wide, 4, 3))
     grid = (check.cdiv(t, tiles.block_m), check.cdiv(n_blocks, tiles.block_n), b * h)
     block_scores_kernel[grid](
         q,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import _checks as check
-from ._band_launch import Band, band_backward, band_forward, check_band, check_cu, packed_band
+from ._band_launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
 from ._block_scores import block_scores
 
 OP = "compressed_attention"
@@ -50,7 +50,8 @@ def compressed_attention(
         ValueError: shapes that do not fit together, head dims outside 16..256.
     """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    out, lse = _forward(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
+    call = _forward if traced(q) else _launch
+    out, lse = call(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
     return out, lse.transpose(1, 2)
 
 
@@ -83,8 +84,9 @@ def compressed_attention_with_scores(
         f"{OP}: stride must divide block and block_size; got {stride}, {block}, {block_size}",
     )
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    out, lse = _forward(q, k_cmp, v_cmp, None, None, block, stride, scale)
-    scores = _scores(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
+    call, score = (_forward, _scores) if traced(q) else (_launch, _launch_scores)
+    out, lse = call(q, k_cmp, v_cmp, None, None, block, stride, scale)
+    scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
     return out, lse.transpose(1, 2), scores
 
 
@@ -100,8 +102,7 @@ def _band(
     return packed_band(q.shape[1], cu_seqlens, cu_keys, block, stride, 0)
 
 
-@torch.library.custom_op("nsa_kernels::compressed_attention", mutates_args=())
-def _forward(
+def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -125,7 +126,10 @@ def _forward(
         check.require(
             cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length"
         )
-    return band_forward(q, k, v, _band(q, cu_seqlens, cu_keys, block, stride), sm_scale)
+    return attend(q, k, v, _band(q, cu_seqlens, cu_keys, block, stride), sm_scale)
+
+
+_forward = torch.library.custom_op("nsa_kernels::compressed_attention", _launch, mutates_args=())
 
 
 @_forward.register_fake
@@ -199,8 +203,7 @@ def _grads(
 _forward.register_autograd(_grads, setup_context=_setup)
 
 
-@torch.library.custom_op("nsa_kernels::block_scores", mutates_args=())
-def _scores(
+def _launch_scores(
     q: torch.Tensor,
     k: torch.Tensor,
     lse: torch.Tensor,
@@ -210,6 +213,9 @@ def _scores(
     sm_scale: float,
 ) -> torch.Tensor:
     return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
+
+
+_scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, mutates_args=())
 
 
 @_scores.register_fake

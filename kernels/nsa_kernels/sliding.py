@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _checks as check
-from ._band_launch import Band, band_backward, band_forward, check_band, check_cu, packed_band
+from ._band_launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
 
 OP = "sliding_window"
 
@@ -41,7 +41,8 @@ def sliding_window(
         ValueError: shapes that do not fit together, head dims outside 16..256, window < 1.
     """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    out, lse = _forward(q, k, v, cu_seqlens, window, scale)
+    call = _forward if traced(q) else _launch
+    out, lse = call(q, k, v, cu_seqlens, window, scale)
     return out, lse.transpose(1, 2)
 
 
@@ -51,8 +52,7 @@ def _band(q: torch.Tensor, cu_seqlens: torch.Tensor | None, window: int) -> Band
     return packed_band(q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
 
 
-@torch.library.custom_op("nsa_kernels::sliding_window", mutates_args=())
-def _forward(
+def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -65,7 +65,10 @@ def _forward(
     check.require(window >= 1, f"{OP}: window must be at least 1; got {window}")
     if cu_seqlens is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
-    return band_forward(q, k, v, _band(q, cu_seqlens, window), sm_scale)
+    return attend(q, k, v, _band(q, cu_seqlens, window), sm_scale)
+
+
+_forward = torch.library.custom_op("nsa_kernels::sliding_window", _launch, mutates_args=())
 
 
 @_forward.register_fake

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
@@ -57,7 +57,7 @@ class Inputs:
     """One set of arguments of an op: tensors by position, options by name."""
 
     tensors: dict[str, Tensor]
-    options: dict[str, float]
+    options: dict[str, Any]
 
     def fill_from(self, other: Inputs) -> None:
         """Overwrite this set's values in place, so that data changes and addresses do not."""

@@ -83,3 +83,42 @@ def assert_close(
     assert out.shape == want[0].shape and lse.shape == want[1].shape
     torch.testing.assert_close(out.double(), want[0], atol=TOLERANCE[dtype], rtol=1e-3)
     torch.testing.assert_close(lse.double(), want[1], atol=2e-4, rtol=1e-4)
+
+
+def banded(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    keep: torch.Tensor,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Grouped attention q [B,T,HQ,D], k, v [B,N,H,...] under a mask keep [T,N], differentiable:
+    out [B,T,HQ,Dv], lse [B,T,HQ], and the weights of each group together [B,T,H,N]."""
+    group = q.shape[2] // k.shape[2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    kd, vd = (x.double().repeat_interleave(group, 2) for x in (k, v))
+    s = torch.einsum("bthd,bnhd->bhtn", q.double(), kd) * scale
+    s = s.masked_fill(~keep, -math.inf)
+    empty = ~keep.any(-1)
+    p = torch.softmax(s.masked_fill(empty[:, None], 0), -1) * keep
+    out = torch.einsum("bhtn,bnhd->bthd", p, vd)
+    of_groups = p.unflatten(1, (k.shape[2], group)).sum(2).transpose(1, 2)
+    return out, torch.logsumexp(s, -1).transpose(1, 2), of_groups
+
+
+def window_mask(lengths: list[int], window: int) -> torch.Tensor:
+    """bool [T,T] of sequences packed one after another."""
+    blocks = [torch.ones(n, n, dtype=torch.bool).tril().triu(1 - window) for n in lengths]
+    return torch.block_diag(*[b.float() for b in blocks]).bool()
+
+
+def compressed_mask(lengths: list[int], block: int, stride: int) -> torch.Tensor:
+    """bool [T,N]: which compressed keys have all their tokens at or before a query."""
+    masks = []
+    for n in lengths:
+        keys = max(0, (n - block) // stride + 1)
+        ends = torch.tensor([i * stride + block - 1 for i in range(keys)])
+        masks.append(ends[None, :] <= torch.arange(n)[:, None])
+    return torch.block_diag(
+        *[m.float().reshape(n, -1) for m, n in zip(masks, lengths, strict=True)]
+    ).bool()

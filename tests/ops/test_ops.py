@@ -43,6 +43,21 @@ SIZES = {
         "S": 4,
         "block_size": 8,
     },
+    "sliding_window": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "window": 5},
+    "compressed": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2},
+    "decode": {
+        "B": 2,
+        "S": 75,
+        "HQ": 4,
+        "H": 2,
+        "D": 16,
+        "Dv": 8,
+        "block": 4,
+        "stride": 2,
+        "block_size": 8,
+        "n_selected": 5,
+        "window": 11,
+    },
 }
 # What a distribution asks for.
 CHANGES = {"packed": {"B": 1}, "dense": {"S": 9}}
@@ -74,6 +89,10 @@ def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Te
         return t["k"][start:end], t["v"][start:end]
     if name == "selection_blocks":
         return keys_of_blocks(inputs, index)
+    if name in ("sliding_window", "compressed"):
+        return banded_keys_of(name, inputs, index)
+    if name == "decode":
+        return decode_keys_of(inputs, index, str(inputs.options["branch"]))
     b, s, g, _ = index
     chosen = sorted(
         {
@@ -102,6 +121,59 @@ def keys_of_blocks(inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Tensor
     return t["k"][b, chosen, kv_head], t["v"][b, chosen, kv_head]
 
 
+def decode_keys_of(
+    inputs: Inputs, index: tuple[int, ...], branch: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one branch; those of the selection are the spans that were drawn to be selected."""
+    t = inputs.tensors
+    b, h = index[0], index[1] // (t["q"].shape[1] // t["k"].shape[1])
+    if branch == "cmp":
+        return t["k_cmp"][b, h], t["v_cmp"][b, h]
+    keys = list(range(t["k"].shape[2]))
+    if branch == "win":
+        keys = keys[-int(inputs.options["window"]) :]
+    elif branch == "sel":
+        keys = [i for start, end in t["ranges"][b, h].tolist() for i in range(start, end)]
+    return t["k"][b, h, keys], t["v"][b, h, keys]
+
+
+def banded_keys_of(
+    name: str, inputs: Inputs, index: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    t, options = inputs.tensors, inputs.options
+    b, at, head = index
+    head //= t["q"].shape[2] // t["k"].shape[2]
+    begin = key0 = 0
+    if "cu_seqlens" in t:
+        starts = t["cu_seqlens"].tolist()
+        sequence = max(i for i, start in enumerate(starts) if start <= at)
+        begin = starts[sequence]
+        key0 = t.get("cu_keys", t["cu_seqlens"]).tolist()[sequence]
+    if name == "sliding_window":
+        first = max(begin, at - int(options["window"]) + 1)
+        keys = range(first, at + 1)
+    else:
+        block, stride = int(options["block"]), int(options["stride"])
+        # A key counts once the last of its tokens has been seen.
+        complete = [i for i in range(at) if i * stride + block - 1 <= at - begin]
+        keys = range(key0, key0 + len(complete))
+    return t["k"][b, keys, head], t["v"][b, keys, head]
+
+
+def whole_step(inputs: Inputs, index: tuple[int, ...]) -> torch.Tensor:
+    """The gated sum of the branches, each by the definition."""
+    gates = inputs.tensors["gates"][index].double()
+    return sum(
+        gate
+        * attend(
+            inputs.tensors["q"][index],
+            *decode_keys_of(inputs, index, branch),
+            inputs.options["sm_scale"],
+        )
+        for gate, branch in zip(gates, ("cmp", "sel", "win"), strict=True)
+    )
+
+
 @pytest.mark.parametrize(("name", "distribution"), EVERY)
 def test_the_oracle_is_the_definition(name: str, distribution: str) -> None:
     op, _, inputs = drawn(name, distribution)
@@ -110,8 +182,11 @@ def test_the_oracle_is_the_definition(name: str, distribution: str) -> None:
     assert out.dtype == torch.float64
     assert torch.isfinite(out).all()
     for index in np.ndindex(*q.shape[:-1]):
-        k, v = keys_of(name, inputs, index)
-        expected = attend(q[index], k, v, inputs.options["sm_scale"])
+        if distribution == "total":
+            expected = whole_step(inputs, index)
+        else:
+            k, v = keys_of(name, inputs, index)
+            expected = attend(q[index], k, v, inputs.options["sm_scale"])
         torch.testing.assert_close(out[index], expected, rtol=1e-9, atol=1e-12)
 
 
@@ -325,3 +400,36 @@ def test_indices_of_a_long_case_are_drawn_quickly() -> None:
     found = _block_draws.indices("random", 1, np.arange(1 << 16, dtype=np.int32), 4, 16, 64, 1)
     assert found.shape == (1, 1 << 16, 4, 16)
     assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "compressed"])
+@pytest.mark.parametrize("distribution", ["dense", "packed"])
+def test_work_of_bands_counts_each_key_seen(name: str, distribution: str) -> None:
+    op, shape, inputs = drawn(name, distribution)
+    q = inputs.tensors["q"]
+    seen = sum(len(keys_of(name, inputs, index)[0]) for index in np.ndindex(*q.shape[:3]))
+    assert op.work(shape, DType.FLOAT16, distribution, 3).flops == 2 * seen * (16 + 8)
+    moved = sum(t.numel() * t.element_size() for t in inputs.tensors.values())
+    moved += q.numel() // 16 * 8 * q.element_size()
+    assert op.work(shape, DType.FLOAT16, distribution, 3).bytes_min == moved
+
+
+def test_packed_sequences_are_unequal_and_one_is_a_single_token() -> None:
+    _, _, inputs = drawn("sliding_window", "packed")
+    lengths = inputs.tensors["cu_seqlens"].diff().tolist()
+    assert sum(lengths) == 3 * 13 and min(lengths) == 1 and len(set(lengths)) == 3
+
+
+@pytest.mark.parametrize(("S", "reads"), [(128, 7 + 128 + 128), (131072, 8191 + 1024 + 512)])
+def test_a_decode_step_reads_what_the_paper_says(S: int, reads: int) -> None:
+    """num_cmp(S) + n * l' + min(w, S), no more blocks than there are."""
+    sizes = {"B": 1, "S": S, "HQ": 16, "H": 1, "D": 64, "block": 32, "stride": 16}
+    sizes |= {"block_size": 64, "n_selected": 16, "window": 512}
+    shape = ops.get("decode").shape_model.model_validate(sizes)
+    assert shape.reads()["total"] == reads  # type: ignore[attr-defined]
+
+
+def test_branches_of_a_decode_step_are_work_of_their_own() -> None:
+    op, shape, _ = drawn("decode", "total")
+    flops = {b: op.work(shape, DType.FLOAT16, b, 3).flops for b in op.distributions}
+    assert flops["total"] == flops["cmp"] + flops["sel"] + flops["win"] < flops["dense"] * 2

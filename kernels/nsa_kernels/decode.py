@@ -1,0 +1,327 @@
+"""One decoded token of NSA against its caches: three branches and their gated sum.
+
+Caches lie head by head, [B, H, tokens, D], so that each branch reads one consecutive stretch (or n
+of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks as check
+from ._band_launch import traced
+from ._select_blocks import select_blocks
+from ._tiles import load_tile
+from ._triton_compat import dot, narrow, tl, triton
+from .ranges import selection_ranges
+from .rows import selection_rows
+
+
+@triton.jit
+def decode_scores_kernel(
+    q_ptr,
+    k_ptr,
+    lse_ptr,
+    scores_ptr,
+    q_sb,
+    q_sh,
+    q_sd,
+    k_sb,
+    k_sh,
+    k_sn,
+    k_sd,
+    N,
+    H,
+    GROUP,
+    n_blocks,
+    scale_log2,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    REACH: tl.constexpr,
+    SPAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (block tile, batch and key head): scores [B,H,n_blocks] (``_block_scores.py``)."""
+    row = tl.program_id(1)
+    batch = (row // H).to(tl.int64)
+    kv_head = (row % H).to(tl.int64)
+    blocks = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    heads = tl.arange(0, BLOCK_G)
+    ours = heads < GROUP
+    d = tl.arange(0, BLOCK_D)
+    q_base = q_ptr + batch * q_sb + kv_head * GROUP * q_sh
+    q = load_tile(q_base, heads, d, q_sh, q_sd, ours, D, BLOCK_D, True)
+    lse = tl.load(lse_ptr + row.to(tl.int64) * GROUP + heads, mask=ours, other=float("inf"))
+    k_base = k_ptr + batch * k_sb + kv_head * k_sh
+    acc = tl.zeros([BLOCK_J], dtype=tl.float32)
+    for PLACE in tl.static_range(SPAN + REACH - 1):
+        keys = blocks * SPAN + (PLACE - REACH + 1)
+        valid = (keys >= 0) & (keys < N)
+        k = load_tile(k_base, keys.to(tl.int64), d, k_sn, k_sd, valid, D, BLOCK_D, True)
+        s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
+        s = dot(q, tl.trans(k), s, PRECISION)
+        p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
+        # Strides that the key, from its place to REACH further, shares with the block.
+        first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)
+        shared = tl.minimum(tl.zeros_like(keys) + (PLACE + 1), SPAN) - first
+        acc += tl.where(valid, tl.sum(p, 0), 0.0) * shared
+    tl.store(scores_ptr + row.to(tl.int64) * n_blocks + blocks, acc, mask=blocks < n_blocks)
+
+
+@triton.jit
+def gated_sum_kernel(
+    out_ptr,
+    cmp_ptr,
+    sel_ptr,
+    win_ptr,
+    gates_ptr,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program (query head of a batch): gates [R,3] times the branches [R,DV], summed."""
+    row = tl.program_id(0).to(tl.int64)
+    dv = tl.arange(0, BLOCK_DV)
+    at = row * DV + dv
+    total = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    total += tl.load(cmp_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3)
+    total += tl.load(sel_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 1)
+    total += tl.load(win_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 2)
+    tl.store(out_ptr + at, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
+
+
+def _rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each head of k, v [B,H,L,...] a row: out [B,HQ,Dv] and lse [B,HQ]."""
+    b, hq, d = q.shape
+    h = k.shape[1]
+    out, lse = selection_rows(
+        q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
+    )
+    return out.view(b, hq, -1), lse.view(b, hq)
+
+
+def decode_compressed(
+    q: torch.Tensor, k_cmp: torch.Tensor, v_cmp: torch.Tensor, *, sm_scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The compression branch: q [B,HQ,D] over all keys of k_cmp, v_cmp [B,H,Nc,...].
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``.
+    """
+    return _rows(q, k_cmp, v_cmp, sm_scale)
+
+
+def decode_window(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    window: int,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``.
+    """
+    first = max(k.shape[2] - window, 0)
+    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
+
+
+def decode_selected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    selected_len: int | None = None,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``.
+    """
+    b, hq, d = q.shape
+    h = k.shape[1]
+    out, lse = selection_ranges(
+        q.reshape(b, 1, h, hq // h, d),
+        k,
+        v,
+        ranges.unsqueeze(1),
+        sm_scale=sm_scale,
+        selected_len=selected_len,
+    )
+    return out.view(b, hq, -1), lse.view(b, hq)
+
+
+def decode_scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    n_blocks: int,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """float32 [B, H, n_blocks]: what ``compressed_attention_with_scores`` gives for this query.
+
+    Args:
+        q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
+        n_blocks: selection blocks of the context.
+
+    Raises:
+        ValueError: ``stride`` does not divide ``block`` and ``block_size``.
+    """
+    check.require(
+        block % stride == 0 and block_size % stride == 0,
+        f"decode_scores: {stride=} must divide {block=} and {block_size=}",
+    )
+    b, hq, d = q.shape
+    h, n = k_cmp.shape[1:3]
+    scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
+    wide = 16 if q.element_size() == 4 or d > 128 else 64
+    decode_scores_kernel[(check.cdiv(n_blocks, wide), b * h)](
+        q,
+        k_cmp,
+        lse.contiguous(),
+        scores,
+        *q.stride(),
+        *k_cmp.stride(),
+        n,
+        h,
+        hq // h,
+        n_blocks,
+        check.scale_log2(sm_scale, d),
+        D=d,
+        BLOCK_D=check.next_power_of_2(d),
+        BLOCK_G=max(16, check.next_power_of_2(hq // h)),
+        BLOCK_J=wide,
+        REACH=block // stride,
+        SPAN=block_size // stride,
+        PRECISION="ieee",
+        num_warps=4,
+        num_stages=1,
+    )
+    return scores
+
+
+def gated_sum(
+    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5)."""
+    dv = compressed.shape[-1]
+    out = torch.empty_like(compressed, memory_format=torch.contiguous_format)
+    if out.numel() == 0:
+        return out
+    gated_sum_kernel[(out.numel() // dv,)](
+        out,
+        compressed.contiguous(),
+        selected.contiguous(),
+        window.contiguous(),
+        gates.contiguous(),
+        DV=dv,
+        BLOCK_DV=check.next_power_of_2(dv),
+        num_warps=1,
+    )
+    return out
+
+
+def decode_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    n_selected: int = 16,
+    window: int = 512,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """Native sparse attention of one token, the last of its cache (arXiv 2502.11089, section 3).
+
+    Args:
+        q: [B, HQ, D], float16, bfloat16 or float32.
+        k, v: caches [B, H, S, D] and [B, H, S, Dv], the token's own key and value at S - 1.
+        k_cmp, v_cmp: compressed keys and values that are complete, [B, H, Nc, D] and
+            [B, H, Nc, Dv]; Nc may be 0.
+        gates: [B, HQ, 3], of compression, selection, window.
+        n_selected: blocks of ``block_size`` tokens that selection takes: the first, the last two,
+            and those of the highest scores.
+        The others: as the branches.
+
+    Returns:
+        out [B, HQ, Dv] in q's dtype.
+
+    Raises:
+        TypeError, ValueError: as the branches.
+    """
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    call = _operator if traced(q) else _step
+    out: torch.Tensor = call(
+        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
+    )
+    return out
+
+
+def _step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    context = k.shape[2]
+    compressed, lse = decode_compressed(q, k_cmp, v_cmp, sm_scale=sm_scale)
+    scores = decode_scores(
+        q,
+        k_cmp,
+        lse,
+        check.cdiv(context, block_size),
+        block=block,
+        stride=stride,
+        block_size=block_size,
+        sm_scale=sm_scale,
+    )
+    ranges = select_blocks(
+        scores.unsqueeze(1), n_selected, block_size=block_size, first_position=context - 1
+    )
+    selected, _ = decode_selected(
+        q, k, v, ranges[:, 0], selected_len=n_selected * block_size, sm_scale=sm_scale
+    )
+    near, _ = decode_window(q, k, v, window=window, sm_scale=sm_scale)
+    return gated_sum(compressed, selected, near, gates)
+
+
+_operator = torch.library.custom_op("nsa_kernels::decode_step", _step, mutates_args=())
+
+
+@_operator.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    return q.new_empty((*q.shape[:2], v.shape[3]))

@@ -1,0 +1,89 @@
+"""The cache of a Native Sparse Attention layer: keys, values and their compressed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Compress = Callable[[torch.Tensor], torch.Tensor]
+
+
+class NSACache:
+    """Keys and values [B, H, capacity, ...] of which the first ``tokens`` are filled.
+
+    Grows in place: appended tokens are written behind the others, and only when the room is used up
+    is it doubled. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of what is filled.
+    """
+
+    def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
+        self.block, self.stride, self._room = block, stride, room
+        self.tokens = self.compressed = 0
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @property
+    def k(self) -> torch.Tensor:
+        return self._buffers["k"][:, :, : self.tokens]
+
+    @property
+    def v(self) -> torch.Tensor:
+        return self._buffers["v"][:, :, : self.tokens]
+
+    @property
+    def k_cmp(self) -> torch.Tensor:
+        return self._buffers["k_cmp"][:, :, : self.compressed]
+
+    @property
+    def v_cmp(self) -> torch.Tensor:
+        return self._buffers["v_cmp"][:, :, : self.compressed]
+
+    @torch.no_grad()
+    def append(
+        self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
+    ) -> None:
+        """Add tokens k [B, T, H, D], v [B, T, H, Dv], and the compressed keys they complete.
+
+        Args:
+            compress_k, compress_v: from [B, L, H, ...] to [B, (L - block) // stride + 1, H, ...].
+
+        Raises:
+            ValueError: tensors of other sizes, dtype or device than what the cache holds.
+        """
+        for name, x in (("k", k), ("v", v)):
+            held = self._buffers.get(name)
+            if held is not None and (
+                held.shape[:2] != (x.shape[0], x.shape[2])
+                or held.shape[3] != x.shape[3]
+                or (held.dtype, held.device) != (x.dtype, x.device)
+            ):
+                raise ValueError(
+                    f"NSACache: it holds {tuple(held.shape)} {held.dtype} on {held.device}; "
+                    f"{name} is {tuple(x.shape)} {x.dtype} on {x.device}"
+                )
+            self._write(name, x, self.tokens)
+        self.tokens += k.shape[1]
+        complete = max(0, (self.tokens - self.block) // self.stride + 1)
+        if complete > self.compressed or "k_cmp" not in self._buffers:
+            span = slice(self.compressed * self.stride, (complete - 1) * self.stride + self.block)
+            for name, of, compress in (
+                ("k_cmp", self.k, compress_k),
+                ("v_cmp", self.v, compress_v),
+            ):
+                new = of[:, :, span].transpose(1, 2)
+                if complete > self.compressed:
+                    self._write(name, compress(new), self.compressed)
+                else:
+                    self._write(name, new[:, :0], 0)
+            self.compressed = complete
+
+    def _write(self, name: str, x: torch.Tensor, at: int) -> None:
+        """Put [B, T, H, ...] behind the first ``at`` of a buffer."""
+        end = at + x.shape[1]
+        held = self._buffers.get(name)
+        if held is None or end > held.shape[2]:
+            room = max(self._room, 2 * end if held is not None else end)
+            larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
+            if held is not None:
+                larger[:, :, :at] = held[:, :, :at]
+            self._buffers[name] = held = larger
+        held[:, :, at:end] = x.transpose(1, 2)

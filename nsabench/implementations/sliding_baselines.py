@@ -1,0 +1,176 @@
+"""PyTorch's and FlashAttention's own ways to attend over a sliding window.
+
+Masks and block masks of sequences that are all equally long depend on sizes alone and are made
+once; those of packed sequences are made in every call.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations import _band
+from nsabench.implementations.varlen_baselines import every
+
+OP = "sliding_window"
+
+
+def _keep(t: int, window: int, device: torch.device) -> Tensor:
+    at = torch.arange(t, device=device)
+    return (at <= at.unsqueeze(1)) & (at > at.unsqueeze(1) - window)
+
+
+_kept = lru_cache(maxsize=2)(_keep)
+
+
+def _sequence(cu_seqlens: Tensor, total: int) -> Tensor:
+    """Which sequence each token belongs to."""
+    at = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), at, right=True)
+
+
+@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+def masked_sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+) -> Tensor:
+    """SDPA over all keys under a mask."""
+    t = q.shape[1]
+    _band.refuse_mask(t, t)
+    keep = _kept(t, window, q.device)
+    if cu_seqlens is not None:
+        sequence = _sequence(cu_seqlens, t)
+        keep = keep & (sequence == sequence.unsqueeze(1))
+    return _band.masked_sdpa(q, k, v, keep, sm_scale)
+
+
+def _packed(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    return every(q.shape[1], q.shape[0], q.device) if cu_seqlens is None else cu_seqlens
+
+
+@implementation(op=OP, name="flash_varlen", role="baseline", devices=("cuda",))
+def flash_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+) -> Tensor:
+    """The FlashAttention-2 that torch bundles, packed, with its window."""
+    _band.check_flash(q, v)
+    cu, t = _packed(q, cu_seqlens), q.shape[1]
+    fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
+    return _band.aten_flash(fq, fk, fv, (cu, cu), (t, t), sm_scale, window).view_as(q)
+
+
+@implementation(op=OP, name="flash", role="baseline", devices=("cuda",))
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+) -> Tensor:
+    """The same without packing."""
+    _band.check_flash(q, v)
+    if cu_seqlens is not None:
+        raise Unsupported("sequences are packed; flash_varlen is the form for them")
+    return _band.aten_flash(q, k, v, None, (q.shape[1], q.shape[1]), sm_scale, window)
+
+
+@implementation(op=OP, name="varlen_attn", role="baseline", devices=("cuda",))
+def varlen_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+) -> Tensor:
+    """The public varlen attention."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn as attend
+    except ImportError:
+        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen") from None
+    _band.check_flash(q, v)
+    if not _band.accepts(attend, "window_size", "scale"):
+        raise Unsupported("this torch's varlen_attn takes no window or no scale")
+    cu, t = _packed(q, cu_seqlens), q.shape[1]
+    grouped = {"enable_gqa": True} if _band.accepts(attend, "enable_gqa") else {}
+    flat = (x.flatten(0, 1) for x in (q, k, v))
+    out: Tensor = attend(
+        *flat, cu, cu, t, t, scale=sm_scale, window_size=(window - 1, 0), **grouped
+    )
+    return out.view_as(q)
+
+
+@implementation(op=OP, name="flash_attn", role="baseline", devices=("cuda",))
+def flash_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+) -> Tensor:
+    """The package of FlashAttention's authors."""
+    name = "flash_attn_func" if cu_seqlens is None else "flash_attn_varlen_func"
+    attend = _band.package_flash(name)
+    _band.check_flash(q, v)
+    if not _band.accepts(attend, "window_size"):
+        raise Unsupported("this flash_attn takes no window (it came with 2.3)")
+    options: dict[str, Any] = {
+        "softmax_scale": sm_scale,
+        "causal": True,
+        "window_size": (window - 1, 0),
+    }
+    if cu_seqlens is None:
+        out: Tensor = attend(q, k, v, **options)
+        return out
+    t = q.shape[1]
+    out = attend(q[0], k[0], v[0], cu_seqlens, cu_seqlens, t, t, **options)
+    return out.unsqueeze(0)
+
+
+def _block_mask(t: int, window: int, device: torch.device, cu_seqlens: Tensor | None) -> Any:
+    sequence = None if cu_seqlens is None else _sequence(cu_seqlens, t)
+
+    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+        keep = (ki <= qi) & (ki > qi - window)
+        return keep if sequence is None else keep & (sequence[qi] == sequence[ki])
+
+    return _band.flex()[1](seen, None, None, t, t, device=str(device))
+
+
+_block_mask_of = lru_cache(maxsize=2)(_block_mask)
+
+
+@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
+def flex_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+) -> Tensor:
+    """FlexAttention with a block mask."""
+    _band.refuse_mask(q.shape[1], q.shape[1])
+    make = _block_mask_of if cu_seqlens is None else _block_mask
+    return _band.flex_attend(q, k, v, make(q.shape[1], window, q.device, cu_seqlens), sm_scale)

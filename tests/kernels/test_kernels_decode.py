@@ -1,0 +1,128 @@
+"""The decode step and its parts against float64 and against prefill (interpreter, or CUDA)."""
+
+from __future__ import annotations
+
+import kernel_oracle as oracle
+import nsa_kernels
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def randn(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(seed + sum(size))
+    return torch.randn(*size, generator=gen).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize(("block", "stride", "block_size"), [(32, 16, 64), (8, 4, 16), (8, 8, 8)])
+def test_scores_are_those_of_prefill(block, stride, block_size) -> None:
+    t, hq, h, d = 150, 4, 2, 32
+    n = (t - block) // stride + 1
+    q, k, v = randn(2, t, hq, d), randn(2, n, h, d, seed=1), randn(2, n, h, d, seed=2)
+    out, lse, scores = nsa_kernels.compressed_attention_with_scores(
+        q, k, v, block=block, stride=stride, block_size=block_size
+    )
+    cache = [x.transpose(1, 2).contiguous() for x in (k, v)]
+    last, last_lse = nsa_kernels.decode_compressed(q[:, -1], *cache)
+    torch.testing.assert_close(last, out[:, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last_lse, lse[:, -1], atol=1e-5, rtol=1e-5)
+    options = {"block": block, "stride": stride, "block_size": block_size}
+    found = nsa_kernels.decode_scores(q[:, -1], cache[0], last_lse, scores.shape[3], **options)
+    torch.testing.assert_close(found, scores[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def chosen(ranges: torch.Tensor, size: int) -> list[int]:
+    return [start // size for start, end in ranges.tolist() if end > start]
+
+
+def test_forced_blocks_come_first_and_ties_go_to_the_lowest_index() -> None:
+    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
+    scores[..., 5] = 1.0
+    scores[..., 11] = 9.0  # begins behind the query
+    ranges = nsa_kernels.select_blocks(scores, 6, block_size=8, first_position=83)
+    assert chosen(ranges[0, 0, 0], 8) == [0, 9, 10, 5, 1, 2]
+    assert ranges[0, 0, 0, 2].tolist() == [80, 84]
+
+
+def test_fewer_blocks_than_asked_leave_empty_spans() -> None:
+    scores = torch.rand(2, 20, 2, 3, device=DEVICE)
+    ranges = nsa_kernels.select_blocks(scores, 5, block_size=8)
+    for t in range(20):
+        assert sorted(chosen(ranges[1, t, 1], 8)) == list(range(t // 8 + 1))
+        assert int(ranges[1, t, 1].diff(dim=-1).sum()) == t + 1
+
+
+def test_selection_agrees_with_a_stable_sort() -> None:
+    """Scores of few different values, so that most comparisons are ties."""
+    gen = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 3, (1, 160, 1, 20), generator=gen).float().to(DEVICE)
+    ranges = nsa_kernels.select_blocks(scores, 6, block_size=8)
+    for t in range(160):
+        own = t // 8
+        row = scores[0, t, 0, : own + 1].clone()
+        row[[0, max(own - 1, 0), own]] = float("inf")
+        order = torch.sort(row, descending=True, stable=True).indices[:6].tolist()
+        assert chosen(ranges[0, t, 0], 8) == order
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_step_is_the_gated_sum_of_its_branches(dtype) -> None:
+    b, hq, h, d, s = 2, 6, 2, 32, 203
+    n = (s - 32) // 16 + 1
+    q, gates = randn(b, hq, d, dtype=dtype), torch.sigmoid(randn(b, hq, 3, dtype=dtype))
+    # Caches with room for more, as a decoder has them.
+    k, v = (randn(b, h, 256, d, dtype=dtype, seed=i)[:, :, :s] for i in (1, 2))
+    k_cmp, v_cmp = (randn(b, h, 16, d, dtype=dtype, seed=i)[:, :, :n] for i in (3, 4))
+    out = nsa_kernels.decode_step(
+        q, k, v, k_cmp, v_cmp, gates, block_size=16, n_selected=5, window=40
+    )
+    q1, kc, vc = q.unsqueeze(1), k_cmp.transpose(1, 2), v_cmp.transpose(1, 2)
+    every = torch.ones(1, n, dtype=torch.bool, device=DEVICE)
+    compressed, _, weights = oracle.banded(q1, kc, vc, every)
+    scores = torch.zeros(b, 1, h, -(-s // 16), dtype=torch.float32, device=DEVICE)
+    for key in range(n):
+        for place in (key, key + 1):
+            if place < scores.shape[3]:
+                scores[..., place] += weights[..., key].float()
+    spans = nsa_kernels.select_blocks(scores, 5, block_size=16, first_position=s - 1)
+    selected, _ = oracle.ranges(q.view(b, 1, h, hq // h, d), k, v, spans)
+    kw, vw = (x[:, :, -40:].transpose(1, 2) for x in (k, v))
+    near, _, _ = oracle.banded(q1, kw, vw, torch.ones(1, 40, dtype=torch.bool, device=DEVICE))
+    branches = torch.stack([compressed[:, 0], selected.view(b, hq, d), near[:, 0]], 2)
+    want = (gates.double().unsqueeze(-1) * branches).sum(2)
+    torch.testing.assert_close(out.double(), want, atol=oracle.TOLERANCE[dtype], rtol=1e-3)
+
+
+def test_no_compressed_key_yet() -> None:
+    q, k, v = randn(1, 2, 16), randn(1, 1, 20, 16), randn(1, 1, 20, 16, seed=1)
+    gates = torch.ones(1, 2, 3, device=DEVICE)
+    none = k[:, :, :0]
+    out = nsa_kernels.decode_step(q, k, v, none, none, gates, window=64)
+    dense, _ = nsa_kernels.decode_window(q, k, v, window=64)
+    torch.testing.assert_close(out, 2 * dense, atol=1e-5, rtol=1e-5)
+
+
+def test_bad_inputs_are_refused() -> None:
+    scores = torch.zeros(1, 1, 1, 4, device=DEVICE)
+    with pytest.raises(ValueError, match="first"):
+        nsa_kernels.select_blocks(scores, 2)
+    q, k = randn(1, 2, 16), randn(1, 1, 5, 16)
+    with pytest.raises(ValueError, match="must divide"):
+        nsa_kernels.decode_scores(q, k, torch.zeros(1, 2, device=DEVICE), 2, stride=5)
+
+
+def test_one_graph_under_torch_compile() -> None:
+    q, gates = randn(1, 2, 16), torch.rand(1, 2, 3, device=DEVICE)
+    k, v = randn(1, 1, 100, 16), randn(1, 1, 100, 16, seed=1)
+    k_cmp, v_cmp = randn(1, 1, 5, 16), randn(1, 1, 5, 16, seed=1)
+    scores = torch.rand(1, 3, 1, 6, device=DEVICE)
+
+    def both(*x):
+        step = nsa_kernels.decode_step(*x, block_size=16, n_selected=4, window=20)
+        return step, nsa_kernels.select_blocks(scores, 4, block_size=16, first_position=90)
+
+    args = (q, k, v, k_cmp, v_cmp, gates)
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    for a, b in zip(compiled(*args), both(*args), strict=True):
+        assert torch.equal(a, b)

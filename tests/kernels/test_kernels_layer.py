@@ -1,0 +1,96 @@
+"""``NSAttention`` against the paper in plain PyTorch, dense attention, and itself by tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nsa_kernels.layer import NSAttention
+from nsa_kernels.layer_reference import dense, naive_nsa
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}
+
+
+def layer(compression: str = "mean", **sizes) -> NSAttention:
+    torch.manual_seed(0)
+    options = {**SIZES, **sizes}
+    return NSAttention(24, 4, 2, 16, compression=compression, **options).to(DEVICE)
+
+
+def tokens(t: int, b: int = 2) -> torch.Tensor:
+    return 2 * torch.randn(b, t, 24, generator=torch.Generator().manual_seed(t)).to(DEVICE)
+
+
+def by_the_paper(of: NSAttention, x: torch.Tensor) -> torch.Tensor:
+    q, k, v, gates = of.project(x)
+    out = naive_nsa(q, k, v, of.compress_k(k), of.compress_v(v), gates, **SIZES)
+    return of.to_out(out.flatten(-2))
+
+
+@pytest.mark.parametrize("compression", ["mean", "mlp"])
+@pytest.mark.parametrize("t", [1, 7, 8, 70])
+def test_prefill_is_the_paper(compression, t) -> None:
+    of, x = layer(compression), tokens(t)
+    with torch.no_grad():
+        torch.testing.assert_close(of(x), by_the_paper(of, x), atol=2e-5, rtol=1e-4)
+
+
+def test_gradients_are_those_of_the_paper() -> None:
+    of = layer("mlp")
+    names, leaves = zip(*of.named_parameters(), strict=True)
+    x, weight = tokens(40, b=1), tokens(41, b=1)[:, :40]
+    got = torch.autograd.grad((of(x) * weight).sum(), leaves)
+    want = torch.autograd.grad((by_the_paper(of, x) * weight).sum(), leaves)
+    for name, a, b in zip(names, got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("gates", [(0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.25, 0.75)])
+def test_full_coverage_is_dense_attention(gates) -> None:
+    of, x = layer(n_selected=4, window=60, block_size=16, gates=gates), tokens(60)
+    q, k, v, _ = of.project(x)
+    with torch.no_grad():
+        want = of.to_out(dense(q, k, v).flatten(-2))
+        torch.testing.assert_close(of(x), want, atol=2e-5, rtol=1e-4)
+        cache = of.cache(room=4)
+        first = [of(x[:, :5], cache)]
+        steps = torch.cat(first + [of(x[:, t : t + 1], cache) for t in range(5, 20)], 1)
+    torch.testing.assert_close(steps, want[:, :20], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("compression", "prefill"), [("mean", 1), ("mlp", 8), ("mean", 33)])
+def test_decode_token_by_token_is_prefill(compression, prefill) -> None:
+    of, x = layer(compression), tokens(40, b=1)
+    with torch.no_grad():
+        whole = of(x)
+        cache = of.cache(room=3)
+        steps = [of(x[:, :prefill], cache)]
+        steps += [of(x[:, t : t + 1], cache) for t in range(prefill, 40)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-5, rtol=1e-4)
+    assert cache.tokens == 40 and cache.compressed == (40 - 8) // 4 + 1
+
+
+def test_cache_grows_in_place() -> None:
+    of, x, cache = layer(), tokens(12), layer().cache(room=10)
+    with torch.no_grad():
+        of(x[:, :6], cache)
+        at = cache.k.data_ptr()
+        of(x[:, 6:7], cache)
+        assert cache.k.data_ptr() == at
+        before = cache.k.clone()
+        for t in range(7, 12):
+            of(x[:, t : t + 1], cache)
+    assert cache.k.data_ptr() != at and torch.equal(cache.k[:, :, :7], before)
+
+
+def test_bad_use_is_refused() -> None:
+    of, x, cache = layer(), tokens(6), layer().cache()
+    of(x, cache)
+    with pytest.raises(ValueError, match="one token at a time"):
+        of(x, cache)
+    with pytest.raises(ValueError, match="it holds"):
+        of(tokens(1, b=1), cache)
+    with pytest.raises(ValueError, match="multiple"):
+        NSAttention(24, 3, 2, 16)
+    with pytest.raises(ValueError, match='"mean" or "mlp"'):
+        NSAttention(24, 4, 2, 16, compression="max")
