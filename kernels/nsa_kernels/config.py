@@ -205,7 +205,7 @@ def varlen_config(
     """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
 
     Rows that fill the device get items of twice their mean length, so that only long rows are
-    split; few rows are split into four items a multiprocessor.
+    split; few rows are split into two items a multiprocessor.
     """
     limits = device_limits(device)
     narrow = _narrow(d, dv)
@@ -218,6 +218,8 @@ def varlen_config(
     want = cdiv(total * head_tiles, 4 * limits.processors)
     if 2 * n * head_tiles >= 3 * limits.processors:
         want = max(want, min(2 * cdiv(total, n), 4 * want))
+    else:
+        want *= 2
     if max_seqlen is not None:
         want = min(want, max(max_seqlen, 1))
     chunk = max(cdiv(want, block_l), cdiv(128, block_l)) * block_l
@@ -255,7 +257,7 @@ def ranges_config(
     elif some:
         rule = (64, 4, 3)
     else:
-        rule = (64, 2, 2) if narrow else (64, 4, 2)
+        rule = (32, 1, 3) if narrow else (64, 4, 2)
     # The keys of a row are not known, so all lengths are one class.
     name = _class("ranges", splits > 1, some, narrow, 0)
     tile, tuned = _tile(name, rule, dtype.itemsize, device, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,11 @@ def test_cuda_graph(op) -> None:
     args[0].copy_(randn(*args[0].shape))
     graph.replay()
     oracle.assert_close(got, reference(*args), torch.float16)
+
+
+def test_a_thread_that_has_not_called_cuda() -> None:
+    args = (randn(3, 8, 128), randn(3, 100, 128), randn(3, 100, 128))
+    cuda.selection_rows(*args)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(cuda.selection_rows, *args).result()
+    oracle.assert_close(got, oracle.rows(*args), torch.float16)

@@ -162,6 +162,15 @@ def _load(variant: Variant, device: int) -> Any:
     return kernel
 
 
+def _bind_thread(device: int) -> None:
+    """Give a thread that has not called CUDA yet the context that torch uses."""
+    from cuda.bindings import driver
+
+    _, context = driver.cuCtxGetCurrent()
+    if not int(context):
+        _core().Device(device).set_current()
+
+
 def launch(
     variant: Variant, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Any, ...]
 ) -> None:
@@ -181,5 +190,6 @@ def launch(
     config = core.LaunchConfig(grid=grid, block=variant.threads, shmem_size=variant.shared_bytes)
     plain = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
     with torch.cuda.device(index):
+        _bind_thread(index)
         stream = core.Stream.from_handle(torch.cuda.current_stream(index).cuda_stream)
         core.launch(stream, config, _load(variant, index), *plain)
