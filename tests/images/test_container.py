@@ -47,13 +47,20 @@ def nsabench(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> str:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The image's id, and the revision that it was built from."""
     wheels = tmp_path_factory.mktemp("wheels")
     fetched = nsabench("images", "wheelhouse", "cpu", "--folder", wheels)
     assert fetched.returncode == 0, fetched.stderr
-    built = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels)
-    assert built.returncode == 0, built.stderr
-    return next(word for word in built.stdout.split() if word.startswith("sha256:"))
+    sources = revision(CHECKOUT.root)
+    done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels)
+    assert done.returncode == 0, done.stderr
+    return next(word for word in done.stdout.split() if word.startswith("sha256:")), sources
+
+
+@pytest.fixture(scope="module")
+def image(built: tuple[str, str]) -> str:
+    return built[0]
 
 
 @pytest.fixture
@@ -164,19 +171,24 @@ def test_an_image_that_is_not_built(results: Path) -> None:
     assert "there is no image" in done.stderr and "images build" in done.stderr
 
 
-def test_labels_health_and_bill_of_materials(image: str) -> None:
+@pytest.mark.parametrize("health", ["healthy", "unhealthy"])
+def test_labels_health_and_bill_of_materials(
+    built: tuple[str, str], results: Path, health: str
+) -> None:
+    image, sources = built
     client = daemon.connect()
     labels = client.images.get(image).labels
     assert labels["nsabench.combo"] == "cpu"
     assert labels["nsabench.lock.sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
-    assert labels["org.opencontainers.image.revision"] == revision(CHECKOUT.root)
+    assert labels["org.opencontainers.image.revision"] == sources
     assert labels["org.opencontainers.image.base.name"] == BASE
     assert labels["org.opencontainers.image.base.digest"] == client.images.get(BASE).id
-    settings = launch._settings(launch.Launch("cpu", [], Path("/tmp")), image)
+    # Doctor has nothing against the one, and cannot write the results of the other.
+    results.chmod(0o755 if health == "healthy" else 0o555)
+    asked = launch.Launch("cpu", [], results, user=OWNER if os.getuid() == 0 else "")
     second = 10**9
-    settings |= {
+    settings = launch._settings(asked, image) | {
         "entrypoint": ["sleep", "300"],
-        "volumes": {},
         "healthcheck": {"interval": second, "timeout": 120 * second},  # the image's own test
     }
     container = client.containers.create(image, **settings)
@@ -187,12 +199,13 @@ def test_labels_health_and_bill_of_materials(image: str) -> None:
         names = {component["name"] for component in json.loads(bill)["components"]}
         assert names == {name for name, _ in lock.pinned(CHECKOUT.lock("cpu"))}
         deadline = time.monotonic() + 200
-        while (health := container.attrs["State"]["Health"])["Status"] == "starting":
-            assert time.monotonic() < deadline, health
+        container.reload()
+        while (found := container.attrs["State"]["Health"])["Status"] == "starting":
+            assert time.monotonic() < deadline, found
             time.sleep(0.5)
             container.reload()
-        assert health["Status"] == "healthy", health
-        assert json.loads(health["Log"][-1]["Output"])  # what `nsabench doctor --json` says
+        assert found["Status"] == health, found
+        assert ('"code": "unwritable"' in found["Log"][-1]["Output"]) == (health == "unhealthy")
     finally:
         container.remove(force=True)
 
