@@ -286,7 +286,8 @@ def build_plan(
         return torch.empty(shape, dtype=torch.int32, device=device)
 
     plan = BlockPlan(
-        entries=ints(entries),
+        # What no token chose is 0: an operator's results must not depend on old memory.
+        entries=torch.zeros(entries, dtype=torch.int32, device=device),
         places=ints(places),
         first=ints(first),
         count=ints(first),

@@ -119,6 +119,4 @@ def compressed_mask(lengths: list[int], block: int, stride: int) -> torch.Tensor
         keys = max(0, (n - block) // stride + 1)
         ends = torch.tensor([i * stride + block - 1 for i in range(keys)])
         masks.append(ends[None, :] <= torch.arange(n)[:, None])
-    return torch.block_diag(
-        *[m.float().reshape(n, -1) for m, n in zip(masks, lengths, strict=True)]
-    ).bool()
+    return torch.block_diag(*[m.float() for m in masks]).bool()
