@@ -210,9 +210,9 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
         samples = pq.read_table(folder / "samples.parquet").to_pylist()
         renamed = {}
         for item in plan["implementations"]:
-            item["op"] = "compressed"
+            item["op"] = "later"
         for item in plan["cases"]:
-            item["case"] |= {"op": "compressed", "direction": "backward"}
+            item["case"] |= {"op": "later", "direction": "backward"}
             item["case"]["shape"] = {"T": item["case"]["shape"]["L"], "block_size": 64}
             item["case"]["streams"] = len(renamed) + 1
             renamed[item["id"]] = item["id"] = Case.model_validate(item["case"]).id
@@ -225,5 +225,5 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
         (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
     found = compare(read(folders))
     assert len(found.cells) == 32
-    assert found.cells[0].label == "compressed T64 block_size=64 fp16 backward dense"
+    assert found.cells[0].label == "later T64 block_size=64 fp16 backward dense"
     assert {cell.steps[0].difference for cell in found.cells} == {Difference.SAME}

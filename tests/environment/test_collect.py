@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import hashlib
 import socket
 import subprocess
 import sys
@@ -25,10 +26,18 @@ from nsabench.words import Role, Runs
 def quick(tmp_path: Path) -> Plan:
     kernels = tmp_path / "mine.py"
     kernels.write_text("# nothing\n")
-    mine = ImplementationInfo(
-        op="selection_rows", name="mine", role=Role.CANDIDATE, devices=(Runs.CPU,), source="mine.py"
+    matrices = plan.load_matrices(["quick"])
+    ops = {case.op for matrix in matrices for case in matrix.cases}
+    mine = [
+        ImplementationInfo(
+            op=op, name="mine", role=Role.CANDIDATE, devices=(Runs.CPU,), source="mine.py"
+        )
+        for op in sorted(ops)
+    ]
+    digest = hashlib.sha256(kernels.read_bytes()).hexdigest()
+    return plan.resolve(
+        matrices, mine, device="cpu", kernels=kernels, sources={f"{kernels.name}@{kernels}": digest}
     )
-    return plan.resolve(plan.load_matrices(["quick"]), [mine], device="cpu", kernels=kernels)
 
 
 def test_a_run_on_the_cpu_is_complete(quick: Plan) -> None:
