@@ -66,7 +66,7 @@ class Compiled:
         own = max((s for n, s in sections.items() if self._is_of(n, ".nv.shared.")), default=0)
         # From sm_90 on a kernel's section holds the driver's share too, which the limits leave out.
         if ".nv.shared.reserved.0" in sections:
-            own -= RESERVED_SHARED
+            own = max(own - RESERVED_SHARED, 0)
         return self.dynamic_shared_bytes + own
 
     def code_bytes(self) -> int:

@@ -33,13 +33,14 @@ PTX = """
 def assemble(capability, broken=""):
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "a.ptx"), Path(folder, "a.cubin")
-        # Two kernels in one cubin: only the one that is named counts.
+        # Three kernels in one cubin: only the one that is named counts.
         source.write_text(
             PTX.replace("KERNEL", "right").replace("BROKEN", broken)
             + PTX[PTX.index(".visible") :]
             .replace("KERNEL", "other")
             .replace("BROKEN", "")
             .replace("2048", "8192")
+            + ".visible .entry copy_bare() { ret; }"
         )
         done = subprocess.run(
             [PTXAS, f"-arch=sm_{capability}", source, "-o", cubin], capture_output=True, text=True
@@ -54,6 +55,7 @@ def variants(capability):
         return KernelVariant(name, constants, 100, shared, "ptxas", compile_)
 
     yield variant("copy_right", "D=64", 0, lambda: assemble(capability))
+    yield variant("copy_bare", "D=32", 0, lambda: assemble(capability))
     yield variant("copy_right", "D=128", 98 << 10, lambda: assemble(capability))
     yield variant("copy_right", "D=256", 0, lambda: assemble(capability, "no.such.instruction;"))
     yield variant("copy_right", "D=512", 0, lambda: b"no cubin")

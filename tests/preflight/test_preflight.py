@@ -99,6 +99,7 @@ def test_kernels_that_are_not_tritons(tmp_path: Path, matrix: Path) -> None:
     assert right["status"] == "ok" and right["compiler"] == "ptxas" and right["cases"] == 2
     assert (right["shared_bytes"], right["warps"]) == (2048, 4)
     assert found["sm_90", "own", "D=64"]["shared_bytes"] == 2048, "without the driver's share"
+    assert found["sm_90", "own", "D=32"]["shared_bytes"] == 0, "and none of it where there is none"
     assert 0 < right["registers"] < 64 and 0 < right["code_bytes"] < 2048
     large = found["sm_89", "own", "D=128"]
     assert large["status"] == "out_of_memory" and "100.0 KiB of shared memory" in large["reason"]
