@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ._checks import check_qkv, require, scale_log2
+from ._fakes import gradients
 from .block_backward import block_major_backward
 from .block_config import (
     WORKSPACE_BYTES,
@@ -253,17 +254,7 @@ _query_major = torch.library.custom_op(
 )
 
 
-@_query_major.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    block_indices: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    block_size: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _results(q, v)
+_query_major.register_fake(lambda q, k, v, *others: _results(q, v))
 
 
 @torch.library.custom_op("nsa_kernels::block_major", mutates_args=())
@@ -297,21 +288,7 @@ def _block_major(
     return out, lse
 
 
-@_block_major.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    entries: torch.Tensor,
-    places: torch.Tensor,
-    first: torch.Tensor,
-    count: torch.Tensor,
-    edges: torch.Tensor,
-    block_size: int,
-    sm_scale: float,
-    workspace_bytes: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _results(q, v)
+_block_major.register_fake(lambda q, k, v, *others: _results(q, v))
 
 
 @torch.library.custom_op("nsa_kernels::block_major_backward", mutates_args=())
@@ -349,24 +326,7 @@ def _backward(
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
-@_backward.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    d_out: torch.Tensor,
-    entries: torch.Tensor,
-    places: torch.Tensor,
-    first: torch.Tensor,
-    count: torch.Tensor,
-    edges: torch.Tensor,
-    block_size: int,
-    sm_scale: float,
-    workspace_bytes: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))  # type: ignore[return-value]
+_backward.register_fake(gradients)
 
 
 def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:  # type: ignore[type-arg]

@@ -8,6 +8,7 @@ import torch
 
 from . import _checks as check
 from ._band_launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
+from ._fakes import band_results, gradients
 
 OP = "sliding_window"
 
@@ -71,17 +72,7 @@ def _launch(
 _forward = torch.library.custom_op("nsa_kernels::sliding_window", _launch, mutates_args=())
 
 
-@_forward.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    b, t, hq, _ = q.shape
-    return q.new_empty((b, t, hq, v.shape[3])), q.new_empty((b, hq, t), dtype=torch.float32)
+_forward.register_fake(band_results)
 
 
 @torch.library.custom_op("nsa_kernels::sliding_window_backward", mutates_args=())
@@ -101,20 +92,7 @@ def _backward(
     return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
 
 
-@_backward.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    grad: torch.Tensor,
-    grad_lse: torch.Tensor | None,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_backward.register_fake(gradients)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
