@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -44,8 +44,7 @@ def _matrices() -> Iterator[str]:
     yield from _model("`tolerances`", Tolerances)
     yield from _model("`timing`", Timing)
     for kind in (RatioCI, FixedCount, TimeBudget):
-        default = kind.model_fields["kind"].default or kind.__annotations__["kind"]
-        name = str(default).removeprefix("Literal[").strip("]'\"")
+        (name,) = get_args(kind.model_fields["kind"].annotation)
         yield from _model(f"`timing.stopping`, kind `{name}`", kind)
     yield "## Axes\n"
     yield "Every op has these; a value may be one or a list.\n"

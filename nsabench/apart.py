@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from nsabench.case import Case, RatioCI
 from nsabench.journal import Apart, Journal
 from nsabench.plan import Plan, PlannedCase
 from nsabench.supervisor.executor import Executor, GroupLost, WorkerExecutor
@@ -17,6 +18,8 @@ from nsabench.words import Role, Verdict
 
 # Sessions of a case count from 1, that of its confirmation is a million.
 SESSION = 2_000_000
+# What is asked is whether medians moved by more than `verdict.DRIFT`; that takes few samples.
+FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 
 
 def clean_sources(plan: Plan) -> dict[str, str]:
@@ -63,7 +66,12 @@ def measure(
         on_case(f"baselines of {case.label} without the candidates")
         line = Apart(case_id=case_id)
         try:
-            line.outcomes = executor.measure(case, names, SESSION).outcomes
+            line.outcomes = executor.measure(_briefly(case), names, SESSION).outcomes
         except GroupLost as lost:
             line.reason = lost.reason
         records.append(line)
+
+
+def _briefly(case: Case) -> Case:
+    timing = case.timing.model_copy(update={"rotate": 2, "stopping": FEW})
+    return case.model_copy(update={"timing": timing})

@@ -11,6 +11,7 @@ from nsabench.timing.statistics import quantile, ratio_of_medians
 STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
 MIN_ROUNDS_EVER = 5
 CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
+HOPELESS = 3.0  # times the best baseline; seen to be so after MIN_ROUNDS_EVER
 
 
 class Rule(Protocol):
@@ -28,8 +29,10 @@ class Rule(Protocol):
 class StopAtRatioCI:
     """Stops when every candidate's ratio to the best baseline is known well enough.
 
-    After `min_rounds` only candidates and the baselines near the best one stay active: the time of
-    the others is known, and they cannot decide anything.
+    After `MIN_ROUNDS_EVER` whoever is hopelessly behind the best baseline leaves, candidates
+    excepted, and the budget begins: a baseline of half a second a call must not leave five samples
+    to a candidate of half a millisecond. After `min_rounds` only candidates and the baselines near
+    the best one stay active: the time of the others is known, and they cannot decide anything.
     """
 
     def __init__(self, model: RatioCI, candidates: set[str], baselines: set[str]) -> None:
@@ -37,12 +40,16 @@ class StopAtRatioCI:
         self.candidates = candidates
         self.baselines = baselines
         self._next_look = model.min_rounds
+        self._began_s = 0.0
 
     def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        if rounds == MIN_ROUNDS_EVER:
+            self._began_s = elapsed_s
+        spent_s = elapsed_s - self._began_s
         if rounds < self.model.min_rounds:
-            # A hopelessly slow arm must not eat the time of all later cases.
-            return elapsed_s >= 2 * self.model.budget_s and rounds >= MIN_ROUNDS_EVER
-        if rounds >= self.model.max_rounds or elapsed_s >= self.model.budget_s:
+            # A slow candidate must not eat the time of all later cases either.
+            return rounds > MIN_ROUNDS_EVER and spent_s >= 2 * self.model.budget_s
+        if rounds >= self.model.max_rounds or spent_s >= self.model.budget_s:
             return True
         if rounds < self._next_look:
             return False
@@ -58,14 +65,19 @@ class StopAtRatioCI:
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
         best = self._best_baseline(rounds, times)
-        if rounds < self.model.min_rounds or best is None:
+        if rounds < MIN_ROUNDS_EVER or best is None:
             return set(times)
-        limit = CONTENDER_MARGIN * quantile(times[best], 0.5)
+        early = rounds < self.model.min_rounds
+        limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[best], 0.5)
         return {
             arm
             for arm, taken in times.items()
             if arm in self.candidates
-            or (arm in self.baselines and len(taken) == rounds and quantile(taken, 0.5) <= limit)
+            or (
+                (early or arm in self.baselines)
+                and len(taken) == rounds
+                and quantile(taken, 0.5) <= limit
+            )
         }
 
     def _best_baseline(self, rounds: int, times: Mapping[str, Sequence[float]]) -> str | None:

@@ -33,12 +33,29 @@ def test_a_wide_interval_goes_on_to_the_most_rounds() -> None:
     assert noisy.enough(200, 0.1, times(200, noise=0.3, mine=1.0, best=1.0))
 
 
-def test_the_budget_ends_it_and_a_hopeless_arm_ends_it_early() -> None:
+def test_the_budget_ends_it_and_begins_when_the_hopeless_are_gone() -> None:
     assert rule().enough(30, 2.0, times(30, noise=0.3, mine=1.0, best=1.0))
-    slow = times(MIN_ROUNDS_EVER, mine=500.0, best=1.0)
-    assert not rule().enough(MIN_ROUNDS_EVER, 3.9, slow)
-    assert rule().enough(MIN_ROUNDS_EVER, 4.0, slow)
-    assert not rule().enough(MIN_ROUNDS_EVER - 1, 60.0, slow)
+    behind_a_slow_one = rule()
+    # Five rounds with a baseline of six seconds a call took the time of the other arms.
+    assert not behind_a_slow_one.enough(MIN_ROUNDS_EVER, 30.0, times(5, mine=1.0, best=1.0))
+    assert not behind_a_slow_one.enough(19, 30.1, times(19, mine=1.0, best=1.0))
+    noisy = times(30, noise=0.3, mine=1.0, best=1.0)
+    assert not behind_a_slow_one.enough(30, 31.9, noisy)
+    assert behind_a_slow_one.enough(30, 32.0, noisy)
+
+
+def test_a_slow_candidate_ends_it_before_the_least_rounds() -> None:
+    slow = rule()
+    assert not slow.enough(MIN_ROUNDS_EVER - 1, 60.0, times(4, mine=9e3, best=1.0))
+    assert not slow.enough(MIN_ROUNDS_EVER, 75.0, times(5, mine=9e3, best=1.0))
+    assert not slow.enough(MIN_ROUNDS_EVER + 1, 78.9, times(6, mine=9e3, best=1.0))
+    assert slow.enough(MIN_ROUNDS_EVER + 1, 79.0, times(6, mine=9e3, best=1.0))
+
+
+def test_the_hopeless_leave_early() -> None:
+    taken = times(5, mine=9.0, best=1.0, near=2.9, far=3.1, control=0.5, sleeper=9.0)
+    assert rule().active(MIN_ROUNDS_EVER - 1, taken) == set(taken)
+    assert rule().active(MIN_ROUNDS_EVER, taken) == {"mine", "best", "near", "control"}
 
 
 def test_every_candidate_must_be_known_well_enough() -> None:
@@ -53,7 +70,7 @@ def test_baselines_alone_are_enough_after_the_least_rounds() -> None:
 
 def test_only_contenders_go_on() -> None:
     taken = times(20, mine=9.0, best=1.0, near=1.09, far=1.12, control=0.5)
-    assert rule().active(19, taken) == set(taken)
+    assert rule().active(19, times(19, best=1.0, near=1.09, far=1.12)) == {"best", "near", "far"}
     assert rule().active(20, taken) == {"mine", "best", "near"}
 
 
