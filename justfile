@@ -15,9 +15,9 @@ default:
 all *arguments: install
     .venv/bin/nsabench all "$@"
 
-# The tests
+# The tests, two files at a time. `just test -n 0 FILE` for one alone
 test *arguments: install
-    {{ python }} -m pytest "$@"
+    {{ python }} -m pytest -n 2 --dist loadfile "$@"
 
 # Formatter, linter, type checker
 lint: install
@@ -45,9 +45,10 @@ gpu-rows *arguments: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
-# The tests that need a CUDA device
+# The tests that need a CUDA device; those that time something, one at a time
 gpu-test *arguments: install
-    {{ python }} -m pytest tests/gpu "$@"
+    {{ python }} -m pytest tests/gpu/test_bench_on_cuda.py tests/gpu/test_timer_on_cuda.py "$@"
+    {{ python }} -m pytest -n 4 tests/gpu tests/kernels --ignore tests/gpu/test_bench_on_cuda.py --ignore tests/gpu/test_timer_on_cuda.py "$@"
 
 # Install nsabench, the kernels, and a torch if there is none, into .venv
 install:

@@ -148,7 +148,8 @@ def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
 
 def test_an_interrupted_one_keeps_what_is_complete(tmp_path: Path, matrix: Path) -> None:
     out = tmp_path / "p.parquet"
-    options = ["--arch", "sm_89,sm_90", "--jobs", "1", "--kernels", str(OWN_COMPILER)]
+    architectures = ["sm_89", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+    options = ["--arch", ",".join(architectures), "--jobs", "1", "--kernels", str(OWN_COMPILER)]
     running = subprocess.Popen(
         [sys.executable, "-m", "nsabench", "preflight", str(matrix), *options, "--out", out],
         stdout=subprocess.DEVNULL,
@@ -160,7 +161,9 @@ def test_an_interrupted_one_keeps_what_is_complete(tmp_path: Path, matrix: Path)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=120)
     assert running.returncode == 130, said
-    assert {r["architecture"] for r in pq.read_table(out).to_pylist()} == {"sm_89"}
+    # On a busy machine some more may be complete before the signal is handled; not all six.
+    kept = {r["architecture"] for r in pq.read_table(out).to_pylist()}
+    assert kept and kept == set(architectures[: len(kept)]) < set(architectures)
 
 
 def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:
