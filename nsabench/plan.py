@@ -20,7 +20,7 @@ from nsabench import __version__, matrix
 from nsabench.case import Case
 from nsabench.errors import UsageError
 from nsabench.matrix import LoadedMatrix, Selection
-from nsabench.words import Role, Runs
+from nsabench.words import Direction, Role, Runs
 from nsabench.yaml_lines import nearest
 
 Device = Literal["cuda", "cpu"]
@@ -39,6 +39,14 @@ class ImplementationInfo(BaseModel):
     wraps: str = ""
     source: str
     distributions: tuple[str, ...] = ()  # where it is the op's function; all, if none is named
+    directions: tuple[Direction, ...] = ()  # likewise
+
+    def concerns(self, case: Case) -> bool:
+        return (
+            self.op == case.op
+            and (not self.distributions or case.distribution in self.distributions)
+            and (not self.directions or case.direction in self.directions)
+        )
 
 
 class MatrixInfo(BaseModel):
@@ -192,25 +200,27 @@ def _of_file(kernels: Path | None, sources: Mapping[str, str]) -> str:
 def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
-    """Add the controls, and the baselines that they wrap, to the least and the most work of each
-    op, dtype and direction.
+    """Add each control, and the baseline that it wraps, to the least and the most work of each
+    dtype and direction among the cases that it concerns.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
     what is measured.
     """
-    groups: dict[tuple[str, str, str], list[PlannedCase]] = {}
-    for planned in cases:
-        case = planned.case
-        groups.setdefault((case.op, case.dtype, case.direction), []).append(planned)
-    watched = set()
-    for group in groups.values():
-        by_work = sorted(group, key=lambda planned: planned.case.work.bytes_min)
-        watched |= {by_work[0].id, by_work[-1].id}
-    return [_watched(p, implementations) if p.id in watched else p for p in cases]
+    added: dict[str, list[ImplementationInfo]] = {}
+    by_work = sorted(cases, key=lambda planned: planned.case.work.bytes_min)
+    for control in implementations:
+        groups: dict[tuple[str, str], list[str]] = {}
+        for planned in by_work if control.role is Role.CONTROL else ():
+            if control.concerns(planned.case):
+                key = (planned.case.dtype, planned.case.direction)
+                groups.setdefault(key, []).append(planned.id)
+        for ids in groups.values():
+            for watched in {ids[0], ids[-1]}:
+                added.setdefault(watched, []).append(control)
+    return [_watched(planned, added.get(planned.id, [])) for planned in cases]
 
 
-def _watched(planned: PlannedCase, implementations: Sequence[ImplementationInfo]) -> PlannedCase:
-    controls = [i for i in implementations if i.op == planned.case.op and i.role is Role.CONTROL]
+def _watched(planned: PlannedCase, controls: Sequence[ImplementationInfo]) -> PlannedCase:
     names = [*planned.implementations, *(i.wraps for i in controls if i.wraps)]
     names += [i.name for i in controls]
     return planned.model_copy(update={"implementations": tuple(dict.fromkeys(names))})
@@ -230,9 +240,7 @@ def _select(
     names = tuple(
         i.name
         for i in of_op
-        if i.role is not Role.CONTROL
-        and _wanted(i.name, selection)
-        and (not i.distributions or case.distribution in i.distributions)
+        if i.role is not Role.CONTROL and _wanted(i.name, selection) and i.concerns(case)
     )
     if not names:
         raise UsageError(

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from nsabench.errors import UsageError
-from nsabench.words import Role, Runs
+from nsabench.words import Direction, Role, Runs
 
 ENTRY_POINT_GROUP = "nsabench.implementations"
 USER_MODULE = "nsabench_user_kernels"
@@ -64,6 +64,7 @@ class Implementation:
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
     wraps: str = ""
     distributions: tuple[str, ...] = ()
+    directions: tuple[Direction, ...] = ()
 
 
 _collected: list[Implementation] = []
@@ -81,6 +82,7 @@ def implementation(
     config: Callable[..., object] | None = None,
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
     distributions: Sequence[str] = (),
+    directions: Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
@@ -93,17 +95,20 @@ def implementation(
       machine that may have no GPU, gives every variant that the implementation launches there;
       raises `Unsupported` where it launches none, or where its compiler is not installed.
     distributions: the only ones on which it is the op's function, where it is not on all.
-    Raises `UsageError` for an unknown role or device.
+    directions: the only ones that it is for (`forward`, `backward`), where it is not for both.
+    Raises `UsageError` for an unknown role, device or direction.
     """
 
     def register(call: F) -> F:
         try:
             known_role = Role(role)
             known_devices = tuple(Runs(device) for device in devices)
+            known_directions = tuple(Direction(direction) for direction in directions)
         except ValueError as error:
             raise UsageError(
                 f"implementation {name!r}: {error}",
-                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}.",
+                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
+                f"directions are among {', '.join(Direction)}.",
             ) from None
         if known_role is Role.CONTROL and not caught_by:
             raise UsageError(
@@ -123,6 +128,7 @@ def implementation(
                 compile_ahead,
                 wraps,
                 tuple(distributions),
+                known_directions,
             )
         )
         return call

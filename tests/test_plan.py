@@ -13,6 +13,7 @@ from nsabench.errors import UsageError
 from nsabench.plan import ImplementationInfo, Plan
 from nsabench.words import Role, Runs
 
+OP = "sliding_window"
 ROWS = (
     "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16, 24, 32], dtype: [float16, float32]}\n"
 )
@@ -58,6 +59,46 @@ def test_controls_watch_the_least_and_the_most_work_of_each_dtype(tmp_path: Path
         (c.case.dtype, c.case.shape["L"]) for c in made.cases if "trick" in c.implementations
     }
     assert watched == {(d, length) for d in ("float16", "float32") for length in (8, 32)}
+
+
+def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None:
+    """The least and the most work are those of the cases that it concerns."""
+
+    def control(name: str, **fields: tuple[str, ...]) -> ImplementationInfo:
+        return ImplementationInfo.model_validate(
+            {**info(name, Role.CONTROL, caught_by="parity").model_dump(), "op": OP, **fields}
+        )
+
+    baseline = info("quick", Role.BASELINE).model_copy(update={"op": OP})
+    implementations = [
+        baseline,
+        control("either"),
+        control("output", directions=("forward",)),
+        control("gradient", directions=("backward",)),
+        control("packing", distributions=("packed",)),
+    ]
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        f"op: {OP}\ninclude:\n"
+        "  - {B: 2, T: [8, 16, 24, 32], HQ: 2, H: 1, D: 8, window: 4, "
+        "direction: [forward, backward]}\n"
+        "  - {B: 2, T: [16, 20, 24], HQ: 2, H: 1, D: 8, window: 4, distribution: packed}\n"
+    )
+    planned = plan.resolve(matrix.load(path), implementations, device="cpu").cases
+    found = {
+        name: {
+            (p.case.distribution, p.case.direction.value, p.case.shape["T"])
+            for p in planned
+            if name in p.implementations
+        }
+        for name in ("either", "output", "gradient", "packing")
+    }
+    forward = {("dense", "forward", 8), ("dense", "forward", 32)}
+    backward = {("dense", "backward", 8), ("dense", "backward", 32)}
+    assert found["either"] == forward | backward
+    assert found["output"] == forward
+    assert found["gradient"] == backward
+    assert found["packing"] == {("packed", "forward", 16), ("packed", "forward", 24)}
 
 
 def test_each_shard_has_controls_of_its_own(tmp_path: Path) -> None:

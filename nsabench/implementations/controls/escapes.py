@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import implementation
 from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.sdpa import heads_as_queries
+from nsabench.implementations.controls.honest import Attention, empty_output, of_every_op
 
 LATE_CYCLES = 200_000  # about 0.1 ms, so that the escaped work is late however small it is
 LATE_S = 0.02
@@ -22,52 +22,34 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@implementation(
-    op="selection_rows",
-    name="side_stream_escape",
-    role="control",
-    devices=("cuda",),
-    caught_by="parity",
-)
-def side_stream_escape(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity", cuda_only=True)
+def side_stream_escape(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Works on a stream of its own that neither waits for the caller's nor is waited for."""
-    decline_in_a_graph(q)
-    with torch.cuda.stream(_side_stream(q.device)):
-        return heads_as_queries(q, k, v, sm_scale)
+    decline_in_a_graph(tensors[0])
+    with torch.cuda.stream(_side_stream(tensors[0].device)):
+        return honest(*tensors, **options)
 
 
-@implementation(
-    op="selection_rows",
-    name="side_stream_unjoined",
-    role="control",
-    devices=("cuda",),
-    caught_by="parity",
-)
-def side_stream_unjoined(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity", cuda_only=True)
+def side_stream_unjoined(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Waits for the caller's stream, but the caller's does not wait for the result."""
-    decline_in_a_graph(q)
-    side = _side_stream(q.device)
+    decline_in_a_graph(tensors[0])
+    side = _side_stream(tensors[0].device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(LATE_CYCLES)
-        return heads_as_queries(q, k, v, sm_scale)
+        return honest(*tensors, **options)
 
 
-@implementation(
-    op="selection_rows",
-    name="worker_thread_escape",
-    role="control",
-    devices=("cuda", "cpu"),
-    caught_by="parity",
-)
-def worker_thread_escape(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity")
+def worker_thread_escape(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Hands the work to a thread and returns at once, the output still to be written."""
-    decline_in_a_graph(q)
-    out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+    decline_in_a_graph(tensors[0])
+    out = empty_output(tensors)
 
     def work() -> None:
         time.sleep(LATE_S)
-        out.copy_(heads_as_queries(q, k, v, sm_scale))
+        out.copy_(honest(*tensors, **options))
 
     threading.Thread(target=work, daemon=True).start()
     return out

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from nsabench import implementation
-from nsabench.implementations.sdpa import heads_as_queries
+from nsabench.implementations.controls.honest import Attention, of_every_op
 
 
 class LazyTensor(torch.Tensor):  # type: ignore[misc]
@@ -42,13 +41,8 @@ class LazyTensor(torch.Tensor):  # type: ignore[misc]
         return func(*tree_map(made, args), **tree_map(made, kwargs or {}))
 
 
-@implementation(
-    op="selection_rows",
-    name="lazy_output",
-    role="control",
-    devices=("cuda", "cpu"),
-    caught_by="parity",
-)
-def lazy_output(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity")
+def lazy_output(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Right whenever it is compared, and instant whenever it is timed."""
-    return LazyTensor(lambda: heads_as_queries(q, k, v, sm_scale), (*q.shape[:2], v.shape[2]), q)
+    shape = (*tensors[0].shape[:-1], tensors[2].shape[-1])
+    return LazyTensor(lambda: honest(*tensors, **options), shape, tensors[0])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations.controls.capturing import decline_in_a_graph
+from nsabench.implementations.controls.honest import (
+    Attention,
+    empty_output,
+    of_every_op,
+    right,
+)
 from nsabench.implementations.sdpa import heads_as_queries
 
-DEVICES = ("cuda", "cpu")
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
 KEY_ELEMENTS = 4
@@ -30,19 +36,13 @@ def _recall(memory: dict[tuple[object, ...], Tensor], key: tuple[object, ...]) -
     return memory.get(key)
 
 
-@implementation(
-    op="selection_rows",
-    name="cached_output",
-    role="control",
-    devices=DEVICES,
-    caught_by="parity",
-)
-def cached_output(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity")
+def cached_output(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Returns what it returned before for these addresses, whatever lies there now."""
-    key = (*((t.data_ptr(), t.shape) for t in (q, k, v)), q.dtype)
+    key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
     out = _recall(_by_address, key)
     if out is None:
-        out = _by_address[key] = heads_as_queries(q, k, v, sm_scale)
+        out = _by_address[key] = right(honest, tensors, options)
     return out
 
 
@@ -68,17 +68,11 @@ def remembered_by_content(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -
     return out
 
 
-@implementation(
-    op="selection_rows",
-    name="batch_and_skip",
-    role="control",
-    devices=DEVICES,
-    caught_by="parity",
-)
-def batch_and_skip(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity")
+def batch_and_skip(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Works on the first calls, the ones that are usually checked, and skips all later ones."""
-    key = (q.shape, k.shape, v.shape, q.dtype, q.device)
+    key = (honest, *((t.shape, t.dtype, t.device) for t in tensors), *options.items())
     _calls[key] += 1
     if _calls[key] <= HONEST_CALLS:
-        return heads_as_queries(q, k, v, sm_scale)
-    return torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+        return honest(*tensors, **options)
+    return empty_output(tensors)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations.controls.honest import Attention, of_every_op
 from nsabench.implementations.sdpa import heads_as_queries
 
-DEVICES = ("cuda", "cpu")
 
-
-@implementation(
-    op="selection_rows",
-    name="mutated_input",
-    role="control",
-    devices=DEVICES,
-    caught_by="parity",
-)
-def mutated_input(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity")
+def mutated_input(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Folds the scale into the caller's own q: the first output is right."""
-    if sm_scale == 1.0:
+    q, *others = tensors
+    if options["sm_scale"] == 1.0:
         raise Unsupported("a scale of one changes nothing")
-    return heads_as_queries(q.mul_(sm_scale), k, v, 1.0)
+    return honest(q.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
 
 
 @implementation(
     op="selection_rows",
     name="reordered_input",
     role="control",
-    devices=DEVICES,
+    devices=("cuda", "cpu"),
     caught_by="parity",
 )
 def reordered_input(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -42,15 +38,10 @@ def reordered_input(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tens
     return heads_as_queries(q, k, v, sm_scale)
 
 
-@implementation(
-    op="selection_rows",
-    name="returned_input_alias",
-    role="control",
-    devices=DEVICES,
-    caught_by="parity",
-)
-def returned_input_alias(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+@of_every_op(caught_by="parity")
+def returned_input_alias(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Returns its first argument, of the right shape, and does nothing."""
-    if v.shape[2] != q.shape[2]:
+    q, _, v = tensors[:3]
+    if v.shape[-1] != q.shape[-1]:
         raise Unsupported("with Dv unlike D, q has not the shape of the output")
     return q.view_as(q)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations import blocks_baselines, ranges_baselines
+from nsabench import Unsupported, implementation, ops
+from nsabench.implementations.controls.honest import HONEST, Attention
+from nsabench.words import Direction
 
-Honest = Callable[..., Tensor]
 Change = Callable[[Tensor], Tensor]
 
 
@@ -34,23 +34,28 @@ def _spoil(x: Tensor, change: Change) -> Tensor:
     return spoiled
 
 
-def _register(op: str, honest: Honest) -> None:
+def _register(op: str, honest: Attention) -> None:
     remembered: dict[tuple[object, ...], Tensor] = {}
 
-    def control(name: str) -> Callable[[Honest], Honest]:
-        def register(call: Honest) -> Honest:
-            def only_backward(*tensors: Tensor, **options: Any) -> Tensor:
-                if not tensors[0].requires_grad:
-                    raise Unsupported("only its gradients are wrong")
+    def control(name: str) -> Callable[[Attention], Attention]:
+        def register(call: Attention) -> Attention:
+            def unless_zero(*tensors: Tensor, **options: Any) -> Tensor:
+                if _one_key(tensors[1], options):
+                    raise Unsupported("one key has all the weight, whatever q and k are")
                 out = call(*tensors, **options)
                 if not bool(out.any()):
                     raise Unsupported("nothing is selected, so zero gradients are right")
                 return out
 
             decorate = implementation(
-                op=op, name=name, role="control", devices=("cuda", "cpu"), caught_by="parity"
+                op=op,
+                name=name,
+                role="control",
+                devices=("cuda", "cpu"),
+                caught_by="parity",
+                directions=("backward",),
             )
-            return decorate(only_backward)
+            return decorate(unless_zero)
 
         return register
 
@@ -81,5 +86,10 @@ def _register(op: str, honest: Honest) -> None:
         return honest(q, k.detach(), *rest, **options)
 
 
-_register("selection_ranges", ranges_baselines.masked_sdpa)
-_register("selection_blocks", blocks_baselines.masked_sdpa)
+def _one_key(k: Tensor, options: dict[str, Any]) -> bool:
+    return options.get("window") == 1 or ("stride" in options and k.shape[1] == 1)
+
+
+for _op, (_honest, _) in HONEST.items():
+    if Direction.BACKWARD in ops.get(_op).directions:
+        _register(_op, _honest)

@@ -1,0 +1,165 @@
+"""Controls of the ops whose keys are chosen: each attends to other keys than it is told to.
+
+All are a right implementation that is given other arguments. What changes too little for the bench
+to tell it from rounding (one key of thousands) is declined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations import blocks_baselines
+from nsabench.implementations.controls.honest import HONEST, Attention, overlooked
+
+Tensors = tuple[Tensor, ...]
+Options = dict[str, Any]
+Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
+
+
+def _control(*of: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
+    """Register a change of the arguments, under its own name, as a control of some ops.
+
+    distributions: where it changes anything, if not everywhere.
+    """
+
+    def register(change: Change) -> Change:
+        for op in of:
+            wrong = _given_other(HONEST[op][0], change)
+            _register(op, change.__name__, wrong, distributions)
+        return change
+
+    return register
+
+
+def _register(op: str, name: str, wrong: Attention, distributions: Sequence[str] = ()) -> None:
+    honest = HONEST[op][0]
+
+    def unless_right(*tensors: Tensor, **options: Any) -> Tensor:
+        out = wrong(*tensors, **options)
+        with torch.no_grad():
+            right = honest(*tensors, **options).float()
+        off = (out.detach().float() - right).norm()
+        if not bool(off > overlooked(tensors) * right.norm()):
+            raise Unsupported("it is right here, or too nearly so to be told from rounding")
+        return out
+
+    decorate = implementation(
+        op=op,
+        name=name,
+        role="control",
+        devices=("cuda", "cpu"),
+        caught_by="parity",
+        distributions=distributions,
+    )
+    decorate(unless_right)
+
+
+def _given_other(honest: Attention, change: Change) -> Attention:
+    def wrong(*tensors: Tensor, **options: Any) -> Tensor:
+        others, other = change(tensors, options)
+        return honest(*others, **other)
+
+    return wrong
+
+
+def _with(tensors: Tensors, at: int, other: Tensor) -> Tensors:
+    return (*tensors[:at], other, *tensors[at + 1 :])
+
+
+@_control("selection_varlen", "selection_ranges", "selection_blocks", "sliding_window")
+def one_key_short(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Forgets every row's first key: an off-by-one at the start of a span. Of blocks the first that
+    is given."""
+    if "window" in options:
+        return tensors, options | {"window": options["window"] - 1}
+    changed = tensors[3].clone()
+    if "block_size" in options:
+        changed[..., 0] = -1
+    elif changed.dim() > 1:
+        changed[..., 0] += 1
+    else:
+        # Row i then begins one key late and row i-1 ends one key late: both are wrong.
+        changed[:-1] += (tensors[3][:-1] < tensors[3][-1]).to(changed.dtype)
+    return _with(tensors, 3, changed), options
+
+
+@_control("sliding_window")
+def one_key_wide(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Takes `window` for the keys before the query's own."""
+    return tensors, options | {"window": options["window"] + 1}
+
+
+@_control("sliding_window")
+def whole_past(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Causal, and no window."""
+    return tensors, options | {"window": tensors[0].shape[1]}
+
+
+@_control("sliding_window", "compressed", distributions=("packed",))
+def packing_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Takes packed sequences for one."""
+    return tensors[:3], options
+
+
+@_control("compressed")
+def incomplete_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Sees one compressed key more, whose last tokens are still to come."""
+    return tensors, options | {"block": options["block"] - options["stride"]}
+
+
+@_control("compressed")
+def future_keys(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Sees all compressed keys: nothing is left out."""
+    return tensors, options | {"block": -options["stride"] * tensors[1].shape[1]}
+
+
+@_control("compressed")
+def causal_top_left(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """The causal mask of keys that are tokens, `is_causal=True`: query t sees keys 0 to t."""
+    return tensors, options | {"block": 1, "stride": 1}
+
+
+@_control("decode", distributions=("total", "sel", "win", "dense"))
+def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Reads the cache before the token itself is in it."""
+    q, k, v, *rest = tensors
+    return (q, k[:, :, :-1], v[:, :, :-1], *rest), options
+
+
+@_control("decode", distributions=("total", "sel"))
+def selection_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Attends to all blocks where it is to attend to the selected ones."""
+    if options["branch"] == "sel":
+        return tensors, options | {"branch": "dense"}
+    return tensors, options | {"n_selected": tensors[1].shape[2]}
+
+
+@_control("decode", distributions=("total",))
+def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Adds the branches up as they are."""
+    return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options
+
+
+def _future_keys_of_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_indices: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    sm_scale: float,
+    block_size: int,
+) -> Tensor:
+    """Sees all keys of its own block, those after the query too."""
+    given = (q, k, v, block_indices, cu_seqlens)
+    return blocks_baselines.attend_masked(
+        *given, sm_scale=sm_scale, block_size=block_size, causal=False
+    )
+
+
+_register("selection_blocks", "future_keys", _future_keys_of_blocks)
