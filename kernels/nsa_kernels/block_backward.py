@@ -14,7 +14,7 @@ from ._checks import LOG2_E, cdiv, next_power_of_2
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_config import BlockConfig
-from .block_plan import BlockPlan
+from .block_plan import CHUNK_AND_HEAD, UNROLLED, BlockPlan
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def delta_kernel(
     tl.store(delta_ptr + row, tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), mask=row < n_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def backward_kernel(
     q_ptr,
     k_ptr,
@@ -166,7 +166,7 @@ def backward_kernel(
             tl.store(spill + D + dv[None, :], dv_sum, mask=mask_v)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def spill_kernel(
     spill_ptr,
     dk_ptr,
@@ -208,7 +208,7 @@ def spill_kernel(
         tl.store(to_v, tl.load(to_v, mask=in_v) + total, mask=in_v)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def dq_kernel(
     dq_part_ptr,
     places_ptr,
@@ -235,16 +235,18 @@ def dq_kernel(
     places_ptr += (token * H + first_head + local_h) * S
     d = tl.arange(0, BLOCK_D)
     total = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
-    for slot in tl.static_range(S):
-        place = tl.load(places_ptr + slot, mask=real, other=-1)
-        chosen = place >= 0
-        at = (local_h * segment_size + place) * G + head
-        part = tl.load(
-            dq_part_ptr + at[:, None] * D + d[None, :],
-            mask=chosen[:, None] & (d[None, :] < D),
-            other=0.0,
-        )
-        total += part.to(tl.float32)
+    for begin in range(0, S, UNROLLED):
+        for step in tl.static_range(S if S < UNROLLED else UNROLLED):
+            slot = begin + step
+            place = tl.load(places_ptr + slot, mask=real & (slot < S), other=-1)
+            chosen = place >= 0
+            at = (local_h * segment_size + place) * G + head
+            part = tl.load(
+                dq_part_ptr + at[:, None] * D + d[None, :],
+                mask=chosen[:, None] & (d[None, :] < D),
+                other=0.0,
+            )
+            total += part.to(tl.float32)
     tl.store(
         dq_ptr + row[:, None] * D + d[None, :],
         narrow(total * sm_scale, dq_ptr.dtype.element_ty),

@@ -14,7 +14,7 @@ from ._checks import cdiv, next_power_of_2
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_config import BlockConfig
-from .block_plan import BlockPlan
+from .block_plan import CHUNK_AND_HEAD, UNROLLED, BlockPlan
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -28,7 +28,7 @@ def on_diagonal(entries_ptr, begin, n, first_token, last_key, BLOCK_SIZE: tl.con
     return tl.sum(((at < n) & (first_token + token < last_key)).to(tl.int32), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def forward_kernel(
     q_ptr,
     k_ptr,
@@ -118,7 +118,7 @@ def forward_kernel(
             tl.store(plse_ptr + to, top + tl.log2(total), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def merge_kernel(
     part_ptr,
     plse_ptr,
@@ -148,26 +148,28 @@ def merge_kernel(
     segment = local_h * segment_size
     s = tl.arange(0, BLOCK_S)
     live = real[:, None] & (s[None, :] < S)
-    place = tl.load(places_ptr[:, None] + s[None, :], mask=live, other=-1)
-    at = (segment + place) * G + head[:, None]
-    lses = tl.load(plse_ptr + at, mask=place >= 0, other=float("-inf"))
+    places = tl.load(places_ptr[:, None] + s[None, :], mask=live, other=-1)
+    all_at = (segment + places) * G + head[:, None]
+    lses = tl.load(plse_ptr + all_at, mask=places >= 0, other=float("-inf"))
     top = tl.max(lses, 1)
     some = top > float("-inf")
     top = tl.where(some, top, 0.0)
     total = tl.sum(tl.exp2(lses - top[:, None]), 1)
     dv = tl.arange(0, BLOCK_DV)
     acc = tl.zeros([ROWS, BLOCK_DV], dtype=tl.float32)
-    for slot in tl.static_range(S):
-        place = tl.load(places_ptr + slot, mask=real, other=-1)
-        chosen = place >= 0
-        at = (segment + place) * G + head
-        weight = tl.exp2(tl.load(plse_ptr + at, mask=chosen, other=float("-inf")) - top)
-        part = tl.load(
-            part_ptr + at[:, None] * DV + dv[None, :],
-            mask=chosen[:, None] & (dv[None, :] < DV),
-            other=0.0,
-        )
-        acc += part.to(tl.float32) * weight[:, None]
+    for begin in range(0, S, UNROLLED):
+        for step in tl.static_range(S if S < UNROLLED else UNROLLED):
+            slot = begin + step
+            place = tl.load(places_ptr + slot, mask=real & (slot < S), other=-1)
+            chosen = place >= 0
+            at = (segment + place) * G + head
+            weight = tl.exp2(tl.load(plse_ptr + at, mask=chosen, other=float("-inf")) - top)
+            part = tl.load(
+                part_ptr + at[:, None] * DV + dv[None, :],
+                mask=chosen[:, None] & (dv[None, :] < DV),
+                other=0.0,
+            )
+            acc += part.to(tl.float32) * weight[:, None]
     safe = tl.where(some, total, 1.0)
     out = narrow(acc / safe[:, None], out_ptr.dtype.element_ty)
     tl.store(
@@ -199,7 +201,8 @@ def block_major_forward(
     segment = plan.entries.shape[2]
     part = torch.empty(heads * segment * g * dv, dtype=q.dtype, device=q.device)
     plse = torch.empty(heads * segment * g, dtype=torch.float32, device=q.device)
-    merge_rows = max(4, min(32, 512 // next_power_of_2(dv)))
+    block_s = next_power_of_2(s)
+    merge_rows = max(4, min(32, 512 // next_power_of_2(dv), 1024 // block_s))
     for c in range(plan.chunks):
         first = c * plan.chunk
         last = min(first + plan.chunk, n)
@@ -250,7 +253,7 @@ def block_major_forward(
                 last,
                 first_head,
                 S=s,
-                BLOCK_S=next_power_of_2(s),
+                BLOCK_S=block_s,
                 G=g,
                 DV=dv,
                 BLOCK_DV=next_power_of_2(dv),

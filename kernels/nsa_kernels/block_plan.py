@@ -22,8 +22,14 @@ from .block_config import BITS_BYTES
 TOKENS = 32
 """Tokens a program of the passes over tokens."""
 WARPS = 4
+CHOICES = 1024
+"""The most choices of such a program, so that its code does not grow with S."""
 SCAN = 4096
 """Bins a step of the running sum."""
+UNROLLED = tl.constexpr(16)
+"""Choices of a token in a step of a loop: code for each of 128 takes minutes to compile."""
+CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
+"""Differ from launch to launch: specialised (0, 1, others), each would be compiled three times."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def sequence_of(cu_ptr, t, sequences, STEPS: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def _bins_kernel(
     index_ptr,
     cu_ptr,
@@ -134,9 +140,11 @@ def _bins_kernel(
     held = (t < end_token)[:, None] & (s[None, :] < S)
     block = tl.load(row[:, None] + s[None, :] * i_ss, mask=held & seen[:, None], other=-1)
     valid = (block >= 0) & (block <= ((t - begin) // BLOCK_SIZE)[:, None])
-    for earlier in tl.static_range(S):
-        same = tl.load(row + earlier * i_ss, mask=seen, other=-1)
-        valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
+    for first in range(0, S, UNROLLED):
+        for step in tl.static_range(S if S < UNROLLED else UNROLLED):
+            earlier = first + step
+            same = tl.load(row + earlier * i_ss, mask=seen & (earlier < S), other=-1)
+            valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
     chosen = (begin // BLOCK_SIZE + sequence)[:, None] + block
     at = (t.to(tl.int64) * H + h) * S
     tl.store(
@@ -177,7 +185,7 @@ def _first_kernel(count_ptr, first_ptr, bins, BLOCK: tl.constexpr):
         total += tl.sum(count, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
 def _entries_kernel(
     places_ptr,
     bits_ptr,
@@ -304,11 +312,12 @@ def build_plan(
     at_once = max(1, min(chunks, BITS_BYTES // row_bytes))
     before = ints((at_once, heads * n_bins, words))
     block_s = next_power_of_2(chosen)
+    program_tokens = max(1, min(TOKENS, CHOICES // block_s))
     for c in range(0, chunks, at_once):
         here = min(at_once, chunks - c)
         bits = torch.zeros((here, heads * n_bins, words), dtype=torch.int32, device=device)
         end = min((c + here) * chunk, tokens)
-        grid = (cdiv(end - c * chunk, TOKENS), heads)
+        grid = (cdiv(end - c * chunk, program_tokens), heads)
         _bins_kernel[grid](
             index,
             cu,
@@ -325,7 +334,7 @@ def build_plan(
             BLOCK_S=block_s,
             BLOCK_SIZE=block_size,
             STEPS=max(1, sequences.bit_length()),
-            TOKENS=TOKENS,
+            TOKENS=program_tokens,
             num_warps=WARPS,
         )
         count, first = plan.count[c : c + here], plan.first[c : c + here]
@@ -347,7 +356,7 @@ def build_plan(
             chunk,
             S=chosen,
             BLOCK_S=block_s,
-            TOKENS=TOKENS,
+            TOKENS=program_tokens,
             num_warps=WARPS,
         )
     return plan

@@ -12,7 +12,7 @@ from ._checks import next_power_of_2
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_forward import LN_2
-from .block_plan import sequence_of
+from .block_plan import UNROLLED, sequence_of
 
 
 @triton.jit
@@ -68,8 +68,15 @@ def query_major_kernel(
     row = tl.load(index_ptr + t64 * i_st + h * i_sh + slots * i_ss, mask=slots < S, other=-1)
     # Void: negative, in the future, or named before in this row.
     row = tl.where((row <= (t - begin) // BLOCK_SIZE) & alive, row, -1)
-    again = (row[:, None] == row[None, :]) & (slots[None, :] < slots[:, None])
-    row = tl.where(tl.max(again.to(tl.int32), 1) > 0, -1, row)
+    again = tl.zeros([BLOCK_S], dtype=tl.int32)
+    for first in range(0, S, UNROLLED):
+        earlier = first + tl.arange(0, UNROLLED)
+        other = tl.load(
+            index_ptr + t64 * i_st + h * i_sh + earlier * i_ss, mask=earlier < S, other=-1
+        )
+        same = (row[:, None] == other[None, :]) & (earlier[None, :] < slots[:, None])
+        again = tl.maximum(again, tl.max(same.to(tl.int32), 1))
+    row = tl.where(again > 0, -1, row)
     heads = tl.arange(0, BLOCK_G)
     real = heads < G
     d = tl.arange(0, BLOCK_D)

@@ -60,8 +60,9 @@ class Call:
 
     def signature(self) -> str:
         constants = self._constant_names()
+        plain = {p.name for p in self.function.params if p.do_not_specialize}
         return " ".join(
-            f"{name}:{_kind(value)}"
+            f"{name}:{_kind(value, name not in plain)}"
             for name, value in self._named().items()
             if name not in constants and name in self.function.arg_names
         )
@@ -101,7 +102,7 @@ class Call:
 _original_run = jit.JITFunction.run
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Any, specialised: bool = True) -> str:
     """What a launch specialises on: the type, and whether the value is 1 or aligned."""
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0
@@ -109,10 +110,10 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, int):
-        if value == 1:
+        if value == 1 and specialised:
             return "1"
         wide = "i32" if -(2**31) <= value < 2**31 else "i64"
-        return f"{wide}{'/16' if value % ALIGNMENT == 0 else ''}"
+        return f"{wide}{'/16' if specialised and value % ALIGNMENT == 0 else ''}"
     if isinstance(value, tuple | list):
         return f"({','.join(map(_kind, value))})"
     return type(value).__name__

@@ -79,6 +79,14 @@ def test_large_groups_and_the_usual_block() -> None:
     check(*draw(1, 130, 64, 1, 16, 16, 2, torch.float32, 64), block_size=64)
 
 
+@pytest.mark.parametrize("chosen", [17, 50])
+def test_more_choices_than_a_kernel_unrolls(chosen: int) -> None:
+    q, k, v, d_out, index = draw(1, 40, 2, 1, 16, 16, chosen, torch.float32)
+    out, lse, *_ = check(q, k, v, d_out, index)
+    again, lse_again = torch.ops.nsa_kernels.block_query_major(q, k, v, index, None, 16, 0.25)
+    assert torch.allclose(again, out, atol=1e-5) and torch.allclose(lse_again, lse, atol=1e-5)
+
+
 def test_packed_sequences_do_not_see_each_other() -> None:
     cu = torch.tensor([3, 40, 40, 97, 120], dtype=torch.int32, device=DEVICE)
     out, *_ = check(*draw(1, 130, 4, 2, 16, 16, 5, torch.float32), cu=cu)

@@ -1,0 +1,47 @@
+"""What compiling block selection costs must not grow with how many blocks a query chooses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+MATRIX = """\
+op: selection_blocks
+axes: {{dtype: [bfloat16], direction: [forward, backward]}}
+include:
+  - {{B: 1, T: 16384, HQ: 16, H: 4, D: 128, S: {chosen}}}
+"""
+
+
+def code(folder: Path, chosen: int) -> dict[str, list[int]]:
+    """Bytes of machine code of each variant of each kernel, compiled for sm_90 without a GPU."""
+    matrix, table = folder / f"{chosen}.yaml", folder / f"{chosen}.parquet"
+    matrix.write_text(MATRIX.format(chosen=chosen))
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_90", "--out", table],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=env,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    kernels = defaultdict(list)
+    for row in pq.read_table(table).to_pylist():
+        if row["implementation"] == "blocks":
+            kernels[row["kernel"]].append(row["code_bytes"])
+    return kernels
+
+
+def test_code_does_not_grow_with_the_chosen_blocks(tmp_path: Path) -> None:
+    few, more = code(tmp_path, 16), code(tmp_path, 256)
+    assert few.keys() == more.keys() and {"merge_kernel", "dq_kernel", "_bins_kernel"} <= few.keys()
+    for kernel, sizes in more.items():
+        assert max(sizes) <= 4 * max(few[kernel]), kernel
+        # Heads in turns: the first, the second and the others must not be compiled apart.
+        assert len(sizes) <= len(few[kernel]) + (kernel == "_count_kernel"), (kernel, sizes)
