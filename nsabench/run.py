@@ -123,9 +123,13 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
             assessed = assess(plan, contents)
             doubtful = confirm.doubtful(assessed.first_look)
             with closing(WorkerExecutor(plan.device, kernels, sources=sources)) as fresh:
+                if doubtful.keys() - records.confirmed:
+                    _same_machine(fresh, contents.headers)
                 confirm.confirm(plan, doubtful, fresh, records, view.note)
             won = apart.wanted(plan, assessed.judgements(journal.read(folder.journal)))
             with closing(apart.start_worker(plan)) as alone:
+                if won.keys() - records.apart:
+                    _same_machine(alone, contents.headers)
                 apart.measure(plan, won, alone, records, view.note)
         contents = journal.read(folder.journal)
         results = assessed.results(contents)
@@ -152,43 +156,54 @@ def _open(
     folder: RunFolder, plan: Plan, executor: WorkerExecutor, records: Journal, view: View
 ) -> None:
     """Describe and calibrate the device, and journal that before the first case."""
+    earlier = journal.read(folder.journal).headers
+    described = _same_machine(executor, earlier)
     try:
-        described = executor.describe()
         ceilings = executor.calibrate()
     except GroupLost as lost:
         raise EnvironmentRefused(
             f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
         ) from lost
-    distributions = registry.distributions()
-    earlier = journal.read(folder.journal).headers
-    if earlier:
-        before = earlier[0].described
-        was = earlier[0].distributions or distributions
-        for what, then, now in (
-            *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
-            ("device", before.device.get("name"), described.device.get("name")),
-            ("torch", before.software.get("torch"), described.software.get("torch")),
-            ("triton", before.software.get("triton"), described.software.get("triton")),
-        ):
-            if then != now:
-                raise UsageError(
-                    f"this run was begun on {what} {then} and cannot go on with {now}",
-                    "start a new run here.",
-                )
-    else:
+    if not earlier:
         # As the machine is before the first case: clocks, temperature, other processes.
         _write_environment(folder, plan, described)
     records.append(
         Header(
             run_id=plan.run_id,
             plan_sha256=plan.sha256,
-            distributions=distributions,
+            distributions=registry.distributions(),
             started=datetime.now(UTC),
             described=described,
             ceilings=ceilings,
         )
     )
     view.run_started(plan, described, ceilings)
+
+
+def _same_machine(executor: WorkerExecutor, earlier: Sequence[Header]) -> Described:
+    """Describe the machine of `executor`. Raises `UsageError` when the run was begun on another."""
+    try:
+        described = executor.describe()
+    except GroupLost as lost:
+        raise EnvironmentRefused(
+            f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
+        ) from lost
+    if not earlier:
+        return described
+    before, distributions = earlier[0].described, registry.distributions()
+    was = earlier[0].distributions or distributions
+    for what, then, now in (
+        *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
+        ("device", before.device.get("name"), described.device.get("name")),
+        ("torch", before.software.get("torch"), described.software.get("torch")),
+        ("triton", before.software.get("triton"), described.software.get("triton")),
+    ):
+        if then != now:
+            raise UsageError(
+                f"this run was begun on {what} {then} and cannot go on with {now}",
+                "start a new run here.",
+            )
+    return described
 
 
 def _write_environment(folder: RunFolder, plan: Plan, described: Described) -> None:

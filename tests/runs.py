@@ -132,17 +132,17 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
     status = made.status(length)
     for name in made.implementations:
         if status is Status.OK:
-            yield _timed(name, base / made.ratio(length), made, rng)
+            yield timed(name, base / made.ratio(length), made, rng)
         else:
             yield Outcome(implementation=name, status=status, reason="as the test wants it")
-    yield _timed("sdpa_gqa", base, made, rng)
+    yield timed("sdpa_gqa", base, made, rng)
     if made.control_caught:
         yield Outcome(implementation="zero_output", status=Status.WRONG, reason="MAE 0.8", mae=0.8)
     else:
-        yield _timed("zero_output", base, made, rng)
+        yield timed("zero_output", base, made, rng)
 
 
-def _timed(name: str, median: float, made: Made, rng: np.random.Generator) -> Outcome:
+def timed(name: str, median: float, made: Made, rng: np.random.Generator) -> Outcome:
     n = made.samples
     times = median * (1 + made.noise * rng.standard_normal(n))
     return Outcome(
