@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from nsabench.case import Case
-from nsabench.environment.nvml import THROTTLING
 from nsabench.journal import Entry, Journal
 from nsabench.messages import Conditions, Measured, Outcome
 from nsabench.plan import Plan, PlannedCase
+from nsabench.supervisor.again import BEFORE_ANY, cooled, in_a_fresh_worker
 from nsabench.supervisor.executor import Executor, GroupLost
 from nsabench.words import Runs, Status
-
-COOL_DOWN_S = 5.0
-BEFORE_ANY = ("inputs",)
 
 
 class Progress(Protocol):
@@ -73,19 +70,13 @@ class _Group:
         )
 
     def _together(self, names: list[str]) -> None:
-        measured = self._measure(names)
-        if THROTTLING & set(measured.conditions.clock_event_reasons):
-            # Once more, cooled down; if that is throttled too, the check of the clocks says so.
-            time.sleep(COOL_DOWN_S)
-            measured = self._measure(names)
-            for outcome in measured.outcomes:
-                outcome.notes.append("measured twice: the device was throttled the first time")
+        measured = cooled(lambda: self._measure(names))
         for outcome in measured.outcomes:
             self.outcomes[outcome.implementation] = outcome
 
     def _measure(self, names: list[str]) -> Measured:
         session = next(self.sessions)
-        measured = self.executor.measure(self.case, names, session)
+        measured = in_a_fresh_worker(lambda: self.executor.measure(self.case, names, session))
         if [outcome.implementation for outcome in measured.outcomes] != names:
             raise GroupLost(
                 "", Status.CRASHED, "the worker answered for others than it was asked", ""
@@ -106,7 +97,7 @@ class _Group:
         and what each did alone is what is known.
         """
         if lost.phase in BEFORE_ANY:
-            # No implementation had been called yet: the case itself, or the machine, is the fault.
+            # No implementation was called, twice: the case itself, or the machine, is the fault.
             for name in pending:
                 self._condemn(name, lost)
             return

@@ -67,8 +67,8 @@ def outcomes(folder: Path) -> dict[str, Outcome]:
     return {o.implementation: o for o in entry.outcomes}
 
 
-def crash(suspect: str) -> GroupLost:
-    return GroupLost(suspect, Status.CRASHED, "killed by SIGSEGV", "log")
+def crash(suspect: str, phase: str = "parity") -> GroupLost:
+    return GroupLost(suspect, Status.CRASHED, "killed by SIGSEGV", "log", phase=phase)
 
 
 def test_everybody_is_measured_together(make_plan: MakePlan, tmp_path: Path) -> None:
@@ -122,6 +122,33 @@ def test_naming_a_baseline_as_the_culprit_does_not_condemn_it(
         "best": Status.OK,
         "c": Status.OK,
     }
+
+
+def test_what_an_earlier_case_left_in_the_worker_condemns_nobody(
+    make_plan: MakePlan, tmp_path: Path
+) -> None:
+    """A thread of the case before strikes while the oracle is computed; a fresh worker has none."""
+    struck: list[bool] = []
+
+    def strikes_once(names: list[str]) -> GroupLost | None:
+        struck.append(True)
+        return None if struck[1:] else crash("", phase="inputs")
+
+    executor = MockExecutor(strikes_once)
+    run(make_plan(["a", "b"]), executor, tmp_path)
+    assert executor.asked == [["a", "b"]] * 2
+    found = outcomes(tmp_path)
+    assert [o.status for o in found.values()] == [Status.OK, Status.OK]
+    assert found["a"].notes == ["measured again, since before any call: killed by SIGSEGV"]
+
+
+def test_a_case_whose_inputs_always_end_the_worker_is_given_up(
+    make_plan: MakePlan, tmp_path: Path
+) -> None:
+    executor = MockExecutor(lambda names: crash("", phase="inputs"))
+    run(make_plan(["a", "b"]), executor, tmp_path)
+    assert executor.asked == [["a", "b"]] * 2
+    assert [o.status for o in outcomes(tmp_path).values()] == [Status.CRASHED] * 2
 
 
 def test_naming_somebody_else_as_the_culprit_does_not_loop(
