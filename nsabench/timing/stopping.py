@@ -8,10 +8,11 @@ from typing import Protocol
 from nsabench.case import FixedCount, RatioCI, Stopping, TimeBudget
 from nsabench.timing.statistics import quantile, ratio_of_medians
 
-STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
+# Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
+STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
 CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
-HOPELESS = 3.0  # times the best baseline; seen to be so after MIN_ROUNDS_EVER
+HOPELESS = 3.0  # times the best baseline, in all of the first MIN_ROUNDS_EVER
 
 
 class Rule(Protocol):
@@ -33,6 +34,8 @@ class StopAtRatioCI:
     excepted, and the budget begins: a baseline of half a second a call must not leave five samples
     to a candidate of half a millisecond. After `min_rounds` only candidates and the baselines near
     the best one stay active: the time of the others is known, and they cannot decide anything.
+    The second best baseline stays all the while, unless it takes half of the budget: a check may
+    yet reject the best one, and then it is what the candidate is compared with.
     """
 
     def __init__(self, model: RatioCI, candidates: set[str], baselines: set[str]) -> None:
@@ -54,39 +57,42 @@ class StopAtRatioCI:
         if rounds < self._next_look:
             return False
         self._next_look = rounds + max(10, rounds // 4)
-        best = self._best_baseline(rounds, times)
-        if best is None:
+        best = self._ranked_baselines(rounds, times)[:1]
+        if not best:
             return True
         return all(
-            ratio_of_medians(times[best], times[c], resamples=STOP_RESAMPLES).width
+            ratio_of_medians(times[best[0]], times[c], resamples=STOP_RESAMPLES).width
             < self.model.width
             for c in self.candidates & set(times)
         )
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        best = self._best_baseline(rounds, times)
-        if rounds < MIN_ROUNDS_EVER or best is None:
+        ranked = self._ranked_baselines(rounds, times)
+        if rounds < MIN_ROUNDS_EVER or not ranked:
             return set(times)
         early = rounds < self.model.min_rounds
-        limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[best], 0.5)
+        limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[ranked[0]], 0.5)
+        spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
         return {
             arm
             for arm, taken in times.items()
-            if arm in self.candidates
+            if arm in self.candidates | spare
             or (
                 (early or arm in self.baselines)
                 and len(taken) == rounds
-                and quantile(taken, 0.5) <= limit
+                # A few samples may all be disturbed, but who is slow is slow in each of them.
+                and (min(taken) if early else quantile(taken, 0.5)) <= limit
             )
         }
 
-    def _best_baseline(self, rounds: int, times: Mapping[str, Sequence[float]]) -> str | None:
+    def _ranked_baselines(self, rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
+        """The baselines that were in every round, the fastest first."""
         medians = {
             arm: quantile(times[arm], 0.5)
             for arm in self.baselines & set(times)
             if len(times[arm]) == rounds > 0
         }
-        return min(medians, key=lambda a: medians[a]) if medians else None
+        return sorted(medians, key=lambda arm: (medians[arm], arm))
 
 
 class StopAtCount:
@@ -105,7 +111,7 @@ class StopAtBudget:
         self.model = model
 
     def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
-        return elapsed_s >= self.model.budget_s
+        return rounds >= MIN_ROUNDS_EVER and elapsed_s >= self.model.budget_s
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
         return set(times)

@@ -58,6 +58,25 @@ def test_the_hopeless_leave_early() -> None:
     assert rule().active(MIN_ROUNDS_EVER, taken) == {"mine", "best", "near", "control"}
 
 
+def test_one_clear_sample_in_five_keeps_a_baseline() -> None:
+    """A neighbour disturbed three of its five samples, not the other baselines'."""
+    taken = times(5, mine=1.0, best=1.0, near=1.1, far=1.2)
+    taken["far"][:3] = [4.0, 4.5, 5.0]
+    assert rule().active(MIN_ROUNDS_EVER, taken) == {"mine", "best", "near", "far"}
+
+
+@pytest.mark.parametrize("rounds", [5, 20, 100])
+def test_the_second_best_baseline_stays_since_the_best_may_be_rejected(rounds: int) -> None:
+    taken = times(rounds, mine=0.4, best=0.1, near=0.9)
+    assert rule().active(rounds, taken) == {"mine", "best", "near"}
+    assert rule().active(rounds, taken | times(rounds, far=0.95)) == {"mine", "best", "near"}
+
+
+def test_the_second_best_baseline_may_not_eat_the_budget() -> None:
+    taken = times(5, mine=0.4, best=0.1, near=500.0)
+    assert rule().active(5, taken) == {"mine", "best"}
+
+
 def test_every_candidate_must_be_known_well_enough() -> None:
     both = StopAtRatioCI(MODEL, {"mine", "other"}, {"best"})
     taken = times(40, mine=1.0, best=1.0) | times(40, noise=0.3, other=1.0)
@@ -78,7 +97,7 @@ def test_an_arm_that_was_dropped_does_not_come_back() -> None:
     """It has fewer samples than there were rounds, whatever its median is by now."""
     taken = times(40, mine=1.0, best=1.0) | times(20, near=0.9)
     assert rule().active(40, taken) == {"mine", "best"}
-    assert rule()._best_baseline(40, taken) == "best"
+    assert rule()._ranked_baselines(40, taken) == ["best"]
 
 
 def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
@@ -93,7 +112,8 @@ def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
         (FixedCount(kind="fixed_count", rounds=5), 4, 1e9, False),
         (FixedCount(kind="fixed_count", rounds=5), 5, 0.0, True),
         (TimeBudget(kind="time_budget", budget_s=1.0), 10**9, 0.99, False),
-        (TimeBudget(kind="time_budget", budget_s=1.0), 0, 1.0, True),
+        (TimeBudget(kind="time_budget", budget_s=1.0), MIN_ROUNDS_EVER, 1.0, True),
+        (TimeBudget(kind="time_budget", budget_s=1.0), MIN_ROUNDS_EVER - 1, 9.0, False),
     ],
 )
 def test_the_simple_rules(
