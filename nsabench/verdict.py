@@ -89,18 +89,7 @@ def _judge(
             return Judgement(Verdict.INVALID, finding.sentence)
     if row.timed_ms is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")
-    # Only what was interleaved with the candidate may form a ratio with it, and only what was
-    # sampled to the end may be the best: clocks may have moved since an early round.
-    beside = [other for other in case if other.session == row.session]
-    taken = {
-        o.implementation: len(samples[o.case_id, o.implementation].time_ms)
-        for o in beside
-        if o.timed_ms is not None
-    }
-    most = max(
-        (taken.get(o.implementation, 0) for o in beside if o.role is Role.BASELINE), default=0
-    )
-    best = best_baseline([o for o in beside if taken.get(o.implementation, -1) >= most])
+    best = best_baseline(case, beside=row)
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
     ratio = _ratio(

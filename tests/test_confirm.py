@@ -146,8 +146,8 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
     """Clocks fall by a fifth after round 20: early medians flatter whoever was dropped there."""
     rows = [
         row("mine", Role.CANDIDATE, 1.2),
-        row("best", Role.BASELINE, 1.2),
-        row("dropped", Role.BASELINE, 1.12),
+        row("best", Role.BASELINE, 1.2, n_samples=200),
+        row("dropped", Role.BASELINE, 1.12, n_samples=20),
     ]
     late = [1.0] * 20 + [1.2] * 180
     taken: dict[Key, Samples] = {

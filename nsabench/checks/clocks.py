@@ -47,8 +47,7 @@ def _cycles(rows: list[Row]) -> Iterator[Finding]:
     for row in rows:
         if row.role is not Role.CANDIDATE or not row.median_mcycles:
             continue
-        same = [r for r in rows if r.session == row.session and r.median_mcycles]
-        best = best_baseline(same)
+        best = best_baseline(rows, beside=row)
         if best is None or not best.median_ms or not best.median_mcycles or not row.median_ms:
             continue
         in_time = best.median_ms / row.median_ms

@@ -19,16 +19,15 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     by_case: dict[str, list[Row]] = {}
     for row in rows:
         by_case.setdefault(row.case_id, []).append(row)
-    best = {case_id: best_baseline(case) for case_id, case in by_case.items()}
     candidates = [r for r in rows if r.role is Role.CANDIDATE]
-    found = (_falls(ladder, best) for ladder in ladders(candidates))
+    found = (_falls(ladder, by_case) for ladder in ladders(candidates))
     return [finding for finding in found if finding is not None]
 
 
-def _falls(ladder: list[Row], best: dict[str, Row | None]) -> Finding | None:
+def _falls(ladder: list[Row], by_case: dict[str, list[Row]]) -> Finding | None:
     won: tuple[float, Row] | None = None
     for row in ladder:
-        baseline = best[row.case_id]
+        baseline = best_baseline(by_case[row.case_id], beside=row)
         if baseline is None or not baseline.median_ms or not row.median_ms:
             continue
         speedup = baseline.median_ms / row.median_ms

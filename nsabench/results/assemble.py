@@ -154,6 +154,7 @@ def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
                     mae_tolerance=case.tolerances.mae,
                     rel_l2_ratio=case.tolerances.rel_l2_ratio,
                     median_ms=quantile(taken.time_ms, 0.5) if taken.time_ms else None,
+                    n_samples=len(taken.time_ms),
                     median_mcycles=_mcycles(taken),
                     escaped_share=_share([x > 0 for x in taken.escaped_ms], 0.0),
                     gap_hidden_share=_share(taken.gap_hidden, 1.0),

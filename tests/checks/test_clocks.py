@@ -37,6 +37,16 @@ def test_time_and_cycles_must_tell_the_same(make_row):
     assert "2.000 in time and 2.640 in cycles" in finding.sentence
 
 
+def test_the_ratio_is_that_of_the_verdict(make_row):
+    """Clocks fell by a fifth after round 20: who was dropped there has another time a cycle."""
+    rows = [
+        make_row("mine", median_ms=0.8, median_mcycles=0.8 * 1.65, n_samples=200),
+        make_row("b", "baseline", 1.2, median_mcycles=1.2 * 1.65, n_samples=200),
+        make_row("dropped", "baseline", 1.12, median_mcycles=1.12 * 1.98, n_samples=20),
+    ]
+    assert check(rows, Limits()) == []
+
+
 def test_other_sessions_and_unread_clocks_are_not_compared(make_row):
     baseline = make_row("b", "baseline", 2.0, median_mcycles=3.96, session=1)
     rows = [baseline, make_row(median_mcycles=1.5), make_row("c", session=1)]
