@@ -41,6 +41,7 @@ class Made:
     samples: int = 20
     status: Callable[[int], Status] = lambda _: Status.OK
     control_caught: bool = True
+    control_crashed: bool = False
     noise: float = 0.005
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
@@ -136,7 +137,9 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
         else:
             yield Outcome(implementation=name, status=status, reason="as the test wants it")
     yield timed("sdpa_gqa", base, made, rng)
-    if made.control_caught:
+    if made.control_crashed:
+        yield Outcome(implementation="zero_output", status=Status.CRASHED, reason="SIGSEGV")
+    elif made.control_caught:
         yield Outcome(implementation="zero_output", status=Status.WRONG, reason="MAE 0.8", mae=0.8)
     else:
         yield timed("zero_output", base, made, rng)

@@ -18,7 +18,7 @@ from nsabench.checks.controls import Catch
 from nsabench.errors import UsageError
 from nsabench.manifest import MANIFEST, verify
 from nsabench.manifest.keys import trusted_keyids
-from nsabench.manifest.seal import brief_environment
+from nsabench.manifest.seal import brief_environment, controls_caught
 from nsabench.manifest.statement import EnvironmentBrief, Trust
 from nsabench.plan import Plan
 from nsabench.run_folder import RunFolder
@@ -46,9 +46,11 @@ class Side:
         missed = Counter(
             r["implementation"] for r in self.records.values() if r["caught"] == Catch.MISSED
         )
-        if not missed:
-            return ""
-        return f"the run {self.name} decides nothing: {', '.join(missed)} not caught"
+        if missed:
+            return f"the run {self.name} decides nothing: {', '.join(missed)} not caught"
+        if not controls_caught(self.records.values()):
+            return f"the run {self.name} decides nothing: no control showed that each check works"
+        return ""
 
     @cached_property
     def versions(self) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from pydantic import ValidationError
@@ -75,13 +77,15 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=records.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=_controls_caught(records.to_pylist()),
+            controls_caught=controls_caught(records.to_pylist()),
             results_schema=SCHEMA_VERSION,
         ),
     )
 
 
-def _controls_caught(records: list[dict[str, str | None]]) -> bool:
+def controls_caught(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether no control was missed and every check was shown to work. Each record has `op`,
+    `caught_by` and `caught`, as in records.parquet."""
     by_check: dict[tuple[str, str], set[Catch]] = {}
     for record in records:
         if record["caught"]:

@@ -105,6 +105,12 @@ def test_a_run_that_decides_nothing_compares_to_nothing(compared: Compared) -> N
     assert "**the run run1 decides nothing" in markdown.render(found)
 
 
+def test_a_run_whose_checks_no_control_has_proven_shuts_the_gate(compared: Compared) -> None:
+    found = compared(STEADY, replace(NEWER, control_crashed=True))
+    assert "no control showed that each check works" in found.sides[1].objection
+    assert list(found.failures(slower=True)) == [found.sides[1].objection]
+
+
 def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     table = pq.read_table(folders[1] / "records.parquet")
