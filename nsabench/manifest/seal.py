@@ -38,19 +38,24 @@ NOT_SIGNED = frozenset({MANIFEST, BUNDLE})
 def seal(folder: Path, signer: Signer) -> Statement:
     """Write `manifest.dsse.json` over all other files of the run in `folder`.
 
+    An earlier manifest stays until the new one takes its place.
+
     Raises `VerificationFailed` when the folder holds a link or a name that no run has, and
     `UsageError` when it holds no run.
     """
-    for name in NOT_SIGNED:
-        (folder / name).unlink(missing_ok=True)
+    temporary = folder / f"{MANIFEST}.tmp"
+    temporary.unlink(missing_ok=True)  # of a seal that was killed: it is none of the run's files
     statement = describe(folder, signer)
     data = dsse.sign(statement.to_json(), signer.key).to_json()
-    temporary = folder / f"{MANIFEST}.tmp"
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        (folder / BUNDLE).unlink(missing_ok=True)  # it speaks of the manifest before
+        temporary.replace(folder / MANIFEST)
+    finally:
+        temporary.unlink(missing_ok=True)
     return statement
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -275,3 +276,28 @@ def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:
     table = run / "records.parquet"
     table.write_bytes(table.read_bytes()[:-100])
     assert (verify(run, require=Trust.UNSIGNED).broken or "").startswith("records: ")
+
+
+def test_what_a_killed_seal_left_is_none_of_the_run(run: Path, signer: Signer) -> None:
+    (run / f"{MANIFEST}.tmp").write_text('{"payload": "torn')
+    seal(run, signer)
+    assert verify(run).broken is None
+
+
+def test_a_seal_that_fails_leaves_the_earlier_signature(
+    run: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = run / "my notes.txt"
+    notes.write_text("x")
+    with pytest.raises(VerificationFailed, match="a name that no run has"):
+        seal(run, signer)
+    notes.unlink()
+    assert verify(run).broken is None
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        seal(run, signer)
+    assert verify(run).broken is None
