@@ -9,6 +9,7 @@ import torch
 
 from nsabench.messages import Ceilings
 from nsabench.timing.clock import now_s
+from nsabench.timing.l2 import l2_bytes
 from nsabench.timing.statistics import quantile
 from nsabench.timing.timer import Timer
 
@@ -35,7 +36,7 @@ def _cuda(timer: Timer) -> Ceilings:
     source = torch.randint(1 << 30, (size // 4,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     copy_ms = _best(timer, "copy", lambda: target.copy_(source))
-    l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    l2 = l2_bytes(torch.cuda.get_device_properties(torch.cuda.current_device()))
     resident = source[: max(l2, 8 << 20) // 4 // 4]
     part = target[: resident.numel()]
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nsabench.timing.clock import now_s
+from nsabench.timing.l2 import l2_bytes
 from nsabench.timing.timer import Call, DeviceLost, Sample, Taken
 
 FIRST_SPIN_CYCLES = 100_000  # about 60 us
@@ -38,7 +39,7 @@ class CudaTimer:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         # Reading evicts as surely as writing and leaves no dirty lines, whose write-back would be
         # charged to the call that is timed.
-        words = 2 * max(properties.L2_cache_size, 8 << 20) // 4
+        words = 2 * max(l2_bytes(properties), 8 << 20) // 4
         self._flush = torch.randint(1 << 30, (words,), dtype=torch.int32, device="cuda")
         self._sink = torch.empty((), dtype=torch.int32, device="cuda")
         self._start = _Event(enable_timing=True)

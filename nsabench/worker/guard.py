@@ -54,7 +54,7 @@ def classify(error: BaseException) -> Failure:
         return error
     if isinstance(error, Unsupported):
         return Failure(Status.UNSUPPORTED, str(error) or "no reason given")
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text)
     if name in _COMPILER_ERRORS or name in _RESOURCE_ERRORS:
         return Failure(Status.COMPILE_ERROR, text)

@@ -18,6 +18,7 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations.controls.capturing import decline_in_a_graph
 from nsabench.implementations.controls.honest import Attention, of_every_op
+from nsabench.timing.l2 import l2_bytes
 
 SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
 LEAST_SLEEP_S = 2e-3
@@ -81,7 +82,7 @@ def l2_warm_replay(honest: Attention, *tensors: Tensor, **options: Any) -> Tenso
     """
     decline_in_a_graph(tensors[0])
     device = tensors[0].device
-    if sum(t.nbytes for t in tensors) > torch.cuda.get_device_properties(device).L2_cache_size:
+    if sum(t.nbytes for t in tensors) > l2_bytes(torch.cuda.get_device_properties(device)):
         raise Unsupported("the inputs do not fit in L2 together")
     with torch.cuda.stream(_side_stream(device)):
         for read in tensors[1:]:
