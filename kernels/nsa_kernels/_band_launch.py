@@ -45,6 +45,7 @@ class Tiles:
 
 def packed_band(
     total: int,
+    keys: int,
     cu_seqlens: torch.Tensor,
     cu_keys: torch.Tensor,
     block: int,
@@ -53,8 +54,9 @@ def packed_band(
 ) -> Band:
     """The band of sequences packed in ``total`` queries, by torch operations on the device.
 
-    A query behind the last sequence sees no key.
+    A query behind the last sequence sees no key; ``cu_keys`` is clamped to [0, ``keys``].
     """
+    cu_keys = cu_keys.clamp(0, keys)
     t = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), t, right=True)
     lo, start = cu_keys[sequence], cu_seqlens[sequence]

@@ -49,6 +49,15 @@ def check_qkv(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Non
         raise ValueError(f"{op}: head dims must be in {MIN_DIM}..{MAX_DIM}; got D={d}, Dv={dv}")
 
 
+def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
+    """Raises ValueError unless compressed keys and selection blocks are whole strides."""
+    require(
+        min(block, stride, block_size) >= 1 and block % stride == 0 and block_size % stride == 0,
+        f"{op}: stride must divide block and block_size, all positive; "
+        f"got stride={stride}, block={block}, block_size={block_size}",
+    )
+
+
 def scale_log2(sm_scale: float | None, head_dim: int) -> float:
     """The factor that turns q.k into log2-domain logits; the default scale is 1/sqrt(D)."""
     return (1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)) * LOG2_E

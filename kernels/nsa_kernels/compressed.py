@@ -38,7 +38,8 @@ def compressed_attention(
         k_cmp: [B, Nc, H, D], same dtype; HQ is a multiple of H. v_cmp: [B, Nc, H, Dv]. Key i stands
             for the tokens i * stride up to i * stride + block.
         cu_seqlens, cu_keys: int32 [sequences + 1], both or neither; with them B = 1, the sequences
-            are packed along T and their compressed keys along Nc.
+            are packed along T and their compressed keys along Nc. Values of cu_keys outside
+            [0, Nc] are clamped on the device.
         block, stride: tokens of a compressed key, and from one to the next.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
 
@@ -78,12 +79,9 @@ def compressed_attention_with_scores(
         summed over the group's heads. Not differentiable.
 
     Raises:
-        TypeError, ValueError: as ``compressed_attention``.
+        TypeError, ValueError: as ``compressed_attention``; ``stride`` does not divide the others.
     """
-    check.require(
-        block % stride == 0 and block_size % stride == 0,
-        f"{OP}: stride must divide block and block_size; got {stride}, {block}, {block_size}",
-    )
+    check.check_strides(OP, block, stride, block_size)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
     call, score = (_forward, _scores) if traced(q) else (_launch, _launch_scores)
     out, lse = call(q, k_cmp, v_cmp, None, None, block, stride, scale)
@@ -93,6 +91,7 @@ def compressed_attention_with_scores(
 
 def _band(
     q: torch.Tensor,
+    keys: int,
     cu_seqlens: torch.Tensor | None,
     cu_keys: torch.Tensor | None,
     block: int,
@@ -100,7 +99,7 @@ def _band(
 ) -> Band:
     if cu_seqlens is None or cu_keys is None:
         return Band(block, stride, 0)
-    return packed_band(q.shape[1], cu_seqlens, cu_keys, block, stride, 0)
+    return packed_band(q.shape[1], keys, cu_seqlens, cu_keys, block, stride, 0)
 
 
 def _launch(
@@ -127,7 +126,8 @@ def _launch(
         check.require(
             cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length"
         )
-    return attend(q, k, v, _band(q, cu_seqlens, cu_keys, block, stride), sm_scale)
+    band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
+    return attend(q, k, v, band, sm_scale)
 
 
 _forward = torch.library.custom_op("nsa_kernels::compressed_attention", _launch, mutates_args=())
@@ -151,7 +151,7 @@ def _backward(
     stride: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    band = _band(q, cu_seqlens, cu_keys, block, stride)
+    band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
     return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
 
 

@@ -175,10 +175,7 @@ def decode_scores(
     Raises:
         ValueError: ``stride`` does not divide ``block`` and ``block_size``.
     """
-    check.require(
-        block % stride == 0 and block_size % stride == 0,
-        f"decode_scores: {stride=} must divide {block=} and {block_size=}",
-    )
+    check.check_strides("decode_scores", block, stride, block_size)
     b, hq, d = q.shape
     h, n = k_cmp.shape[1:3]
     scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)

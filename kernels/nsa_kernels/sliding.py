@@ -48,9 +48,11 @@ def sliding_window(
 
 
 def _band(q: torch.Tensor, cu_seqlens: torch.Tensor | None, window: int) -> Band:
+    # No query sees more keys than there are; beyond int32, what kernels add to it would wrap round.
+    window = min(window, q.shape[1])
     if cu_seqlens is None:
         return Band(1, 1, window)
-    return packed_band(q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
+    return packed_band(q.shape[1], q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
 
 
 def _launch(

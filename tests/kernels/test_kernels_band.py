@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import kernel_oracle as oracle
 import nsa_kernels
 import pytest
@@ -141,6 +143,30 @@ def test_block_scores(dtype, t, block, stride, block_size) -> None:
     assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
 
 
+@pytest.mark.parametrize("lengths", [None, (40, 30)])
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, sys.maxsize])
+def test_a_window_beyond_int32_is_all_keys(window, lengths) -> None:
+    """2**31 - 1 wrapped round in the backward: dk and dv were 0."""
+    keep = oracle.window_mask(lengths or [70], 70)
+    packed = () if lengths is None else (cu(lengths),)
+    qkv = heads(1, 70, 70, 2, 1, 16, 16)
+    check(lambda *x: nsa_kernels.sliding_window(*x, *packed, window=window), qkv, keep)
+
+
+def test_compressed_keys_that_are_not_there_are_not_read() -> None:
+    """cu_keys promises more keys than the tensor has; behind it in memory are others."""
+    q, k, v = heads(1, 100, 9, 2, 1, 16, 16)
+    some = (q, k[:, :3], v[:, :3])
+    for leaf in some:
+        leaf.requires_grad_()
+    found = []
+    for keys in (3, 5, 2**31 - 1):
+        out, lse = nsa_kernels.compressed_attention(*some, cu([100]), cu([keys]))
+        found.append((out, lse, *torch.autograd.grad(out.square().sum(), some)))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 CALLS = {
     "sliding_window": (lambda *x: nsa_kernels.sliding_window(*x, window=50), 130),
     "compressed": (lambda *x: nsa_kernels.compressed_attention(*x), 7),
@@ -219,3 +245,5 @@ def test_bad_compressed_inputs_are_refused() -> None:
         nsa_kernels.compressed_attention(q, k, v, cu([40]))
     with pytest.raises(ValueError, match="must divide"):
         nsa_kernels.compressed_attention_with_scores(q, k, v, block=30)
+    with pytest.raises(ValueError, match="must divide"):
+        nsa_kernels.compressed_attention_with_scores(q, k, v, stride=0)
