@@ -6,12 +6,15 @@ work on a stream of its own, a fragmented allocator. What they take without it d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from nsabench.case import Case, RatioCI
 from nsabench.journal import Apart, Journal
+from nsabench.messages import Outcome
 from nsabench.plan import Plan, PlannedCase
+from nsabench.supervisor.again import cooled, in_a_fresh_worker
 from nsabench.supervisor.executor import Executor, GroupLost, WorkerExecutor
 from nsabench.verdict import Judgement, Key
 from nsabench.words import Role, Verdict
@@ -64,12 +67,35 @@ def measure(
             continue
         case = by_id[case_id]
         on_case(f"baselines of {case.label} without the candidates")
-        line = Apart(case_id=case_id)
+        records.append(_timed(case, names, executor))
+
+
+def _timed(case: Case, names: Sequence[str], executor: Executor) -> Apart:
+    """Time them together. Whoever ends the worker is left out of the next attempt."""
+    line = Apart(case_id=case.id)
+    left = list(names)
+    while left:
+        ask = partial(executor.measure, _briefly(case), left, SESSION)
         try:
-            line.outcomes = executor.measure(_briefly(case), names, SESSION).outcomes
+            measured = cooled(partial(in_a_fresh_worker, ask))
         except GroupLost as lost:
-            line.reason = lost.reason
-        records.append(line)
+            if lost.suspect not in left:
+                line.reason = lost.reason
+                break
+            left.remove(lost.suspect)
+            line.outcomes.append(
+                Outcome(
+                    implementation=lost.suspect,
+                    status=lost.status,
+                    reason=lost.reason,
+                    session=SESSION,
+                )
+            )
+        else:
+            line.outcomes += measured.outcomes
+            line.conditions = measured.conditions
+            break
+    return line
 
 
 def _briefly(case: Case) -> Case:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from nsabench.journal import Confirmation, Journal
 from nsabench.plan import Plan
+from nsabench.supervisor.again import cooled, in_a_fresh_worker
 from nsabench.supervisor.executor import Executor, GroupLost
 from nsabench.verdict import Judgement, Key, hangs_on_little
 
@@ -36,8 +38,10 @@ def confirm(
             continue
         on_case(f"second look at {cases[case_id].label}")
         line = Confirmation(case_id=case_id)
+        ask = partial(executor.measure, cases[case_id], names, SESSION)
         try:
-            line.outcomes = executor.measure(cases[case_id], names, SESSION).outcomes
+            measured = cooled(partial(in_a_fresh_worker, ask))
+            line.outcomes, line.conditions = measured.outcomes, measured.conditions
         except GroupLost as lost:
             line.reason = lost.reason
         records.append(line)

@@ -51,6 +51,7 @@ class Confirmation(BaseModel):
     kind: Literal["confirmation"] = "confirmation"
     case_id: str
     outcomes: list[Outcome] = []
+    conditions: Conditions = Conditions()
     reason: str = ""  # why there are no outcomes, if there are none
 
 
@@ -62,6 +63,7 @@ class Apart(BaseModel):
     kind: Literal["apart"] = "apart"
     case_id: str
     outcomes: list[Outcome] = []
+    conditions: Conditions = Conditions()
     reason: str = ""  # why there are no outcomes, if there are none
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.clocks import disturbances
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.row import Row
 from nsabench.journal import Apart, Confirmation
@@ -17,6 +18,7 @@ from nsabench.timing.statistics import (
     ratio_of_independent_medians,
     ratio_of_medians,
 )
+from nsabench.timing.stopping import MIN_ROUNDS_EVER
 from nsabench.words import BENIGN, MARGIN, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much (docs/MEASUREMENT.md).
@@ -92,9 +94,12 @@ def _judge(
     best = best_baseline(case, beside=row)
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
-    ratio = _ratio(
-        samples[best.case_id, best.implementation], samples[row.case_id, row.implementation]
-    )
+    try:
+        ratio = _ratio(
+            samples[best.case_id, best.implementation], samples[row.case_id, row.implementation]
+        )
+    except TooFewRounds as few:
+        return Judgement(Verdict.INCONCLUSIVE, str(few))
     verdict, why = _from_interval(ratio)
     for finding in concerning:
         if finding.effect is Effect.INCONCLUSIVE:
@@ -102,8 +107,16 @@ def _judge(
     return Judgement(verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi)
 
 
+class TooFewRounds(Exception):
+    """Both were sampled together too seldom for an interval that means anything."""
+
+
 def _ratio(baseline: Samples, candidate: Samples) -> Ratio:
     times = paired(baseline.round, baseline.time_ms, candidate.round, candidate.time_ms)
+    if len(times[0]) < MIN_ROUNDS_EVER:
+        raise TooFewRounds(
+            f"only {len(times[0])} rounds have both it and a baseline; {MIN_ROUNDS_EVER} are needed"
+        )
     return ratio_of_medians(*times)
 
 
@@ -130,14 +143,16 @@ def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgeme
             why = f"a second process found it {outcome.status}: {outcome.reason}"
             return Judgement(Verdict.INVALID, why)
     taken = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
+    unconfirmed = "a second process could not confirm the verdict"
+    disturbance = next(disturbances([second.conditions]), "")
+    if disturbance:
+        return _unknown(judgement, unconfirmed, disturbance)
     if name not in taken or judgement.best_baseline not in taken:
-        why = second.reason or "it was not timed again"
-        return replace(
-            judgement,
-            verdict=Verdict.INCONCLUSIVE,
-            why=f"a second process could not confirm the verdict: {why}",
-        )
-    again = _ratio(taken[judgement.best_baseline], taken[name])
+        return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
+    try:
+        again = _ratio(taken[judgement.best_baseline], taken[name])
+    except TooFewRounds as few:
+        return _unknown(judgement, unconfirmed, str(few))
     assert judgement.speedup_lo is not None
     verdict, _ = _from_interval(again)
     agreed = verdict is judgement.verdict
@@ -157,31 +172,42 @@ def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Ju
 
     Else the ratio to the best of them in a process that never imported it is what counts.
     """
+    untimed = "could not be timed apart from the candidates"
+    disturbance = next(disturbances([alone.conditions]), "")
+    if disturbance:
+        return _unknown(judgement, f"the baselines {untimed}", disturbance)
     taken = {o.implementation: o.samples.time_ms for o in alone.outcomes if o.samples.time_ms}
+    failed = {o.implementation: o.reason for o in alone.outcomes if o.implementation not in taken}
+    if judgement.best_baseline in failed:
+        # Slower ones do not show that it was not slowed.
+        why = failed[judgement.best_baseline] or "it was not timed there"
+        return _unknown(judgement, f"{judgement.best_baseline} {untimed}", why)
     best = min(taken, key=lambda name: quantile(taken[name], 0.5), default=None)
     if best is None:
-        why = alone.reason or "none of them could be timed"
-        return replace(
-            judgement,
-            verdict=Verdict.INCONCLUSIVE,
-            why=f"the baselines could not be timed apart from the candidates: {why}",
-        )
-    assert judgement.speedup is not None
+        why = alone.reason or "none of them was timed there"
+        return _unknown(judgement, f"the baselines {untimed}", why)
+    assert judgement.speedup is not None and judgement.speedup_lo is not None
     apart = quantile(taken[best], 0.5)
     beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
     if beside <= apart * (1 + DRIFT):
         return judgement
     moved = ratio_of_independent_medians(taken[best], candidate.time_ms)
     # They come from two processes, and two processes differ by that much without a reason.
-    lo = moved.lo / (1 + DRIFT)
+    lo = min(judgement.speedup_lo, moved.lo / (1 + DRIFT))
     return replace(
         judgement,
         verdict=Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE,
+        speedup=moved.value,
         speedup_lo=lo,
+        speedup_hi=moved.hi,
         why=f"{best} takes {apart:.3g} ms in a process that never imported a candidate, and "
-        f"the best baseline beside it {beside:.3g} ms: against the former the ratio is "
-        f"{moved.value:.3f}",
+        f"the best baseline beside it {beside:.3g} ms: the ratio to the former counts; to the "
+        f"latter would be {judgement.speedup:.3f}",
     )
+
+
+def _unknown(judgement: Judgement, what: str, why: str) -> Judgement:
+    return replace(judgement, verdict=Verdict.INCONCLUSIVE, why=f"{what}: {why}")
 
 
 def _from_interval(ratio: Ratio) -> tuple[Verdict, str]:

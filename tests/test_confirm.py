@@ -8,7 +8,7 @@ import pytest
 
 from nsabench.checks import Effect, Finding, Row
 from nsabench.journal import Apart, Confirmation
-from nsabench.messages import Outcome, Samples
+from nsabench.messages import Conditions, Outcome, Samples
 from nsabench.verdict import Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.words import DType, Role, Status, Verdict
 
@@ -40,6 +40,7 @@ def verdict(
     ratio: float,
     *,
     spread: float = 1e-4,
+    count: int = 50,
     findings: tuple[Finding, ...] = (),
     second: Confirmation | None = None,
     alone: Apart | None = None,
@@ -48,8 +49,8 @@ def verdict(
     rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
     rows.append(row("wrong", Role.BASELINE, ratio / 10, status=Status.WRONG, reason="r"))
     taken: dict[Key, Samples] = {
-        ("c", "mine"): samples(1.0, spread),
-        ("c", "best"): samples(ratio, spread, step=3),
+        ("c", "mine"): samples(1.0, spread, count=count),
+        ("c", "best"): samples(ratio, spread, step=3, count=count),
     }
     first = judge(rows, taken, findings)
     seconds = {"c": second} if second else {}
@@ -108,10 +109,10 @@ def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
     assert hangs_on_little(verdict(ratio)) is expected
 
 
-def again(ratio: float) -> Confirmation:
+def again(ratio: float, count: int = 50) -> Confirmation:
     outcomes = [
-        Outcome(implementation="mine", status=Status.OK, samples=samples(1.0)),
-        Outcome(implementation="best", status=Status.OK, samples=samples(ratio)),
+        Outcome(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
+        Outcome(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
     ]
     return Confirmation(case_id="c", outcomes=outcomes)
 
@@ -136,6 +137,38 @@ def test_a_second_process_that_died_confirms_nothing() -> None:
     judgement = verdict(1.015, second=Confirmation(case_id="c", reason="killed"))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "killed" in judgement.why
+
+
+HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
+SHARED = Conditions(competing_processes=1)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"), [(HOT, "hw_thermal_slowdown"), (SHARED, "1 other process")]
+)
+def test_a_second_process_that_was_disturbed_confirms_nothing(
+    conditions: Conditions, why: str
+) -> None:
+    second = again(1.016).model_copy(update={"conditions": conditions})
+    judgement = verdict(1.015, second=second)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert why in judgement.why
+
+
+@pytest.mark.parametrize(("count", "known"), [(1, False), (4, False), (5, True)])
+def test_few_rounds_are_no_interval(count: int, known: bool) -> None:
+    """Of one round, both ends of the bootstrap's interval are its ratio."""
+    assert (verdict(1.5, count=count).verdict is Verdict.FASTER) is known
+    if not known:
+        judgement = verdict(1.5, count=count)
+        assert (judgement.verdict, judgement.speedup) == (Verdict.INCONCLUSIVE, None)
+        assert f"only {count} rounds have both" in judgement.why
+
+
+def test_few_rounds_confirm_nothing() -> None:
+    judgement = verdict(1.015, second=again(1.016, count=4))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "only 4 rounds have both" in judgement.why
 
 
 def test_a_clear_verdict_is_not_touched_by_a_second_look() -> None:
@@ -192,6 +225,9 @@ def test_what_is_left_of_an_advantage_still_counts() -> None:
     judgement = verdict(3.0, alone=without_the_candidate(2.0))
     assert judgement.verdict is Verdict.FASTER
     assert judgement.speedup_lo == pytest.approx(2.0 / 1.03, rel=0.01)
+    assert judgement.speedup == pytest.approx(2.0, rel=0.01)
+    assert judgement.speedup_hi == pytest.approx(2.0, rel=0.01)
+    assert "to the latter would be 3.000" in judgement.why
 
 
 def test_what_two_processes_differ_by_is_no_advantage() -> None:
@@ -205,6 +241,23 @@ def test_any_baseline_may_be_the_best_one_apart() -> None:
     judgement = verdict(1.5, alone=without_the_candidate(1.5, other=0.9))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "other takes 0.9 ms" in judgement.why
+
+
+@pytest.mark.parametrize("conditions", [HOT, SHARED])
+def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Conditions) -> None:
+    alone = without_the_candidate(1.5).model_copy(update={"conditions": conditions})
+    judgement = verdict(1.5, alone=alone)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "while the case was measured" in judgement.why
+
+
+def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
+    """The best one ran out of memory apart; one six times as slow shows nothing of it."""
+    lost = Outcome(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
+    alone = Apart(case_id="c", outcomes=[lost, *without_the_candidate(1.5, 9.0).outcomes[1:]])
+    judgement = verdict(1.5, alone=alone)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.why == "best could not be timed apart from the candidates: 80 GB asked"
 
 
 def test_a_verdict_that_is_not_faster_needs_no_baseline_apart() -> None:

@@ -10,6 +10,7 @@ from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
 from nsabench.checks.row import Row
 from nsabench.environment.nvml import THROTTLING
+from nsabench.messages import Conditions
 from nsabench.words import Role
 
 # A ratio in time and the same ratio in cycles differ only if the arms ran at different clocks.
@@ -26,21 +27,25 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
 
 
 def _conditions(rows: list[Row]) -> Iterator[Finding]:
-    case_id = rows[0].case_id
-    reasons = sorted({x for r in rows for x in r.conditions.clock_event_reasons} & THROTTLING)
+    for sentence in disturbances([row.conditions for row in rows]):
+        yield Finding("clocks", Effect.INCONCLUSIVE, sentence, rows[0].case_id)
+
+
+def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
+    """Why what was timed on one case under these conditions is not to be relied on."""
+    reasons = sorted({x for c in conditions for x in c.clock_event_reasons} & THROTTLING)
     if reasons:
         sentence = f"the device was throttled while the case was measured: {', '.join(reasons)}"
-        clocks = [r.conditions for r in rows if r.conditions.sm_clock_mhz_min is not None]
+        clocks = [c for c in conditions if c.sm_clock_mhz_min is not None]
         if clocks:
             low = min(c.sm_clock_mhz_min or 0 for c in clocks)
             high = max(c.sm_clock_mhz_max or 0 for c in clocks)
             sentence += f" (SM clock {low} to {high} MHz)"
-        yield Finding("clocks", Effect.INCONCLUSIVE, sentence, case_id)
-    others = max(r.conditions.competing_processes for r in rows)
+        yield sentence
+    others = max(c.competing_processes for c in conditions)
     if others:
         noun = "process" if others == 1 else "processes"
-        sentence = f"{others} other {noun} computed on the device while the case was measured"
-        yield Finding("clocks", Effect.INCONCLUSIVE, sentence, case_id)
+        yield f"{others} other {noun} computed on the device while the case was measured"
 
 
 def _cycles(rows: list[Row]) -> Iterator[Finding]:

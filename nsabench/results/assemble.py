@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nsabench import checks, ops
 from nsabench.audit import datasheet
+from nsabench.case import Case
+from nsabench.checks import ordering, parity, roofline
 from nsabench.checks.controls import Catch
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
 from nsabench.errors import UsageError
-from nsabench.journal import Contents, Entry, Header
+from nsabench.journal import Apart, Contents, Entry, Header
 from nsabench.messages import Conditions, Outcome, Samples
 from nsabench.plan import Plan
 from nsabench.results.columns import SCHEMA_VERSION
@@ -53,8 +55,27 @@ class Assessed:
             self.first_look,
             {key: o.samples for key, o in self.outcomes.items()},
             {line.case_id: line for line in contents.confirmations},
-            {line.case_id: line for line in contents.apart},
+            {line.case_id: self._checked(line) for line in contents.apart},
         )
+
+    def _checked(self, line: Apart) -> Apart:
+        """Baselines timed apart are held to what their rows in the run are held to."""
+        conditions = {o.session: line.conditions for o in line.outcomes}
+        case = next(p.case for p in self.plan.cases if p.id == line.case_id)
+        rows = _rows_of(self.plan, case, line.outcomes, conditions)
+        findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
+        outcomes = [
+            outcome
+            if row.status is outcome.status
+            else Outcome(
+                implementation=row.implementation,
+                status=row.status,
+                reason=row.reason,
+                session=row.session,
+            )
+            for row, outcome in zip(_with_findings(rows, findings), line.outcomes, strict=True)
+        ]
+        return line.model_copy(update={"outcomes": outcomes})
 
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
@@ -123,44 +144,53 @@ def belongs(plan: Plan, contents: Contents) -> None:
 
 def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
     cases = {planned.id: planned.case for planned in plan.cases}
+    return [
+        row
+        for entry in entries
+        for row in _rows_of(plan, cases[entry.case_id], entry.outcomes, entry.conditions)
+    ]
+
+
+def _rows_of(
+    plan: Plan, case: Case, outcomes: Sequence[Outcome], conditions: Mapping[int, Conditions]
+) -> list[Row]:
+    """Rows of one case. `conditions`: by session."""
+    work = case.work
     rows = []
-    for entry in entries:
-        case = cases[entry.case_id]
-        work = case.work
-        for outcome in entry.outcomes:
-            info = plan.info(case.op, outcome.implementation)
-            taken = outcome.samples
-            rows.append(
-                Row(
-                    case_id=entry.case_id,
-                    op=case.op,
-                    implementation=outcome.implementation,
-                    role=info.role,
-                    caught_by=info.caught_by,
-                    wraps=info.wraps,
-                    status=outcome.status,
-                    reason=outcome.reason,
-                    dtype=case.dtype,
-                    shape=case.shape,
-                    length=ops.get(case.op).length(case.sizes),
-                    direction=case.direction,
-                    distribution=case.distribution,
-                    streams=case.streams,
-                    bytes_min=work.bytes_min,
-                    flops=work.flops,
-                    session=outcome.session,
-                    mae=outcome.mae,
-                    rel_l2=outcome.rel_l2,
-                    mae_tolerance=case.tolerances.mae,
-                    rel_l2_ratio=case.tolerances.rel_l2_ratio,
-                    median_ms=quantile(taken.time_ms, 0.5) if taken.time_ms else None,
-                    n_samples=len(taken.time_ms),
-                    median_mcycles=_mcycles(taken),
-                    escaped_share=_share([x > 0 for x in taken.escaped_ms], 0.0),
-                    gap_hidden_share=_share(taken.gap_hidden, 1.0),
-                    conditions=entry.conditions.get(outcome.session, Conditions()),
-                )
+    for outcome in outcomes:
+        info = plan.info(case.op, outcome.implementation)
+        taken = outcome.samples
+        rows.append(
+            Row(
+                case_id=case.id,
+                op=case.op,
+                implementation=outcome.implementation,
+                role=info.role,
+                caught_by=info.caught_by,
+                wraps=info.wraps,
+                status=outcome.status,
+                reason=outcome.reason,
+                dtype=case.dtype,
+                shape=case.shape,
+                length=ops.get(case.op).length(case.sizes),
+                direction=case.direction,
+                distribution=case.distribution,
+                streams=case.streams,
+                bytes_min=work.bytes_min,
+                flops=work.flops,
+                session=outcome.session,
+                mae=outcome.mae,
+                rel_l2=outcome.rel_l2,
+                mae_tolerance=case.tolerances.mae,
+                rel_l2_ratio=case.tolerances.rel_l2_ratio,
+                median_ms=quantile(taken.time_ms, 0.5) if taken.time_ms else None,
+                n_samples=len(taken.time_ms),
+                median_mcycles=_mcycles(taken),
+                escaped_share=_share([x > 0 for x in taken.escaped_ms], 0.0),
+                gap_hidden_share=_share(taken.gap_hidden, 1.0),
+                conditions=conditions.get(outcome.session, Conditions()),
             )
+        )
     return rows
 
 

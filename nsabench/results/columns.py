@@ -27,6 +27,10 @@ def _shape_columns() -> list[Column]:
     return [Column(s, pa.int64(), "1", f"size {s} of the op's shape") for s in sorted(sizes)]
 
 
+_SPEEDUP = (
+    "median of the best baseline / median of the candidate; where the baselines are over 3 % "
+    "faster apart from the candidates, of the best one there"
+)
 _S, _F, _I, _B = pa.string(), pa.float64(), pa.int64(), pa.bool_()
 
 RECORDS: list[Column] = [
@@ -61,7 +65,7 @@ RECORDS: list[Column] = [
     Column("flops", _I, "flop", "arithmetic of a call"),
     Column("roofline_fraction", _F, "1", "least possible time on this device / median_ms"),
     Column("best_baseline", _S, "", "the fastest valid baseline measured beside the candidate"),
-    Column("speedup", _F, "1", "median of the best baseline / median of the candidate"),
+    Column("speedup", _F, "1", _SPEEDUP),
     Column("speedup_lo", _F, "1", "lower end of the 95 % interval of speedup"),
     Column("speedup_hi", _F, "1", "upper end of the 95 % interval of speedup"),
     Column("verdict", _S, "", "faster, slower, same, inconclusive or invalid"),
