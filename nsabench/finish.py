@@ -28,11 +28,12 @@ def finish(finished: Finished, signer: Signer) -> str:
     Returns a sentence about the signature, and one about a report that could not be written.
     """
     decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
-    threshold.write(decisions, finished.folder.thresholds)
-    lacking = _report(finished)
-    by = seal(finished.folder.path, signer).predicate.signer
-    if keyless.is_wanted(os.environ):
-        keyless.sign(finished.folder.path)
+    with finished.folder.writing():
+        threshold.write(decisions, finished.folder.thresholds)
+        lacking = _report(finished)
+        by = seal(finished.folder.path, signer).predicate.signer
+        if keyless.is_wanted(os.environ):
+            keyless.sign(finished.folder.path)
     if by.trust is Trust.EPHEMERAL:
         signed = (
             "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "

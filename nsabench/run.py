@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from nsabench.results.assemble import Results, assess, belongs
 from nsabench.run_folder import RunFolder
 from nsabench.supervisor import schedule
 from nsabench.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.writing import writing
 
 
 class View(schedule.Progress, Protocol):
@@ -92,14 +92,16 @@ def start(plan: Plan, out: Path | None, view: View) -> Finished:
     """Run a plan into a new folder."""
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
-    plan.write(folder.plan)
+    with writing(folder.path, f"remove {folder.path} and start again"):
+        plan.write(folder.plan)
     return _measure(folder, plan, view)
 
 
 def resume(path: Path, view: View) -> Finished:
     """Go on with a run that was interrupted; cases that are journaled are not run again."""
     folder = RunFolder.existing(path)
-    folder.logs.mkdir(exist_ok=True)
+    with folder.writing():
+        folder.logs.mkdir(exist_ok=True)
     plan = Plan.read(folder.plan)
     return _measure(folder, plan, view)
 
@@ -109,7 +111,7 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
     kernels = Path(plan.kernels) if plan.kernels else None
     sources = plan.sources or None  # none: a plan made before they were recorded
     measured_before = 0.0
-    try:
+    with folder.writing():
         with closing(Journal(folder.journal)) as records:
             contents = journal.read(folder.journal)
             belongs(plan, contents)
@@ -134,14 +136,6 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         contents = journal.read(folder.journal)
         results = assessed.results(contents)
         parquet.write(results, plan.run_id, folder.path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise EnvironmentRefused(
-            f"{folder.path} cannot be written: {error.strerror}",
-            f"make {'room' if full else 'it writable'}, then go on with --resume {folder.path}.",
-        ) from error
     return Finished(
         folder,
         plan,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsabench.errors import UsageError
+from nsabench.writing import writing
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
             ) from None
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""
+        return writing(self.path, f"go on with --resume {self.path}")
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:

@@ -16,6 +16,7 @@ import click
 
 from nsabench import __version__
 from nsabench.errors import NsabenchError
+from nsabench.writing import writing
 
 INTERRUPTED = 130
 
@@ -41,7 +42,8 @@ def main() -> None:
     """Entry point of `nsabench`."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        code = group.main(standalone_mode=False)
+        with writing():
+            code = group.main(standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(_interrupted())
     except KeyboardInterrupt:

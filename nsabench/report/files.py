@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from nsabench.errors import UsageError
+from nsabench.writing import REFUSED
 
 
 def replace(path: Path, text: str) -> Path:
-    """Raises `UsageError` when it cannot be written."""
+    """Raises `UsageError` for a path that cannot be, and `OSError` as `writing` takes it up."""
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        if error.errno in REFUSED:
+            error.filename = str(path)  # a write does not say it
+            raise
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", "name a place that can."
         ) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Nsabench
+from tests.runs import make_run
 
 GOOD = (
     "from nsabench import implementation\n"
@@ -139,3 +140,14 @@ def test_every_command_has_help_with_an_example(nsabench: Nsabench, name: str) -
     done = nsabench(name, "--help")
     assert done.returncode == 0
     assert f"nsabench {name}" in done.stdout and "Example" in done.stdout
+
+
+def test_a_report_onto_a_full_disk(tmp_path: Path, nsabench: Nsabench) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "selection_report.tmp").symlink_to("/dev/full")
+    done = nsabench("report", make_run(tmp_path / "run"), "--out", out)
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert lines[0].endswith("selection_report.md cannot be written: No space left on device")
+    assert lines[1] == "  remedy: make room, then try again."
