@@ -77,7 +77,7 @@ class Plan(BaseModel):
     created: datetime
     nsabench: str = __version__
     device: Device
-    kernels: str = ""  # path of the user's file, as it was given
+    kernels: str = ""  # absolute path of the user's file
     kernels_sha256: str = ""
     # Where implementations come from, and the sha256 of the files there.
     sources: dict[str, str] = {}

@@ -24,6 +24,7 @@ from nsabench.words import Direction, Role, Runs
 
 ENTRY_POINT_GROUP = "nsabench.implementations"
 USER_MODULE = "nsabench_user_kernels"
+PUT_BACK = "put it back as and where it was, or start a new run."
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -178,7 +179,9 @@ def load(
     Raises `UsageError` when a source is not as expected or cannot be imported, or an implementation
     names an unknown op, has the wrong signature, or takes a name that another one has.
     """
-    content = _read(kernels) if kernels is not None else b""
+    content = b""
+    if kernels is not None:
+        content = _read(kernels) if expected is None else _read(kernels, PUT_BACK)
     if expected is not None:
         _compare(sources(kernels), expected, kernels)
     for origin, points in _by_origin().items():
@@ -208,7 +211,7 @@ def _compare(found: Mapping[str, str], expected: Mapping[str, str], kernels: Pat
             mine = kernels is not None and source.startswith(f"{kernels.name}@")
             raise UsageError(
                 f"{kernels if mine else source} is not what it was when the run began",
-                "start a new run, or put back what was there.",
+                PUT_BACK,
             )
 
 
@@ -244,13 +247,11 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
                 yield str(file.relative_to(root)), file
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, remedy: str = "give --kernels a file.") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", "give --kernels a file."
-        ) from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy) from None
 
 
 def _exec(path: Path, content: bytes) -> None:

@@ -68,6 +68,8 @@ def make_plan(
 
     Raises `UsageError` for a bad matrix or a broken implementation, before anything is measured.
     """
+    # A run may be resumed from another folder.
+    kernels = kernels.absolute() if kernels is not None else None
     loaded = planning.load_matrices(matrices or planning.default_matrices(device))
     sources = registry.sources(kernels)
     with closing(WorkerExecutor(device, kernels, sources=sources)) as executor:

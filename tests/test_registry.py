@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsabench import registry
+from nsabench.run import make_plan
 
 MINE = """
 from nsabench import implementation
@@ -29,7 +30,7 @@ def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> 
         f"    found = registry.load(kernels and pathlib.Path(kernels), {expected!r})\n"
         "    print(*sorted({i.source for i in found}))\n"
         "except UsageError as error:\n"
-        "    print('refused:', error)\n"
+        "    print('refused:', error, error.remedy)\n"
         "print('nsa_kernels' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
@@ -88,3 +89,24 @@ def test_a_digest_sees_every_change_of_a_package(
     else:
         (package / "inner" / "table.json").write_text("{}")
     assert registry._digest_packages({package.name}) != before
+
+
+def test_a_file_that_is_gone_is_to_be_put_back_where_it_was(tmp_path: Path) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(MINE)
+    expected = registry.sources(kernels)
+    kernels.unlink()
+    said = load_in_a_process(kernels, expected)
+    assert f"refused: {kernels} cannot be read: No such file" in said
+    assert "put it back as and where it was, or start a new run." in said
+    assert "give --kernels a file." in load_in_a_process(kernels, None)
+
+
+def test_a_run_may_be_resumed_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(["quick"], "cpu", Path("mine.py"))
+    assert plan.kernels == str(tmp_path / "mine.py")
+    assert "mine" in {i.name for i in plan.implementations}
