@@ -38,8 +38,8 @@ def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
         ):
             columns[name] += [value] * count
         for name in type(samples).model_fields:
-            columns[name] += getattr(samples, name)
-    columns[SPLIT] = [round(at / _TICK) * _TICK for at in columns[SPLIT]]
+            columns[name] += getattr(samples, name) or [None] * count  # what nobody read
+    columns[SPLIT] = [at and round(at / _TICK) * _TICK for at in columns[SPLIT]]
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
 
 
