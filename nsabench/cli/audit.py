@@ -11,6 +11,7 @@ import click
 from nsabench import audit, journal, terminal
 from nsabench.checks import Effect, Finding
 from nsabench.cli import _options
+from nsabench.manifest import refuse_altered
 from nsabench.plan import Plan
 from nsabench.results.assemble import assemble
 from nsabench.run_folder import RunFolder
@@ -30,6 +31,7 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
     """
     if path.is_dir():
         folder = RunFolder.existing(path)
+        refuse_altered(path)
         plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         # What is found in a control is what it is there for, unless it got away.

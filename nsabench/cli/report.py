@@ -10,8 +10,7 @@ import click
 from nsabench import report
 from nsabench.cli import _options
 from nsabench.errors import UsageError
-
-SIGNATURE = "manifest.dsse.json"
+from nsabench.manifest import MANIFEST, refuse_altered
 
 
 @click.command("report")
@@ -28,8 +27,9 @@ def command(run: Path, out: Path | None, as_json: bool) -> None:
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
     """
+    refuse_altered(run)
     facts = report.Facts.read(run)
-    if out is None and (run / SIGNATURE).exists():
+    if out is None and (run / MANIFEST).exists():
         raise UsageError(
             f"{run} is signed, and a new report would not be what was signed",
             "give --out another folder.",

@@ -10,7 +10,7 @@ import click
 from nsabench import threshold
 from nsabench.cli import _options
 from nsabench.errors import UsageError
-from nsabench.manifest import MANIFEST, verify
+from nsabench.manifest import refuse_altered
 from nsabench.threshold.decide import per_gpu
 from nsabench.threshold.document import as_data
 from nsabench.threshold.evidence import Evidence
@@ -71,7 +71,6 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
     found = [threshold.of_tables(tables, gpu)] if tables and gpu else []
     for path in paths:
         if path.is_dir():
-            if (path / MANIFEST).exists():
-                verify(path).raise_if_broken()
+            refuse_altered(path)
             found.append(threshold.of_run(path))
     return found

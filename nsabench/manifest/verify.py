@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,12 @@ def verify(
     with suppress(_Stopped):
         _verify(report, frozenset(trusted), require, identity)
     return report
+
+
+def refuse_altered(folder: Path) -> None:
+    """Raises `VerificationFailed` when the run is signed and not as it was signed."""
+    if os.path.lexists(folder / MANIFEST):
+        verify(folder).raise_if_broken()
 
 
 class _Stopped(Exception):

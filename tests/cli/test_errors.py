@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nsabench.manifest import seal
+from nsabench.manifest.keys import load_signer
 from tests.cli.conftest import Nsabench
 from tests.runs import make_run
 
@@ -151,3 +153,16 @@ def test_a_report_onto_a_full_disk(tmp_path: Path, nsabench: Nsabench) -> None:
     lines = done.stderr.splitlines()
     assert lines[0].endswith("selection_report.md cannot be written: No space left on device")
     assert lines[1] == "  remedy: make room, then try again."
+
+
+@pytest.mark.parametrize("command", ["report", "audit", "threshold"])
+def test_a_signed_run_that_was_altered(tmp_path: Path, nsabench: Nsabench, command: str) -> None:
+    run = make_run(tmp_path / "run")
+    seal(run, load_signer({}))
+    out = ("--out", tmp_path / "out") if command == "report" else ()
+    assert nsabench(command, run, *out).returncode != 4
+    path = run / "journal.jsonl"
+    path.write_text(path.read_text().replace('"time_ms":[', '"time_ms":[0.001,', 1))
+    done = nsabench(command, run, *out)
+    assert done.returncode == 4
+    assert "journal.jsonl was changed after the signature" in done.stderr
