@@ -20,6 +20,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.manifest.seal import brief_plan
 from nsabench.manifest.statement import Predicate
 from nsabench.plan import Plan
+from nsabench.results.columns import RECORDS, SAMPLES, Column, misfit
 from nsabench.words import Status
 
 RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
@@ -70,7 +71,7 @@ def check_journal(folder: Path, plan: Plan) -> str:
 
 def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> pa.Table:
     """The table, once it holds one complete row for every implementation of every case."""
-    table = _read(folder, "records.parquet", RECORD_COLUMNS)
+    table = _read(folder, "records.parquet", RECORDS, RECORD_COLUMNS)
     if predicate is not None:
         _same("records.parquet: rows", table.num_rows, predicate.records)
     _all_of_run("records.parquet", table, plan.run_id)
@@ -95,7 +96,7 @@ def check_samples(
     folder: Path, plan: Plan, predicate: Predicate | None, records: pa.Table
 ) -> pa.Table:
     """The table, once each record that is `ok` has as many finite samples as it says."""
-    table = _read(folder, "samples.parquet", SAMPLE_COLUMNS)
+    table = _read(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS)
     if predicate is not None:
         _same("samples.parquet: rows", table.num_rows, predicate.samples)
     _all_of_run("samples.parquet", table, plan.run_id)
@@ -120,14 +121,16 @@ def check_samples(
     return table
 
 
-def _read(folder: Path, name: str, columns: list[str]) -> pa.Table:
+def _read(folder: Path, name: str, columns: list[Column], needed: list[str]) -> pa.Table:
     try:
         with pq.ParquetFile(folder / name, pre_buffer=True) as file:
-            missing = [c for c in columns if c not in file.schema_arrow.names]
-            if missing:
-                raise VerificationFailed(f"{name} has no column {missing[0]}")
+            wrong = misfit(file.schema_arrow, columns, needed)
+            if wrong:
+                raise VerificationFailed(f"{name} {wrong}")
             # All columns, so that a broken page anywhere is found.
-            return file.read().select(columns)
+            table = file.read().select(needed)
+            table.validate(full=True)  # texts are UTF-8
+            return table
     except (OSError, pa.ArrowException) as error:
         raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -150,4 +153,4 @@ def _same_members(what: str, found: Counter[object], expected: Counter[object]) 
 
 
 def _text(key: object) -> str:
-    return " ".join(key) if isinstance(key, tuple) else str(key)
+    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -5,6 +5,7 @@ Shape columns (N, H, D, Dv, L, ...) are int64 and nullable, one for every size o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -105,3 +106,15 @@ def schema(columns: list[Column]) -> pa.Schema:
     return pa.schema(
         [pa.field(c.name, c.type, metadata={"unit": c.unit, "meaning": c.meaning}) for c in columns]
     )
+
+
+def misfit(found: pa.Schema, columns: list[Column], needed: Iterable[str]) -> str:
+    """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
+    types = {c.name: c.type for c in columns}
+    for name in needed:
+        there = found.get_all_field_indices(name)
+        if len(there) != 1:
+            return f"has {len(there) or 'no'} column{'s' if there else ''} {name}"
+        if found.field(there[0]).type != types[name]:
+            return f"has {found.field(there[0]).type} in column {name} and not {types[name]}"
+    return ""

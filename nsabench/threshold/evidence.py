@@ -16,10 +16,16 @@ from nsabench.checks import Effect
 from nsabench.checks.best import best_baseline
 from nsabench.checks.controls import Catch
 from nsabench.errors import UsageError
+from nsabench.results.columns import RECORDS, misfit
 from nsabench.words import Direction, Role, Status, Verdict
 
 # The columns that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
+# What a run must have been recorded with; an older one may lack the other columns.
+NEEDED = (
+    *("run_id", "case_id", "op", "implementation", "role", "direction", "device", "length"),
+    *("status", "verdict", "speedup_lo", "caught", "gpu_name", "torch", "triton", "cuda"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,15 @@ class Evidence:
 def of_run(folder: Path) -> Evidence:
     """Raises `UsageError` when the folder holds no readable records."""
     try:
-        records = pq.read_table(folder / "records.parquet").to_pylist()
+        records = pq.read_table(folder / "records.parquet")
     except (OSError, pa.ArrowException):
         raise UsageError(
             f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
         ) from None
-    return of_records(records)
+    wrong = misfit(records.schema, RECORDS, NEEDED)
+    if wrong:
+        raise UsageError(f"records.parquet of {folder} {wrong}", "give the folder as it was made.")
+    return of_records(records.to_pylist())
 
 
 def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:

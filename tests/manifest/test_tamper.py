@@ -301,3 +301,31 @@ def test_a_seal_that_fails_leaves_the_earlier_signature(
     with pytest.raises(OSError, match="No space left"):
         seal(run, signer)
     assert verify(run).broken is None
+
+
+def test_columns_that_are_none(run: Path, signer: Signer) -> None:
+    def put(column: str, values: Callable[[int], pa.Array]) -> Callable[[pa.Table], pa.Table]:
+        def change(t: pa.Table) -> pa.Table:
+            return t.set_column(t.schema.get_field_index(column), column, values(t.num_rows))
+
+        return change
+
+    texts = put("time_ms", lambda n: pa.array(["x"] * n))
+    assert unit(run, "samples.parquet", texts, signer) == (
+        "samples: samples.parquet has string in column time_ms and not double"
+    )
+    original = pq.read_table(run / "records.parquet")
+    for broken, change in {
+        "has list<element: string> in column case_id and not string": put(
+            "case_id", lambda n: pa.array([["x"]] * n)
+        ),
+        "has 2 columns status": lambda t: t.append_column("status", t["status"]),
+        "has no column reason": lambda t: t.drop_columns(["reason"]),
+        "record None mine is there 1 times": lambda t: pa.concat_tables(
+            [t, put("case_id", lambda n: pa.nulls(n, pa.string()))(t.slice(0, 1))]
+        ),
+        "cannot be read": put("status", lambda n: pa.array([b"\xff"] * n).view(pa.string())),
+    }.items():
+        pq.write_table(original, run / "records.parquet")
+        said = unit(run, "records.parquet", change, signer)
+        assert said.startswith("records: records.parquet") and broken in said, said

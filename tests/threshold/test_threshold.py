@@ -187,3 +187,10 @@ def test_the_size_that_a_threshold_is_of_is_named(tmp_path: Path) -> None:
     decision = decide(tmp_path, Made())
     [told] = as_data([replace(decision, axis="T")])["decisions"]
     assert (told["axis"], told["min_L"]) == ("T", 256)
+
+
+def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run") / "records.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
+    with pytest.raises(UsageError, match="has no column direction"):
+        of_run(path.parent)
