@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations._backends import BACKENDS, sharing
 from nsabench.implementations.ranges_baselines import take
-from nsabench.implementations.sdpa import BACKENDS, forced
+from nsabench.implementations.sdpa import forced
 
 OP = "selection_blocks"
 MAX_MASK_ELEMENTS = 1 << 29
@@ -215,14 +216,13 @@ def flex_attention(
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """Every key up to the query's own position, K and V shared by the heads of a group."""
-    shared = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         is_causal=True,
         scale=sm_scale,
-        **shared,
+        **sharing(q.shape[2] != k.shape[2]),
     )
     return out.transpose(1, 2)
 
@@ -244,7 +244,7 @@ def _register(name: str, attention: Any, devices: tuple[str, ...]) -> None:
 
 
 _register("sdpa_causal", _causal, ("cuda", "cpu"))
-for _suffix, _backend in BACKENDS.items():
+for _suffix in BACKENDS:
     if _suffix != "math":
         _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")
-        _register(f"sdpa_causal_{_suffix}", forced(_causal, _backend), _devices)
+        _register(f"sdpa_causal_{_suffix}", forced(_causal, _suffix), _devices)

@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
+from nsabench.implementations._backends import sharing
 
 LOCAL = 2
 
@@ -145,7 +146,7 @@ def sdpa_gqa(
     """SDPA of one query a head, which knows groups."""
     k, v = _cache_of(k, v, k_cmp, v_cmp, branch, window)
     out = scaled_dot_product_attention(
-        q.unsqueeze(2), k, v, scale=sm_scale, enable_gqa=q.shape[1] != k.shape[1]
+        q.unsqueeze(2), k, v, scale=sm_scale, **sharing(q.shape[1] != k.shape[1])
     )
     return out.squeeze(2)
 

@@ -11,25 +11,18 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations._backends import BACKENDS, only, sharing
 
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 
 
 def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """One query of H heads over one shared K/V head: q [N,H,1,D]."""
     out = scaled_dot_product_attention(
-        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, enable_gqa=True
+        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **sharing()
     )
     return out.squeeze(2)
 
@@ -54,11 +47,11 @@ def expand(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     return out.squeeze(2)
 
 
-def forced(attention: Attention, backend: SDPBackend) -> Attention:
+def forced(attention: Attention, backend: str) -> Attention:
     """`attention` by this backend. It raises `Unsupported` with what torch says against it."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-        with sdpa_kernel(backend):
+        with only(backend):
             return attention(q, k, v, sm_scale)
 
     def call_first(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
@@ -99,9 +92,9 @@ def _register(name: str, attention: Attention, devices: tuple[str, ...]) -> None
 
 for _name, _attention in (("sdpa_gqa", gqa), ("sdpa_heads_as_queries", heads_as_queries)):
     _register(_name, _attention, ("cuda", "cpu"))
-    for _suffix, _backend in BACKENDS.items():
+    for _suffix in BACKENDS:
         _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")
-        _register(f"{_name}_{_suffix}", forced(_attention, _backend), _devices)
+        _register(f"{_name}_{_suffix}", forced(_attention, _suffix), _devices)
 _register("sdpa_expand", expand, ("cuda", "cpu"))
 
 
