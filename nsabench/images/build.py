@@ -76,6 +76,7 @@ def build(
                 "BASE": base,
                 "COMBO": name,
                 "INDEX": combo.index,
+                "KERNELS": "/src/kernels" if combo.kernels else "",
                 "REVISION": revision(checkout.root),
                 "BASE_DIGEST": _digest(client, base),
                 "LOCK_SHA256": sha256(lock),

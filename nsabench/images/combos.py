@@ -26,6 +26,7 @@ class Combo(BaseModel):
     cuda: str | None = None
     driver: int | None = None
     architectures: list[str] = []
+    kernels: bool = True  # whether nsa_kernels is installed; --kernels FILE.py works without it
     index: str = ""  # where its torch comes from beside PyPI
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from nsabench.images import programs
 from nsabench.images.combos import Checkout, Combo
 
@@ -26,10 +24,15 @@ BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 def requirements(checkout: Checkout, combo: Combo) -> list[str]:
     """What is asked for: the combo's pins and what nsabench, its report and the kernels need."""
+    from packaging.requirements import Requirement  # of the extra `images`
+
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
     asked = [*project["dependencies"], *project["optional-dependencies"]["report"]]
     asked += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
+    if combo.numpy == "<2":
+        # Later ones do not say that they need numpy 2, and cannot be imported without.
+        pins.append("pyarrow>=15,<26")
     if combo.cuda is not None:
         asked += kernels["optional-dependencies"]["cuda"]
         # They load the libraries that torch brings, which are of this major version.

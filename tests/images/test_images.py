@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from nsabench.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -47,6 +49,27 @@ def test_a_lock_pins_the_combo_and_hashes_all_of_it(name: str) -> None:
     assert lock.asked(path) == lock.requirements(CHECKOUT, combo), "run: nsabench images lock"
     for requirement in map(Requirement, lock.asked(path)):
         assert requirement.specifier.contains(pinned[requirement.name.lower()])
+
+
+def test_what_the_oldest_combos_need_is_said() -> None:
+    extra = tomllib.loads((CHECKOUT.root / "pyproject.toml").read_text())["project"]
+    asked = {r.name: r for r in map(Requirement, extra["optional-dependencies"]["torch"])}
+    for name, combo in COMBOS.combos.items():
+        assert asked["torch"].specifier.contains(combo.torch), name
+        assert asked["triton"].specifier.contains(combo.triton), name
+        # `nsa_kernels._triton_compat.check_version` refuses older ones, and with it every command.
+        assert combo.kernels == (Version(combo.triton) >= Version("3")), name
+        pinned = dict(lock.pinned(CHECKOUT.lock(name)))
+        # pyarrow 26.0.1: "ImportError: pyarrow requires NumPy 2.0 or newer".
+        assert Version(pinned["numpy"]) >= Version("2") or Version(pinned["pyarrow"]).major < 26
+
+
+def test_the_core_install_has_every_command() -> None:
+    """Of the extras each command imports what it needs when it runs."""
+    extras = ("packaging", "docker", "duckdb", "obstore", "jinja2", "vl_convert", "sigstore")
+    code = f"import sys; sys.modules.update(dict.fromkeys({extras!r})); import nsabench.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_lock_of_flash_attn_is_its_sdist() -> None:
