@@ -150,6 +150,7 @@ def _shapes(q: torch.Tensor, v: torch.Tensor) -> dict[str, int | str]:
     }
 
 
+@check.on_its_device
 def band_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -193,6 +194,7 @@ def band_forward(
     return out, lse
 
 
+@check.on_its_device
 def band_backward(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -149,6 +149,7 @@ def block_scores_kernel(
     )
 
 
+@check.on_its_device
 def block_scores(
     q: torch.Tensor,
     k: torch.Tensor,

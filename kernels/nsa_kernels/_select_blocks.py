@@ -11,6 +11,9 @@ from . import _checks as check
 from ._band_launch import traced
 from ._triton_compat import tl, triton
 
+LOCAL_BLOCKS = 2
+"""Blocks up to the query's own that are always selected, as is the first."""
+
 
 @triton.jit
 def select_blocks_kernel(
@@ -54,7 +57,7 @@ def select_blocks(
     *,
     block_size: int = 64,
     first_position: int = 0,
-    local: int = 2,
+    local: int = LOCAL_BLOCKS,
 ) -> torch.Tensor:
     """The ``count`` blocks that each query selects, as spans of tokens up to its own position.
 
@@ -70,7 +73,7 @@ def select_blocks(
         (0, 0) where there are fewer.
 
     Raises:
-        ValueError: ``count`` does not hold the forced blocks, or too many blocks.
+        ValueError: ``count`` does not hold the forced blocks, too many blocks, wrong device.
     """
     if traced(scores):
         found: torch.Tensor = _operator(scores, count, block_size, first_position, local)
@@ -78,10 +81,12 @@ def select_blocks(
     return _launch(scores, count, block_size, first_position, local)
 
 
+@check.on_its_device
 def _launch(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
     b, t, h, n_blocks = scores.shape
+    check.check_device("select_blocks", scores)
     check.require(
         count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
     )

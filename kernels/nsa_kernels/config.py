@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from ._checks import cdiv, next_power_of_2
+from ._checks import cdiv, next_power_of_2, require
 from ._triton_compat import HAS_PDL
 from .tuned import Tile, tuned_tiles
 
@@ -67,6 +67,24 @@ def device_limits(device: torch.device) -> Device:
 def dependent_launch(device: torch.device) -> bool:
     """Whether the merge can be launched before the launch it depends on has ended."""
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def check_heads(op: str, config: Config, h: int) -> None:
+    """Raises ValueError for a given config that leaves out some of ``h`` heads."""
+    require(
+        config.head_tiles * config.block_h >= h,
+        f"{op}: the config is one for up to {config.head_tiles * config.block_h} heads, "
+        f"q has {h}; take chosen_config of these tensors, or leave it out",
+    )
+
+
+def check_chunks(op: str, splits: int, chunk: int, tile: int, length: int) -> None:
+    """Raises ValueError for given shares of a row that leave out, or repeat, some of its keys."""
+    require(
+        splits >= 1 and splits * chunk >= length and chunk % tile == 0,
+        f"{op}: {splits} shares of {chunk} keys, in tiles of {tile}, are not for rows of {length} "
+        "keys; choose config or plan from these tensors, or leave it out",
+    )
 
 
 def shared_estimate(

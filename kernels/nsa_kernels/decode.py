@@ -91,12 +91,17 @@ def gated_sum_kernel(
     tl.store(out_ptr + at, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
 
 
+def _check_groups(op: str, hq: int, h: int) -> None:
+    check.require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
+
+
 def _rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each head of k, v [B,H,L,...] a row: out [B,HQ,Dv] and lse [B,HQ]."""
     b, hq, d = q.shape
     h = k.shape[1]
+    _check_groups("decode", hq, h)
     out, lse = selection_rows(
         q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
     )
@@ -125,6 +130,7 @@ def decode_window(
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``.
     """
+    check.require(window >= 1, f"decode_window: window must be at least 1; got {window}")
     first = max(k.shape[2] - window, 0)
     return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
 
@@ -144,6 +150,7 @@ def decode_selected(
     """
     b, hq, d = q.shape
     h = k.shape[1]
+    _check_groups("decode_selected", hq, h)
     out, lse = selection_ranges(
         q.reshape(b, 1, h, hq // h, d),
         k,
@@ -155,6 +162,7 @@ def decode_selected(
     return out.view(b, hq, -1), lse.view(b, hq)
 
 
+@check.on_its_device
 def decode_scores(
     q: torch.Tensor,
     k_cmp: torch.Tensor,
@@ -173,8 +181,22 @@ def decode_scores(
         n_blocks: selection blocks of the context.
 
     Raises:
-        ValueError: ``stride`` does not divide ``block`` and ``block_size``.
+        TypeError: unsupported or mixed dtypes.
+        ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
+            ``block`` and ``block_size``, an input that requires a gradient.
     """
+    check.check_qkv("decode_scores", q, k_cmp, k_cmp)
+    check.check_no_backward("decode_scores", q, k_cmp, lse)
+    check.require(
+        q.dim() == 3
+        and k_cmp.dim() == 4
+        and k_cmp.shape[0] == q.shape[0]
+        and lse.shape == q.shape[:2]
+        and lse.device == q.device,
+        "decode_scores: expected q [B,HQ,D], k_cmp [B,H,Nc,D], lse [B,HQ] on one device; got "
+        f"{tuple(q.shape)}, {tuple(k_cmp.shape)}, {tuple(lse.shape)}",
+    )
+    _check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
     check.check_strides("decode_scores", block, stride, block_size)
     b, hq, d = q.shape
     h, n = k_cmp.shape[1:3]
@@ -205,10 +227,25 @@ def decode_scores(
     return scores
 
 
+@check.on_its_device
 def gated_sum(
     compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
-    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5)."""
+    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
+
+    Raises:
+        ValueError: shapes or devices that do not fit together, an input that requires a gradient.
+    """
+    check.check_device("gated_sum", compressed)
+    check.check_no_backward("gated_sum", compressed, selected, window, gates)
+    check.require(
+        compressed.shape == selected.shape == window.shape
+        and gates.shape == (*compressed.shape[:-1], 3)
+        and compressed.device == selected.device == window.device == gates.device,
+        "gated_sum: expected three branches [...,Dv] and gates [...,3] on one device; got "
+        f"{tuple(compressed.shape)}, {tuple(selected.shape)}, {tuple(window.shape)}, "
+        f"{tuple(gates.shape)}",
+    )
     dv = compressed.shape[-1]
     out = torch.empty_like(compressed, memory_format=torch.contiguous_format)
     if out.numel() == 0:
@@ -257,8 +294,9 @@ def decode_step(
         out [B, HQ, Dv] in q's dtype.
 
     Raises:
-        TypeError, ValueError: as the branches.
+        TypeError, ValueError: as the branches; an input that requires a gradient.
     """
+    check.check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
     call = _operator if traced(q) else _step
     out: torch.Tensor = call(

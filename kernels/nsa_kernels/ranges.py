@@ -13,7 +13,7 @@ import torch
 from . import _checks as check
 from ._tiles import attend_tile, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton
-from .config import Config, dependent_launch, ranges_config
+from .config import Config, check_heads, dependent_launch, ranges_config
 from .merge import merge, workspace
 from .spans import disjoint_spans
 
@@ -263,7 +263,8 @@ def selection_ranges(
 
     Raises:
         TypeError: unsupported or mixed dtypes, ranges not int32 or int64.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, a
+            config of another shape.
     """
     check.check_qkv("selection_ranges", q, k, v)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -274,6 +275,7 @@ def selection_ranges(
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len, config)
 
 
+@check.on_its_device
 def launch_ranges(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -295,6 +297,9 @@ def launch_ranges(
         return out, lse
     if config is None:
         config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
+    else:
+        check_heads("selection_ranges", config, h)
+        check.require(config.splits >= 1, f"selection_ranges: {config} has no splits")
     part = plse = table = lse
     if config.splits > 1:
         part, plse = workspace(q, rows * config.splits, h, dv)

@@ -223,6 +223,7 @@ def dkdv_kernel(
     )
 
 
+@check.on_its_device
 def launch_ranges_backward(
     q: torch.Tensor,
     k: torch.Tensor,

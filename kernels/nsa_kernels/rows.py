@@ -1,8 +1,8 @@
 """``selection_rows``: one span a row, K/V shared by the row's heads.
 
 ``rows_group`` keeps all heads of a row in one program, so each key is read once for all of them;
-when there are too few rows to fill the device the span is split and the shares are merged by the
-program that finishes last. See docs/kernels.md.
+when there are too few rows to fill the device the span is split and the shares are merged by a
+second launch. See docs/kernels.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from . import _checks as check
 from ._tiles import attend_span, attend_tile, load_tile, store_row, store_share
 from ._triton_compat import narrow, start_next_launch, tl, triton
-from .config import Config, dependent_launch, rows_config
+from .config import Config, check_chunks, check_heads, dependent_launch, rows_config
 from .merge import merge, workspace
 
 
@@ -189,6 +189,7 @@ def rows_per_head_kernel(
 
 def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check.check_qkv("selection_rows", q, k, v)
+    check.check_no_backward("selection_rows", q, k, v)
     if not (
         q.dim() == k.dim() == v.dim() == 3
         and q.shape[0] == k.shape[0] == v.shape[0]
@@ -201,6 +202,7 @@ def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
+@check.on_its_device
 def selection_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -224,7 +226,8 @@ def selection_rows(
 
     Raises:
         TypeError: unsupported or mixed dtypes.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
+            input that requires a gradient, a config of another shape.
     """
     check_rows(q, k, v)
     n, h, d = q.shape
@@ -235,6 +238,9 @@ def selection_rows(
         return out, lse
     if config is None:
         config = rows_config(n, h, length, d, dv, q.dtype, q.device)
+    else:
+        check_heads("selection_rows", config, h)
+        check_chunks("selection_rows", config.splits, config.chunk, config.block_l, length)
     part = plse = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
@@ -273,6 +279,7 @@ def selection_rows(
     return out, lse
 
 
+@check.on_its_device
 def selection_rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

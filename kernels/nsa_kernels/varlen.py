@@ -14,7 +14,7 @@ import torch
 from . import _checks as check
 from ._tiles import attend_span, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton
-from .config import Config, dependent_launch, varlen_config
+from .config import Config, check_heads, dependent_launch, varlen_config
 from .merge import merge, workspace
 
 ROWS_A_BLOCK = 1024
@@ -148,6 +148,7 @@ def varlen_kernel(
             store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
 
 
+@check.on_its_device
 def selection_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -179,9 +180,11 @@ def selection_varlen(
 
     Raises:
         TypeError: unsupported or mixed dtypes, cu_seqlens not int32.
-        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device.
+        ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
+            input that requires a gradient, a config of another shape.
     """
     check.check_qkv("selection_varlen", q, k, v)
+    check.check_no_backward("selection_varlen", q, k, v)
     if not (
         q.dim() == 3
         and k.dim() == v.dim() == 2
@@ -208,6 +211,9 @@ def selection_varlen(
         return out, lse
     if config is None:
         config = varlen_config(n, h, total, d, dv, max_seqlen, q.dtype, q.device)
+    else:
+        check_heads("selection_varlen", config, h)
+        check.require(config.chunk >= 1, f"selection_varlen: {config} has no keys a work item")
     items = n + total // config.chunk
     split = total > config.chunk
     part = plse = table = lse

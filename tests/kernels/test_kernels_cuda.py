@@ -165,3 +165,20 @@ def test_what_ranges_refuses() -> None:
     spans = torch.zeros(1, 1, 1, 129, 2, dtype=torch.int32)
     with pytest.raises(cuda.Unsupported, match="128 spans a row, not 129"):
         cuda.selection_ranges(q, k, k, spans)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CPU tensors are refused first there")
+def test_plans_of_another_shape_and_gradients_are_refused() -> None:
+    q, k, v = rows()
+    plan = cuda.plan_rows(q, k, v)
+    longer = [torch.zeros(2, 700, 64, dtype=torch.float16) for _ in "kv"]
+    with pytest.raises(ValueError, match="not for rows of 700 keys"):
+        cuda.selection_rows(q, *longer, plan=plan)
+    with pytest.raises(ValueError, match="has no backward"):
+        cuda.selection_rows(q.clone().requires_grad_(), k, v)
+    q, k = torch.zeros(1, 1, 1, 4, 64).half(), torch.zeros(1, 1, 30, 64).half()
+    few, many = (torch.zeros(1, 1, 1, n, 2, dtype=torch.int32) for n in (5, 40))
+    with pytest.raises(ValueError, match="up to 32 spans a row, ranges has 40"):
+        cuda.selection_ranges(q, k, k, many, plan=cuda.plan_ranges(q, k, k, few))
+    with pytest.raises(ValueError, match="has no backward"):
+        cuda.selection_ranges(q.requires_grad_(), k, k, few)

@@ -126,3 +126,59 @@ def test_one_graph_under_torch_compile() -> None:
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     for a, b in zip(compiled(*args), both(*args), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("gates", [(1, 2, 1), (1, 3), (2, 2, 3)])
+def test_gates_that_do_not_fit_are_refused(gates) -> None:
+    """The kernel would read past them."""
+    q, k, gates = randn(1, 2, 16), randn(1, 1, 100, 16), torch.rand(*gates, device=DEVICE)
+    with pytest.raises(ValueError, match=r"gates \[\.\.\.,3\]"):
+        nsa_kernels.decode_step(q, k, k, k[:, :, :5], k[:, :, :5], gates)
+    with pytest.raises(ValueError, match="three branches"):
+        nsa_kernels.gated_sum(q, q, q[:, :1], torch.rand(1, 2, 3, device=DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        (lambda q, k, lse: (q, k[..., :8], lse), ValueError, "head dim"),
+        (lambda q, k, lse: (q.double(), k, lse), TypeError, "dtype"),
+        (lambda q, k, lse: (q, k, lse[:, :1]), ValueError, "lse"),
+        (lambda q, k, lse: (q, k.expand(2, -1, -1, -1), lse), ValueError, "expected q"),
+        (lambda q, k, lse: (q[:, :3], k, lse[:, :3]), ValueError, "multiple of H"),
+        (lambda q, k, lse: (q.to("meta"), k, lse), ValueError, "one device"),
+    ],
+)
+def test_scores_refuse_what_does_not_fit(change, error, word) -> None:
+    q, k, lse = randn(1, 4, 16), randn(1, 2, 5, 16), torch.zeros(1, 4, device=DEVICE)
+    with pytest.raises(error, match=word):
+        nsa_kernels.decode_scores(*change(q, k, lse), 2)
+    with pytest.raises(ValueError, match="must divide"):
+        nsa_kernels.decode_scores(q, k, lse, 2, stride=0)
+
+
+def test_heads_that_do_not_share_evenly_are_refused() -> None:
+    q, k = randn(1, 3, 16), randn(1, 2, 10, 16)
+    with pytest.raises(ValueError, match="multiple of H"):
+        nsa_kernels.decode_compressed(q, k, k)
+    with pytest.raises(ValueError, match="multiple of H"):
+        nsa_kernels.decode_selected(q, k, k, torch.zeros(1, 2, 1, 2, dtype=torch.int32).to(DEVICE))
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_a_gradient_is_not_lost_in_silence(which) -> None:
+    q, gates = randn(1, 2, 16), torch.rand(1, 2, 3, device=DEVICE)
+    k, v = randn(1, 1, 100, 16), randn(1, 1, 100, 16, seed=1)
+    args = [q, k, v, randn(1, 1, 5, 16), randn(1, 1, 5, 16, seed=1), gates]
+    args[which].requires_grad_()
+    with pytest.raises(ValueError, match="decode_step: has no backward"):
+        nsa_kernels.decode_step(*args)
+    with torch.no_grad():
+        assert not nsa_kernels.decode_step(*args).requires_grad
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the CPU is where kernels cannot run only there")
+def test_blocks_are_selected_on_a_gpu_only(monkeypatch) -> None:
+    monkeypatch.setattr("nsa_kernels._checks.CPU_ALLOWED", False)
+    with pytest.raises(ValueError, match="needs CUDA tensors"):
+        nsa_kernels.select_blocks(torch.zeros(1, 1, 1, 4), 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import kernel_oracle as oracle
 import nsa_kernels
 import pytest
@@ -174,3 +176,17 @@ def test_disjoint_spans(spans) -> None:
 def test_bad_inputs_are_refused(change, error, word) -> None:
     with pytest.raises(error, match=word):
         nsa_kernels.selection_ranges(*change(*draw(), spans_of([(0, 5)])))
+
+
+def test_a_config_of_another_shape_is_refused() -> None:
+    few, many = draw(h=2), draw(h=100)
+    r = spans_of([(3, 90), (80, 140)])
+    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_ranges", *few, r))
+    with pytest.raises(ValueError, match="q has 100"):
+        nsa_kernels.selection_ranges(*many, r, config=config)
+    with pytest.raises(ValueError, match="no splits"):
+        nsa_kernels.selection_ranges(*few, r, config=dataclasses.replace(config, splits=0))
+    long = draw(h=2, s_kv=900)
+    r = spans_of([(3, 90), (80, 840)])
+    got = nsa_kernels.selection_ranges(*long, r, config=config)
+    oracle.assert_close(got, oracle.ranges(*long, r), torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import kernel_oracle as oracle
 import nsa_kernels
 import pytest
@@ -129,3 +131,32 @@ def test_bad_inputs_are_refused(change, error, word) -> None:
     q, k, v = draw(2, 4, 32, 32, 10, torch.float16)
     with pytest.raises(error, match=word):
         nsa_kernels.selection_rows(*change(q, k, v))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("which", range(3))
+def test_a_gradient_is_not_lost_in_silence(kernel, which) -> None:
+    args = draw(2, 4, 16, 16, 10, torch.float32)
+    args[which].requires_grad_()
+    with pytest.raises(ValueError, match="has no backward"):
+        kernel(*args)
+    with torch.no_grad():
+        assert not kernel(*args)[0].requires_grad
+
+
+def test_a_config_of_another_shape_is_refused() -> None:
+    """It would attend to the first keys only, or leave heads unwritten."""
+    small, long = draw(4, 2, 16, 16, 64, torch.float32), draw(4, 2, 16, 16, 512, torch.float32)
+    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_rows", *small))
+    with pytest.raises(ValueError, match="512 keys"):
+        nsa_kernels.selection_rows(*long, config=config)
+    many = draw(4, 100, 16, 16, 64, torch.float32)
+    with pytest.raises(ValueError, match="q has 100"):
+        nsa_kernels.selection_rows(*many, config=config)
+    with pytest.raises(ValueError, match="in tiles of"):
+        odd = dataclasses.replace(config, chunk=config.block_l + 8)
+        nsa_kernels.selection_rows(*small, config=odd)
+    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_rows", *long))
+    for args in (small, long):
+        got = nsa_kernels.selection_rows(*args, config=config)
+        oracle.assert_close(got, oracle.rows(*args), torch.float32)

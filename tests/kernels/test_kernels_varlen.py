@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import kernel_oracle as oracle
 import nsa_kernels
 import nsa_kernels.varlen as varlen_module
@@ -112,3 +114,26 @@ def test_malformed_cu_seqlens_touch_nothing_out_of_bounds(edges) -> None:
     cu = torch.tensor([0, 150, 150, 200], dtype=torch.int32, device=DEVICE)
     got = nsa_kernels.selection_varlen(q, k, v, cu, config=config)
     oracle.assert_close(got, oracle.varlen(q, k, v, cu), torch.float32)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_gradient_is_not_lost_in_silence(which) -> None:
+    args = draw([5, 9], 4, 16, 16, torch.float32)
+    args[which].requires_grad_()
+    with pytest.raises(ValueError, match="has no backward"):
+        nsa_kernels.selection_varlen(*args)
+    with torch.no_grad():
+        assert not nsa_kernels.selection_varlen(*args)[0].requires_grad
+
+
+def test_a_config_of_another_shape_is_refused() -> None:
+    few, many = draw([5, 9], 4, 16, 16, torch.float32), draw([5, 9], 100, 16, 16, torch.float32)
+    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_varlen", *few[:3]))
+    with pytest.raises(ValueError, match="q has 100"):
+        nsa_kernels.selection_varlen(*many, config=config)
+    with pytest.raises(ValueError, match="no keys a work item"):
+        nsa_kernels.selection_varlen(*few, config=dataclasses.replace(config, chunk=0))
+    # Any chunk serves any lengths.
+    long = draw([300, 9, 700], 4, 16, 16, torch.float32)
+    got = nsa_kernels.selection_varlen(*long, config=config)
+    oracle.assert_close(got, oracle.varlen(*long), torch.float32)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from .. import _checks as check
-from ..config import device_limits, ranges_config, rows_config
+from ..config import check_chunks, device_limits, ranges_config, rows_config
 from ..merge import merge, workspace
 from ..ranges import check_ranges
 from ..rows import check_rows
@@ -115,6 +115,7 @@ def _check(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             )
 
 
+@check.on_its_device
 def selection_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -136,7 +137,7 @@ def selection_rows(
         empty selection gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_rows``.
+        TypeError, ValueError: as ``nsa_kernels.selection_rows``; a plan of another shape.
         Unsupported: what this kernel does not take, or no NVRTC.
     """
     check_rows(q, k, v)
@@ -147,7 +148,10 @@ def selection_rows(
     lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
         return out, lse
-    plan = plan or plan_rows(q, k, v)
+    if plan is None:
+        plan = plan_rows(q, k, v)
+    else:
+        check_chunks("selection_rows", plan.splits, plan.chunk, plan.tile.keys, length)
     part = plse = lse
     if plan.splits > 1:
         part, plse = workspace(q, n * plan.splits, h, dv)
@@ -166,6 +170,7 @@ def selection_rows(
     return out, lse
 
 
+@check.on_its_device
 def selection_ranges(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -191,15 +196,24 @@ def selection_ranges(
         contiguous; a row that selects nothing gives out = 0, lse = -inf.
 
     Raises:
-        TypeError, ValueError: as ``nsa_kernels.selection_ranges``.
+        TypeError, ValueError: as ``nsa_kernels.selection_ranges``; a plan of another shape, an
+            input that requires a gradient.
         Unsupported: what this kernel does not take, or no NVRTC.
     """
     check.check_qkv("selection_ranges", q, k, v)
+    check.check_no_backward("nsa_kernels.cuda.selection_ranges", q, k, v)
     ranges = check_ranges(q, k, v, ranges)
     _check("selection_ranges", q, k, v)
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
-    plan = plan or plan_ranges(q, k, v, ranges, selected_len)
+    if plan is None:
+        plan = plan_ranges(q, k, v, ranges, selected_len)
+    else:
+        check.require(
+            plan.splits >= 1 and plan.spans >= ranges.shape[3],
+            f"selection_ranges: the plan is one for up to {plan.spans} spans a row, ranges has "
+            f"{ranges.shape[3]}; choose it by plan_ranges from these tensors, or leave it out",
+        )
     rows = b * s * g
     out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
     lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
