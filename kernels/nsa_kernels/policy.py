@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -77,6 +77,10 @@ class Policy:
         # The custom operator passes a policy as a number: its schema has no type for an object.
         object.__setattr__(self, "handle", len(_policies))
         _policies.append(self)
+
+    def __reduce__(self) -> tuple[type[Policy], tuple[object, ...]]:
+        # A handle counts the policies of one process: a copy must be entered anew.
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def limit(self, device_index: int) -> int:
         """The threshold on a device (-1: the CPU), looked up once."""

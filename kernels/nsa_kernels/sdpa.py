@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from .ranges import check_ranges
 from .spans import disjoint_spans
 
 
@@ -26,14 +27,17 @@ def packed_sdpa(
 
     Returns:
         out [B, S, G, h, Dv], contiguous; a row that selects nothing gives 0 and zero gradients.
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit together, as ``selection_ranges``.
     """
+    ranges = check_ranges(q, k, v, ranges)
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
-    if ranges.dim() == 4:
-        ranges = ranges.unsqueeze(0).expand(b, -1, -1, -1, -1)
     width = s_kv if selected_len is None else min(selected_len, s_kv)
     if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
-        return q.new_zeros((b, s, g, h, dv)) + 0 * (q.sum() + k.sum() + v.sum())
+        # Zeros that autograd connects to the inputs, whatever their values.
+        return q.new_zeros((b, s, g, h, dv)) + sum(x[:0].sum() for x in (q, k, v))
     rows = b * s * g
     start, before = disjoint_spans(ranges, s_kv)
     start, before = start.view(rows, -1), before.view(rows, -1)

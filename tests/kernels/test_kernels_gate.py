@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import timeit
 
 import kernel_oracle as oracle
@@ -10,7 +12,7 @@ import nsa_kernels
 import pytest
 import torch
 from nsa_kernels import Policy, gate, routing
-from nsa_kernels.policy import choose
+from nsa_kernels.policy import by_handle, choose
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -194,3 +196,40 @@ def test_chosen_config_is_reported() -> None:
     with pytest.raises(ValueError, match="no configuration"):
         nsa_kernels.chosen_config("selection_blocks", q, k, v)
     assert routing.routing_report()["kernel"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        (lambda q, k, v, r: (q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), r), ValueError, "k"),
+        (lambda q, k, v, r: (q, k[:, :, :32], v, r), ValueError, "expected q"),
+        (lambda q, k, v, r: (q, k[..., :8], v, r), ValueError, "expected q"),
+        (lambda q, k, v, r: (q, k, v, r.float()), TypeError, "int32"),
+        (lambda q, k, v, r: (q, k, v, r.to("meta")), ValueError, "ranges is on"),
+    ],
+)
+def test_the_fallback_checks_the_contract_too(change, error, word) -> None:
+    """Groups were mixed up, and keys taken from the next group's, where shapes did not fit."""
+    args = change(*draw())
+    with pytest.raises(error, match=word):
+        nsa_kernels.selection_attention(*args, policy=Policy(enabled=False))
+    with pytest.raises(error, match=word):
+        nsa_kernels.packed_sdpa(*args)
+
+
+def test_nothing_selected_of_large_values_is_zero_with_zero_gradients() -> None:
+    """Their sum is infinite in float16, and 0 times that is NaN."""
+    q, k, v, r = (x.abs().half() * 3e4 if x.is_floating_point() else x for x in draw())
+    leaves = [x.clamp(max=6e4).requires_grad_() for x in (q, k, v)]
+    for call in ({"ranges": r[..., :0, :]}, {"ranges": r, "selected_len": 0}):
+        out = nsa_kernels.packed_sdpa(*leaves, **call)
+        grads = torch.autograd.grad(out.float().sum(), leaves)
+        assert all((x == 0).all() for x in (out, *grads))
+
+
+def test_a_copied_policy_is_its_own() -> None:
+    """A handle is a place in one process's list: in another it names another policy, or none."""
+    policy = Policy(enabled=False, min_len={"A": 64, "B": None}, debug_shapes=True)
+    for other in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)):
+        assert other.handle != policy.handle and by_handle(other.handle) is other
+        assert repr(other) == repr(policy) and other.off == "disabled" and not other.plain
