@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import check_qkv, require, scale_log2
+from ._checks import DTYPES, check_qkv, require, scale_log2
 from ._fakes import gradients
 from .block_backward import block_major_backward
 from .block_config import (
@@ -26,6 +26,8 @@ from .block_plan import BlockPlan, build_plan, plan_sizes
 from .block_query_major import query_major_forward
 from .block_reference import block_selection_reference
 
+BLOCK_SIZES = (16, 32, 64, 128)
+
 
 def block_selection_attention(
     q: torch.Tensor,
@@ -40,7 +42,7 @@ def block_selection_attention(
     workspace_bytes: int = WORKSPACE_BYTES,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention over the chosen blocks of keys (arXiv 2502.11089, section 3.3.3).
+    """Causal attention over the chosen blocks of keys (arXiv 2502.11089, section 3.3.2).
 
     Query t sees keys up to its own position of blocks ``block_indices[b, t, h]`` of its sequence;
     the HQ // H query heads of a group share its choice. Differentiable in q, k and v.
@@ -84,6 +86,8 @@ def block_selection_attention(
                 q, k, v, block_indices, block_size=block_size, cu_seqlens=cu_seqlens,
                 workspace_bytes=workspace_bytes, backward=grad,
             )  # fmt: skip
+        else:
+            _check_plan(plan, block_indices, block_size, cu_seqlens)
         out, lse = torch.ops.nsa_kernels.block_major(
             q,
             k,
@@ -151,8 +155,7 @@ def _check(
     cu: torch.Tensor | None,
 ) -> None:
     op = "block_selection_attention"
-    if q.dtype != torch.float64:
-        check_qkv(op, q, k, v)
+    check_qkv(op, q, k, v, (*DTYPES, torch.float64))
     if not (
         q.dim() == k.dim() == v.dim() == index.dim() == 4
         and k.shape[:3] == v.shape[:3] == index.shape[:3]
@@ -173,7 +176,8 @@ def _check(
         )
     require(index.device == q.device, f"{op}: block_indices is on {index.device}, q on {q.device}")
     require(
-        block_size in (16, 32, 64, 128), f"{op}: block_size must be 16, 32, 64 or 128: {block_size}"
+        block_size in BLOCK_SIZES,
+        f"{op}: block_size must be one of {BLOCK_SIZES}; got {block_size}",
     )
     tokens = q.shape[0] * q.shape[1]
     require(tokens < 1 << 30, f"{op}: {tokens} tokens are more than int32 positions can count")
@@ -191,6 +195,24 @@ def _check(
             f"[sequences + 1]; got B={q.shape[0]}, {tuple(cu.shape)}",
         )
         require(cu.device == q.device, f"{op}: cu_seqlens is on {cu.device}, q on {q.device}")
+
+
+def _check_plan(
+    plan: BlockPlan, index: torch.Tensor, block_size: int, cu: torch.Tensor | None
+) -> None:
+    lists = (plan.entries, plan.places, plan.first, plan.edges)
+    sequences = None if cu is None else cu.numel() - 1
+    require(
+        plan.block_size == block_size
+        and plan.places.shape[2] == index.shape[3]
+        and tuple(x.shape for x in lists)
+        == plan_sizes(index.shape, sequences, block_size, plan.chunk)
+        and plan.places.device == index.device,
+        f"block_selection_attention: the plan (block_size {plan.block_size}, places "
+        f"{tuple(plan.places.shape)} on {plan.places.device}) is not one of block_indices "
+        f"{tuple(index.shape)} on {index.device}, these cu_seqlens and block_size {block_size}; "
+        "make it by plan_blocks of the same arguments",
+    )
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import LOG2_E, cdiv, next_power_of_2
+from ._checks import LOG2_E, cdiv, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_config import BlockConfig
@@ -254,6 +254,7 @@ def dq_kernel(
     )
 
 
+@on_its_device
 def block_major_backward(
     q: torch.Tensor,
     k: torch.Tensor,

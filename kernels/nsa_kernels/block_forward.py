@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import cdiv, next_power_of_2
+from ._checks import cdiv, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_config import BlockConfig
@@ -179,6 +179,7 @@ def merge_kernel(
     tl.store(lse_ptr + row, lse, mask=real)
 
 
+@on_its_device
 def block_major_forward(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._checks import cdiv, next_power_of_2
+from ._checks import cdiv, next_power_of_2, on_its_device
 from ._triton_compat import tl, triton
 from .block_config import BITS_BYTES
 
@@ -271,6 +271,7 @@ def plan_sizes(
     )
 
 
+@on_its_device
 def build_plan(
     block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
 ) -> BlockPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import next_power_of_2
+from ._checks import next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_forward import LN_2
@@ -113,6 +113,7 @@ def query_major_kernel(
     tl.store(lse_ptr + at, lse, mask=real)
 
 
+@on_its_device
 def query_major_forward(
     q: torch.Tensor,
     k: torch.Tensor,

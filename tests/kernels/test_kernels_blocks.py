@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import nsa_kernels
 import nsa_kernels.block_config as block_config
 import pytest
@@ -225,3 +227,47 @@ def test_wrong_arguments_are_named(change, message) -> None:
             options[name] = to
     with pytest.raises((ValueError, TypeError), match=message):
         nsa_kernels.block_selection_attention(*tensors.values(), **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"block_size": 64},
+        {"length": 70},
+        {"chosen": 2},
+        {"cu_seqlens": torch.tensor([0, 30, 96], dtype=torch.int32)},
+        {"elsewhere": True},
+    ],
+)
+def test_a_plan_of_another_call_is_refused(change) -> None:
+    """It would attend to other keys than were chosen."""
+    q, k, v, _, index = draw(1, 96, 4, 2, 16, 16, 3, torch.float32, 32)
+    plan = nsa_kernels.plan_blocks(q, k, v, index, block_size=32)
+    length = change.get("length", 96)
+    tensors = [x[:, :length] for x in (q, k, v, index[..., : change.get("chosen", 3)])]
+    cu = change.get("cu_seqlens")
+    options = {
+        "block_size": change.get("block_size", 32),
+        "cu_seqlens": None if cu is None else cu.to(DEVICE),
+    }
+    other = plan
+    if change.get("elsewhere"):
+        other = dataclasses.replace(plan, places=plan.places.to("meta"))
+    with pytest.raises(ValueError, match="plan_blocks of the same arguments"):
+        nsa_kernels.block_selection_attention(*tensors, **options, plan=other)
+    nsa_kernels.block_selection_attention(q, k, v, index, block_size=32, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        (lambda q, k, v: (q, k.float(), v), TypeError, "share one dtype"),
+        (lambda q, k, v: (q, k.repeat(1, 1, 1, 2), v), ValueError, "head dim"),
+        (lambda q, k, v: (q[..., :8], k[..., :8], v), ValueError, "16..256"),
+        (lambda q, k, v: (q, k, v.to("meta")), ValueError, "one device"),
+    ],
+)
+def test_float64_is_checked_as_well(change, error, word) -> None:
+    q, k, v, _, index = draw(1, 40, 4, 2, 16, 16, 3, torch.float64)
+    with pytest.raises(error, match=word):
+        nsa_kernels.block_selection_attention(*change(q, k, v), index, block_size=16)
