@@ -6,12 +6,14 @@ compressed block (``mlp``) alone.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
 from . import _checks as check
-from ._select_blocks import select_blocks
-from .block_attention import block_selection_attention
+from ._select_blocks import LOCAL_BLOCKS, select_blocks
+from .block_attention import BLOCK_SIZES, block_selection_attention
 from .compressed import compressed_attention_with_scores
 from .decode import decode_step
 from .layer_cache import NSACache
@@ -61,12 +63,16 @@ class NSAttention(nn.Module):
         heads: query heads HQ. kv_heads: key heads H; HQ is a multiple of it.
         head_dim: D = Dv, 16..256.
         block, stride: tokens of a compressed key, and from one to the next.
-        block_size: tokens of a selection block, a multiple of ``stride``.
-        n_selected: blocks a query selects: the first, the last two, and the highest scores, the
-            lowest index where scores are equal.
-        window: keys of the window branch.
+        block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
+            ``block`` is.
+        n_selected: blocks a query selects, three or more: the first, the last two, and the highest
+            scores, the lowest index where scores are equal.
+        window: keys of the window branch, 1 or more.
         compression: "mean" or "mlp".
         gates: fixed (compression, selection, window); None: learned, sigmoid of a projection.
+
+    Raises:
+        ValueError: sizes that do not fit together.
     """
 
     def __init__(
@@ -92,6 +98,21 @@ class NSAttention(nn.Module):
         check.require(
             compression in ("mean", "mlp"),
             f'NSAttention: compression is "mean" or "mlp"; got {compression!r}',
+        )
+        check.check_strides("NSAttention", block, stride, block_size)
+        check.require(
+            block_size in BLOCK_SIZES,
+            f"NSAttention: block_size must be one of {BLOCK_SIZES}; got {block_size}",
+        )
+        check.require(
+            n_selected > LOCAL_BLOCKS,
+            f"NSAttention: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
+            f"last {LOCAL_BLOCKS}; got {n_selected}",
+        )
+        check.require(window >= 1, f"NSAttention: window must be at least 1; got {window}")
+        check.require(
+            gates is None or len(gates) == 3,
+            f"NSAttention: gates are three, of compression, selection, window; got {gates}",
         )
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.block, self.stride, self.block_size = block, stride, block_size
@@ -135,7 +156,8 @@ class NSAttention(nn.Module):
         one: decode of one token, without gradients.
 
         Raises:
-            ValueError: more than one token for a cache that is not empty.
+            ValueError: more than one token for a cache that is not empty. After any error the
+                cache holds what it held before.
         """
         q, k, v, gates = self.project(x)
         filled = cache is not None and cache.tokens > 0
@@ -144,9 +166,10 @@ class NSAttention(nn.Module):
                 f"NSAttention: {x.shape[1]} tokens for a cache that holds {cache.tokens}; "  # type: ignore[union-attr]
                 "after the prefill give one token at a time"
             )
-        if cache is not None:
-            cache.append(k, v, self.compress_k, self.compress_v)
-        out = self._decode(q, gates, cache) if filled else self._prefill(q, k, v, gates)
+        with nullcontext() if cache is None else cache.undone_by_errors():
+            if cache is not None:
+                cache.append(k, v, self.compress_k, self.compress_v)
+            out = self._decode(q, gates, cache) if filled else self._prefill(q, k, v, gates)
         result: torch.Tensor = self.to_out(out.flatten(-2))
         return result
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -75,6 +76,19 @@ class NSACache:
                 else:
                     self._write(name, new[:, :0], 0)
             self.compressed = complete
+
+    @contextmanager
+    def undone_by_errors(self) -> Iterator[None]:
+        """What is appended inside is forgotten again if an error leaves it."""
+        tokens, compressed, buffers = self.tokens, self.compressed, dict(self._buffers)
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            if not done:
+                # Appending never writes over what was held, so the old numbers are enough.
+                self.tokens, self.compressed, self._buffers = tokens, compressed, buffers
 
     def _write(self, name: str, x: torch.Tensor, at: int) -> None:
         """Put [B, T, H, ...] behind the first ``at`` of a buffer."""

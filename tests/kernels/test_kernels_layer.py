@@ -94,3 +94,38 @@ def test_bad_use_is_refused() -> None:
         NSAttention(24, 3, 2, 16)
     with pytest.raises(ValueError, match='"mean" or "mlp"'):
         NSAttention(24, 4, 2, 16, compression="max")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [
+        ({"block": 6}, "stride must divide"),
+        ({"block_size": 48, "stride": 32}, "stride must divide"),
+        ({"stride": 0}, "stride must divide"),
+        ({"block_size": 8}, "block_size must be one of"),
+        ({"n_selected": 2}, "n_selected must be over 2"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"gates": (1.0, 0.0)}, "gates are three"),
+    ],
+)
+def test_sizes_are_checked_when_the_layer_is_made(sizes, word) -> None:
+    with pytest.raises(ValueError, match=f"NSAttention: {word}"):
+        layer(**sizes)
+
+
+def test_a_failing_step_leaves_the_cache_as_it_was() -> None:
+    of, x = layer(), tokens(12)
+    cache = of.cache(room=4)
+    wrong = layer().double()
+    with pytest.raises(TypeError, match="dtype"):
+        wrong(x.double(), cache)
+    assert (cache.tokens, cache.compressed) == (0, 0)
+    with torch.no_grad():
+        steps = [of(x[:, :7], cache)]
+        for t in range(7, 12):
+            of.window = -5
+            with pytest.raises(ValueError, match="window"):
+                of(x[:, t : t + 1], cache)
+            of.window = SIZES["window"]
+            steps.append(of(x[:, t : t + 1], cache))
+        torch.testing.assert_close(torch.cat(steps, 1), of(x), atol=2e-5, rtol=1e-4)
