@@ -101,10 +101,12 @@ class Op(ABC):
 
     def backward_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
         """Compulsory bytes and FLOPs of one backward: what the forward moves (the gradient of the
-        output in place of the output), and the gradients; five products where it has two."""
+        output in place of the output), and the gradients; dq, dk, dv and the gradient of the
+        weights, four products where the forward has two of the same sizes. Who does not keep the
+        weights computes them again, a fifth product, but nobody must."""
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
-        return Work(forward.bytes_min + written, forward.flops * 5 // 2)
+        return Work(forward.bytes_min + written, forward.flops * 2)
 
     def differentiable_elements(self, shape: Shape) -> int:
         """Elements of the `differentiable` arguments together; an op with a backward has it."""

@@ -99,14 +99,15 @@ class Decode(Op):
         """Every key and value that is read once; what selection itself reads is read already."""
         assert isinstance(shape, DecodeShape)
         widths = shape.D + shape.Dv
-        reads = shape.reads()[distribution]
+        reads = shape.B * shape.H * shape.reads()[distribution]
         if distribution == "total":
-            # The window and the local blocks share tokens, which need to be read only once.
-            local = min(LOCAL * shape.block_size, shape.S)
-            local -= shape.blocks * shape.block_size - shape.S
-            reads -= min(local, shape.window, shape.selected)
+            # What a chosen block and the window share needs to be read only once.
+            begin = _chosen(shape, seed) * shape.block_size
+            end = np.minimum(begin + shape.block_size, shape.S)
+            near = np.maximum(begin, shape.S - shape.window)
+            reads -= int(np.maximum(end - near, 0).sum())
         heads = shape.B * shape.HQ
-        elements = heads * widths + shape.B * shape.H * reads * widths
+        elements = (heads + reads) * widths
         if distribution == "total":
             elements += heads * 3
         ranges = 8 * shape.B * shape.H * shape.n_selected if distribution == "sel" else 0

@@ -2,7 +2,7 @@
 
 q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv].
 Spans are half-open; overlaps count once; what lies outside the keys is cut off; a span whose end is
-not behind its start is empty; a query without keys gives zeros. (arXiv 2502.11089, section 3.3.3,
+not behind its start is empty; a query without keys gives zeros. (arXiv 2502.11089, section 3.3.2,
 without the gather.)
 """
 

@@ -433,3 +433,25 @@ def test_branches_of_a_decode_step_are_work_of_their_own() -> None:
     op, shape, _ = drawn("decode", "total")
     flops = {b: op.work(shape, DType.FLOAT16, b, 3).flops for b in op.distributions}
     assert flops["total"] == flops["cmp"] + flops["sel"] + flops["win"] < flops["dense"] * 2
+
+
+@pytest.mark.parametrize(
+    ("S", "n_selected", "window"),
+    [(130, 4, 32), (130, 16, 32), (500, 4, 5), (500, 4, 200), (500, 8, 500), (500, 40, 900)],
+)
+def test_a_decode_step_reads_a_token_once_that_two_branches_need(S, n_selected, window) -> None:
+    """Chosen blocks, wherever they are, and the window: the exact union of their tokens."""
+    op = ops.get("decode")
+    sizes = {"B": 3, "S": S, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 8, "stride": 4}
+    sizes |= {"block_size": 16, "n_selected": n_selected, "window": window}
+    shape = op.shape_model.model_validate(sizes)
+    ranges = op.draw(shape, DType.FLOAT16, "total", 5, "cpu").tensors["ranges"]
+    tokens = 0
+    for row in ranges.flatten(0, 1).tolist():
+        read = set(range(max(S - window, 0), S))
+        for start, end in row:
+            read.update(range(start, end))
+        tokens += len(read)
+    compressed = 3 * 2 * ((S - 8) // 4 + 1)
+    elements = (3 * 4 + tokens + compressed) * (16 + 8) + 3 * 4 * 3
+    assert op.work(shape, DType.FLOAT16, "total", 5).bytes_min == 2 * elements
