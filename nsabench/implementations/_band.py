@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported
+from nsabench.implementations._flex import flex
 
 # Above this many elements a dense mask is no longer a serious way to do the work.
 MAX_MASK_ELEMENTS = 1 << 31
@@ -93,23 +94,6 @@ def refuse_mask(queries: int, keys: int) -> None:
     """Raises `Unsupported` when a mask of that size is beyond reason."""
     if queries * keys > MAX_MASK_ELEMENTS:
         raise Unsupported(f"a dense mask of {queries} x {keys} elements")
-
-
-@cache
-def _flex() -> tuple[Any, Any] | None:
-    try:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    except ImportError:
-        return None
-    return torch.compile(flex_attention, dynamic=False), create_block_mask
-
-
-def flex() -> tuple[Any, Any]:
-    """`flex_attention`, compiled, and `create_block_mask`. `Unsupported` before torch 2.5."""
-    found = _flex()
-    if found is None:
-        raise Unsupported(f"torch {torch.__version__} has no flex_attention")
-    return found
 
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: float) -> Tensor:

@@ -9,7 +9,6 @@ begins to pay: a case `dense` and one of another distribution, of the same T, ar
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations._backends import BACKENDS, sharing
+from nsabench.implementations._flex import flex
 from nsabench.implementations.ranges_baselines import take
 from nsabench.implementations.sdpa import forced
 
@@ -146,16 +146,6 @@ def gathered_sdpa(
     return torch.cat(chunks).view(b, t, hq, dv)
 
 
-@cache
-def _flex() -> tuple[Any, Any] | None:
-    """`flex_attention` compiled and its `BlockMask`; None before torch 2.5."""
-    try:
-        from torch.nn.attention.flex_attention import BlockMask, flex_attention
-    except ImportError:
-        return None
-    return torch.compile(flex_attention, dynamic=False), BlockMask
-
-
 @implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
 def flex_attention(
     q: Tensor,
@@ -168,10 +158,7 @@ def flex_attention(
     block_size: int,
 ) -> Tensor:
     """FlexAttention; blocks of 128 keys that none of 128 queries chose are free."""
-    found = _flex()
-    if found is None:
-        raise Unsupported(f"torch {torch.__version__} has no flex_attention")
-    attend, block_mask = found
+    attend, module = flex()
     b, t, hq, d = q.shape
     h, dv = k.shape[2], v.shape[3]
     group = hq // h
@@ -201,7 +188,7 @@ def flex_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        block_mask=block_mask.from_kv_blocks(
+        block_mask=module.BlockMask.from_kv_blocks(
             tiles.sum(-1, dtype=torch.int32),
             order.to(torch.int32),
             BLOCK_SIZE=FLEX_BLOCK,

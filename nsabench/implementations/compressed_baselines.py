@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
+from nsabench.implementations._flex import flex
 
 OP = "compressed"
 
@@ -153,7 +154,7 @@ def _block_mask(
         def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
             return keep[qi, ki]
 
-    return _band.flex()[1](seen, None, None, t, n, device=str(device))
+    return flex()[1].create_block_mask(seen, None, None, t, n, device=str(device))
 
 
 _block_mask_of = lru_cache(maxsize=2)(_block_mask)

@@ -7,17 +7,15 @@ these two read one number back on the host; nothing loops over rows or spans.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations._band import MAX_MASK_ELEMENTS, check_flash
+from nsabench.implementations._flex import flex
 from nsabench.implementations.varlen_baselines import every, flash
 
-MAX_MASK_ELEMENTS = 1 << 31
 MAX_GATHERED_BYTES = 32 << 30
 FLEX_BLOCK = 128
 
@@ -120,10 +118,7 @@ def flash_varlen(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: f
     """The selected keys of all rows gathered without padding, then FlashAttention's varlen form."""
     b, s, g, h, d = q.shape
     rows, s_kv = b * s * g, k.shape[2]
-    if q.dtype == torch.float32:
-        raise Unsupported("FlashAttention takes float16 and bfloat16 only")
-    if d != v.shape[3] or d % 8:
-        raise Unsupported("FlashAttention needs D = Dv, a multiple of 8")
+    check_flash(q, v)
     start, before = _disjoint(ranges, s_kv)
     counts = before[:, -1]
     cu_k = pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
@@ -149,23 +144,10 @@ def flash_varlen(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: f
     return out.view(b, s, g, h, d)
 
 
-@cache
-def _flex() -> tuple[Any, Any] | None:
-    """`flex_attention` compiled and its `BlockMask`; None before torch 2.5."""
-    try:
-        from torch.nn.attention.flex_attention import BlockMask, flex_attention
-    except ImportError:
-        return None
-    return torch.compile(flex_attention, dynamic=False), BlockMask
-
-
 @implementation(op="selection_ranges", name="flex_attention", role="baseline", devices=("cuda",))
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
     """FlexAttention, heads as queries; blocks of keys that no query of a block selects are free."""
-    found = _flex()
-    if found is None:
-        raise Unsupported(f"torch {torch.__version__} has no flex_attention")
-    attend, block_mask = found
+    attend, module = flex()
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
     if d & (d - 1) or dv & (dv - 1):
@@ -188,7 +170,7 @@ def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale:
         q.transpose(1, 2).reshape(b, g, s * h, d),
         k,
         v,
-        block_mask=block_mask.from_kv_blocks(
+        block_mask=module.BlockMask.from_kv_blocks(
             blocks.sum(-1, dtype=torch.int32),
             order.to(torch.int32),
             BLOCK_SIZE=FLEX_BLOCK,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
+from nsabench.implementations._flex import flex
 from nsabench.implementations.varlen_baselines import every
 
 OP = "sliding_window"
@@ -154,7 +155,7 @@ def _block_mask(t: int, window: int, device: torch.device, cu_seqlens: Tensor | 
         keep = (ki <= qi) & (ki > qi - window)
         return keep if sequence is None else keep & (sequence[qi] == sequence[ki])
 
-    return _band.flex()[1](seen, None, None, t, t, device=str(device))
+    return flex()[1].create_block_mask(seen, None, None, t, t, device=str(device))
 
 
 _block_mask_of = lru_cache(maxsize=2)(_block_mask)

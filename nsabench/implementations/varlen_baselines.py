@@ -16,16 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
-
-# Above this many mask elements a dense mask is no longer a serious way to do the work.
-MAX_MASK_ELEMENTS = 1 << 31
-
-
-def _check_flash(q: Tensor, v: Tensor) -> None:
-    if q.dtype == torch.float32:
-        raise Unsupported("FlashAttention takes float16 and bfloat16 only")
-    if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8:
-        raise Unsupported("FlashAttention needs D = Dv, a multiple of 8")
+from nsabench.implementations._band import check_flash, refuse_mask
 
 
 def flash(
@@ -48,7 +39,7 @@ def every(step: int, rows: int, device: torch.device) -> Tensor:
 @implementation(op="selection_varlen", name="flash_varlen", role="baseline", devices=("cuda",))
 def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
     """The H heads as H queries of one head."""
-    _check_flash(q, v)
+    check_flash(q, v)
     rows, heads, width = q.shape
     out = flash(
         q.reshape(rows * heads, 1, width),
@@ -67,7 +58,7 @@ def flash_varlen_gqa(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float
 ) -> Tensor:
     """One query of H heads a row over one K/V head."""
-    _check_flash(q, v)
+    check_flash(q, v)
     cu_q = every(1, q.shape[0], q.device)
     return flash(q, k.unsqueeze(1), v.unsqueeze(1), cu_q, cu_seqlens, 1, sm_scale)
 
@@ -85,7 +76,7 @@ def _varlen_attn() -> tuple[Any, bool] | None:
 @implementation(op="selection_varlen", name="varlen_attn", role="baseline", devices=("cuda",))
 def varlen_attn(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
     """The public API, the H heads as H queries of one head."""
-    _check_flash(q, v)
+    check_flash(q, v)
     found = _varlen_attn()
     if found is None:
         raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen")
@@ -137,8 +128,7 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
     """Every row over all packed keys, those of the other rows masked out."""
     rows, total = q.shape[0], k.shape[0]
-    if rows * total > MAX_MASK_ELEMENTS:
-        raise Unsupported(f"a dense mask of {rows} x {total} elements")
+    refuse_mask(rows, total)
     if total == 0:
         return q.new_zeros(*q.shape[:2], v.shape[1])
     at = torch.arange(total, device=q.device)
