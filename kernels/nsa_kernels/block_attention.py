@@ -65,7 +65,8 @@ def block_selection_attention(
         float32 [B, T, HQ] (natural log; -inf without a key).
 
     Raises:
-        TypeError, ValueError: arguments that do not fit, a workspace too small for one chunk.
+        TypeError, ValueError: arguments that do not fit, a plan of another call, a workspace too
+            small for one chunk, tiles too large for the GPU's shared memory.
     """
     _check(q, k, v, block_indices, block_size, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
@@ -75,6 +76,9 @@ def block_selection_attention(
         return (out, lse) if return_lse else out
     shape = _shape(q, k, v, block_indices, block_size)
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if grad and not torch.compiler.is_compiling():
+        # What the backward does not take is said now, not after the forward.
+        backward_config(shape)
     if plan is None and not grad and query_major_wins(shape):
         # Without the dispatcher, which would take longer than the kernel.
         compiling = torch.compiler.is_compiling()

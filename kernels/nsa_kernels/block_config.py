@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from ._checks import cdiv, next_power_of_2
+from ._checks import cdiv, next_power_of_2, require
 from .config import device_limits
 
 WORKSPACE_BYTES = 1 << 30
@@ -59,30 +60,58 @@ class Workspace:
     heads: int
 
 
-def _tile_rows(shape: BlockShape, tiles: int) -> int:
+WIDE_SHARED = 200 << 10
+"""Bytes a program; GPUs with more multiply transposed operands where they lie."""
+
+
+def _forward_bytes(shape: BlockShape, rows: int) -> int:
+    """Upper bound of the shared memory of a forward tile: K and V, q, the scores."""
+    d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
+    held = shape.block_size * (d + dv) + rows * d + 2 * rows * shape.block_size
+    return held * shape.dtype.itemsize
+
+
+def _backward_bytes(shape: BlockShape, rows: int) -> int:
+    """Shared memory of a backward tile, as compiled: K and V, q and d_out, one tile of scores.
+
+    Other GPUs than those with ``WIDE_SHARED`` keep K a second time, transposed.
+    """
+    d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
+    wide = device_limits(shape.device).shared_bytes > WIDE_SHARED
+    held = (shape.block_size + rows) * (d + dv) + rows * shape.block_size
+    if not wide:
+        held += shape.block_size * d
+    return held * shape.dtype.itemsize
+
+
+def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int]) -> int:
     """The most rows of a tile, 64 or a query's heads, whose operands fit in shared memory.
 
-    ``tiles`` operands of (D + Dv) / 2 columns and that many rows share it with K and V.
+    Raises:
+        ValueError: not even the fewest fit.
     """
     one = next_power_of_2(shape.group)
     if shape.dtype.itemsize == 4:
+        # IEEE products on the plain cores hold their operands in registers.
         return max(32, one)
-    widths = next_power_of_2(shape.d) + next_power_of_2(shape.dv)
-    keys = shape.block_size * widths
+    limit = device_limits(shape.device).shared_bytes
     rows = 64
-    while rows > 16:
-        scores = rows * shape.block_size
-        if (keys + tiles * rows * widths // 2 + 2 * scores) * shape.dtype.itemsize <= (
-            device_limits(shape.device).shared_bytes
-        ):
-            break
+    while rows > 16 and room(shape, rows) > limit:
         rows //= 2
-    return max(rows, one)
+    rows = max(rows, one)
+    require(
+        room(shape, rows) <= limit,
+        f"block_selection_attention: the {of} with D={shape.d}, Dv={shape.dv}, block_size="
+        f"{shape.block_size} and {shape.group} query heads a key head needs "
+        f"{room(shape, rows) >> 10} KiB of shared memory, and {shape.device} gives a program "
+        f"{limit >> 10}; take a smaller block_size",
+    )
+    return rows
 
 
 def forward_config(shape: BlockShape) -> BlockConfig:
     """Work items of about a thousand rows: long enough to pay for K and V, short for the tail."""
-    rows = _tile_rows(shape, 1)
+    rows = _tile_rows(shape, "forward", _forward_bytes)
     wide = max(shape.d, shape.dv) > 128
     # 128 registers let four programs of four warps share a multiprocessor.
     plain = shape.dtype.itemsize == 4 or wide
@@ -98,7 +127,9 @@ def _backward_queries(shape: BlockShape) -> int:
 def backward_config(shape: BlockShape) -> BlockConfig:
     """Longer items than the forward's: a program ends with dK and dV to be written."""
     warps = 8 if max(shape.d, shape.dv) > 128 else 4
-    return BlockConfig(_tile_rows(shape, 2), _backward_queries(shape), warps, None)
+    return BlockConfig(
+        _tile_rows(shape, "backward", _backward_bytes), _backward_queries(shape), warps, None
+    )
 
 
 def _even(n: int, most: int) -> int:

@@ -271,3 +271,40 @@ def test_float64_is_checked_as_well(change, error, word) -> None:
     q, k, v, _, index = draw(1, 40, 4, 2, 16, 16, 3, torch.float64)
     with pytest.raises(error, match=word):
         nsa_kernels.block_selection_attention(*change(q, k, v), index, block_size=16)
+
+
+SHARED = {  # D, Dv, block_size, rows: KiB that Triton 3.7.1 gives the backward for sm_89
+    (192, 128, 64, 32): 108,
+    (256, 256, 64, 16): 114,
+    (256, 256, 32, 32): 82,
+    (128, 128, 128, 32): 120,
+    (128, 128, 64, 64): 88,
+}
+
+
+def shape_of(d: int, dv: int, block_size: int) -> block_config.BlockShape:
+    half = torch.float16
+    return block_config.BlockShape(4096, 16, 4, 4, d, dv, block_size, half, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("sizes", SHARED)
+def test_shared_memory_of_the_backward_is_what_the_compiler_takes(sizes) -> None:
+    *widths, rows = sizes
+    assert block_config._backward_bytes(shape_of(*widths), rows) == SHARED[sizes] << 10
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the CPU stands for a GPU of 99 KiB")
+def test_tiles_that_fit_no_shared_memory_are_refused_before_the_forward() -> None:
+    assert block_config.backward_config(shape_of(192, 128, 64)).rows == 16
+    assert block_config.forward_config(shape_of(256, 256, 64)).rows == 32
+    q, k, v, _, index = draw(1, 64, 2, 1, 256, 256, 1, torch.float16, 128)
+    for grad, what in ((False, "forward"), (True, "backward")):
+        with pytest.raises(ValueError, match=rf"{what} with D=256, Dv=256, block_size=128 .* 99"):
+            nsa_kernels.block_selection_attention(
+                q.requires_grad_(grad),
+                k,
+                v,
+                index,
+                block_size=128,
+                plan=nsa_kernels.plan_blocks(q, k, v, index, block_size=128),
+            )
