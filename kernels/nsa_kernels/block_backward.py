@@ -13,7 +13,7 @@ import torch
 from ._checks import LOG2_E, cdiv, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
-from .block_config import BlockConfig
+from .block_config import BlockConfig, beyond_int32
 from .block_plan import CHUNK_AND_HEAD, UNROLLED, BlockPlan
 
 
@@ -87,6 +87,7 @@ def backward_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (work item, head): dK and dV of one block over its queries, and their partial dQ.
@@ -103,8 +104,12 @@ def backward_kernel(
         start = tl.load(items_ptr + item * 2 + 1)
         n = tl.minimum(tl.load(count_ptr + h * n_bins + bin_) - start, QUERIES)
         begin = tl.load(first_ptr + h * n_bins + bin_) + start
-        entries_ptr += h * segment_size
-        segment = local_h * segment_size
+        entries_ptr += h * segment_size + begin
+        dq_part_ptr += (local_h * segment_size + begin) * G * D
+        q_ptr += h * G * q_sh
+        do_ptr += h * G * do_sh
+        lse_ptr += h * G
+        delta_ptr += h * G
         key = tl.load(edges_ptr + bin_ * 2) + tl.arange(0, BLOCK_SIZE)
         held = key < tl.load(edges_ptr + bin_ * 2 + 1)
         d = tl.arange(0, BLOCK_D)
@@ -117,19 +122,23 @@ def backward_kernel(
         HQ = H * G
         rows = tl.arange(0, ROWS)
         head = rows % PAD_G
-        hq = h * G + head
         for i in range(0, n, ROWS // PAD_G):
             query = i + rows // PAD_G
             real = query < n
             if PAD_G != G:
                 real = real & (head < G)
-            t = first_token + tl.load(entries_ptr + begin + query, mask=real, other=0)
-            t64 = t.to(tl.int64)
-            q = load_tile(q_ptr, t64 * q_st + hq * q_sh, d, 1, q_sd, real, D, BLOCK_D, True)
-            do = load_tile(do_ptr, t64 * do_st + hq * do_sh, dv, 1, do_sd, real, DV, BLOCK_DV, True)
+            t = first_token + tl.load(entries_ptr + query, mask=real, other=0)
+            # Registers, as in the forward.
+            token = t
+            if WIDE:
+                token = t.to(tl.int64)
+            q_row = token * q_st + head * q_sh
+            do_row = token * do_st + head * do_sh
+            q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
+            do = load_tile(do_ptr, do_row, dv, 1, do_sd, real, DV, BLOCK_DV, True)
             # Rows that are not real get probability 0.
-            lse = tl.load(lse_ptr + t64 * HQ + hq, mask=real, other=float("inf"))
-            delta = tl.load(delta_ptr + t64 * HQ + hq, mask=real, other=0.0)
+            lse = tl.load(lse_ptr + token * HQ + head, mask=real, other=float("inf"))
+            delta = tl.load(delta_ptr + token * HQ + head, mask=real, other=0.0)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             s = dot(q, tl.trans(k), s, PRECISION)
             p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
@@ -141,7 +150,7 @@ def backward_kernel(
             dk_sum = dot(tl.trans(ds), q, dk_sum, PRECISION)
             dq = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
             dq = dot(ds, k, dq, PRECISION)
-            to = (segment + begin + query) * G + head
+            to = query * G + head
             tl.store(
                 dq_part_ptr + to[:, None] * D + d[None, :],
                 narrow(dq, dq_part_ptr.dtype.element_ty),
@@ -335,6 +344,7 @@ def block_major_backward(
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=queries,
                 ROWS=config.rows,
+                WIDE=beyond_int32(q, do, lse),
                 PRECISION="ieee",
                 num_warps=config.warps,
                 num_stages=1,

@@ -13,18 +13,18 @@ import torch
 from ._checks import cdiv, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
-from .block_config import BlockConfig
+from .block_config import BlockConfig, beyond_int32
 from .block_plan import CHUNK_AND_HEAD, UNROLLED, BlockPlan
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def on_diagonal(entries_ptr, begin, n, first_token, last_key, BLOCK_SIZE: tl.constexpr):
-    """How many of the ``n`` ascending tokens from ``begin`` on lie before a block's last key."""
+def on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE: tl.constexpr):
+    """How many of ``n`` ascending tokens lie before a block's last key."""
     # No more than a block has keys can.
     at = tl.arange(0, BLOCK_SIZE)
-    token = tl.load(entries_ptr + begin + at, mask=at < n, other=0)
+    token = tl.load(entries_ptr + at, mask=at < n, other=0)
     return tl.sum(((at < n) & (first_token + token < last_key)).to(tl.int32), 0)
 
 
@@ -63,9 +63,14 @@ def forward_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (work item, head): partial outputs and LSEs (log2) over one block of keys."""
+    """Program (work item, head): partial outputs and LSEs (log2) over one block of keys.
+
+    AHEAD: the tokens of a tile are asked for while the tile before is worked on.
+    """
     local_h = tl.program_id(1).to(tl.int64)
     h = first_head + local_h
     item = h * tl.num_programs(0) + tl.program_id(0)
@@ -74,8 +79,10 @@ def forward_kernel(
         start = tl.load(items_ptr + item * 2 + 1)
         n = tl.minimum(tl.load(count_ptr + h * n_bins + bin_) - start, QUERIES)
         begin = tl.load(first_ptr + h * n_bins + bin_) + start
-        entries_ptr += h * segment_size
-        segment = local_h * segment_size
+        entries_ptr += h * segment_size + begin
+        plse_ptr += (local_h * segment_size + begin) * G
+        part_ptr += (local_h * segment_size + begin) * G * DV
+        q_ptr += h * G * q_sh
         key = tl.load(edges_ptr + bin_ * 2) + tl.arange(0, BLOCK_SIZE)
         held = key < tl.load(edges_ptr + bin_ * 2 + 1)
         last_key = tl.load(edges_ptr + bin_ * 2) + BLOCK_SIZE - 1
@@ -84,18 +91,30 @@ def forward_kernel(
         at = key.to(tl.int64)
         k = load_tile(k_ptr + h * k_sh, at, d, k_st, k_sd, held, D, BLOCK_D, True)
         v = load_tile(v_ptr + h * v_sh, at, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
-        diagonal = on_diagonal(entries_ptr, begin, n, first_token, last_key, BLOCK_SIZE)
+        diagonal = on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE)
         # A tile is ROWS // PAD_G queries, a row a head.
         rows = tl.arange(0, ROWS)
         head = rows % PAD_G
+        if AHEAD:
+            next_t = first_token + tl.load(
+                entries_ptr + rows // PAD_G, mask=rows // PAD_G < n, other=0
+            )
         for i in range(0, n, ROWS // PAD_G):
             query = i + rows // PAD_G
             real = query < n
             if PAD_G != G:
                 real = real & (head < G)
-            t = first_token + tl.load(entries_ptr + begin + query, mask=real, other=0)
-            q_row = t.to(tl.int64) * q_st + (h * G + head) * q_sh
-            q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
+            if AHEAD:
+                t = next_t
+                after = query + ROWS // PAD_G
+                next_t = first_token + tl.load(entries_ptr + after, mask=after < n, other=0)
+            else:
+                t = first_token + tl.load(entries_ptr + query, mask=real, other=0)
+            # Registers are what these kernels lack; 64-bit offsets would take twice as many.
+            token = t
+            if WIDE:
+                token = t.to(tl.int64)
+            q = load_tile(q_ptr, token * q_st + head * q_sh, d, 1, q_sd, real, D, BLOCK_D, True)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             s = dot(q, tl.trans(k), s, PRECISION)
             # Keys behind the end of the sequence are behind its queries, too.
@@ -107,7 +126,7 @@ def forward_kernel(
             acc = tl.zeros([ROWS, BLOCK_DV], dtype=tl.float32)
             acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
             out = narrow(acc * (1.0 / total)[:, None], part_ptr.dtype.element_ty)
-            to = (segment + begin + query) * G + head
+            to = query * G + head
             # Written once and read by another kernel: they need not push q out of the cache.
             tl.store(
                 part_ptr + to[:, None] * DV + dv[None, :],
@@ -237,6 +256,8 @@ def block_major_forward(
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=config.queries,
                 ROWS=config.rows,
+                AHEAD=config.ahead,
+                WIDE=beyond_int32(q),
                 PRECISION="ieee",
                 num_warps=config.warps,
                 num_stages=1,

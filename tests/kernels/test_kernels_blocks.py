@@ -89,6 +89,28 @@ def test_more_choices_than_a_kernel_unrolls(chosen: int) -> None:
     assert torch.allclose(again, out, atol=1e-5) and torch.allclose(lse_again, lse, atol=1e-5)
 
 
+def test_offsets_beyond_int32(monkeypatch) -> None:
+    """Memory is reserved, and only what is used of it touched."""
+    *qkv, d_out, index = draw(1, 40, 2, 1, 16, 16, 2, torch.float32)
+    q = torch.empty(40 << 26, dtype=torch.float16, device=DEVICE)
+    q = q.as_strided((1, 40, 2, 16), (40 << 26, 1 << 26, 16, 1)).copy_(qkv[0])
+    assert block_config.beyond_int32(q) and not block_config.beyond_int32(*qkv)
+    k, v = (x.half() for x in qkv[1:])
+    monkeypatch.setattr("nsa_kernels.block_attention.query_major_wins", lambda shape: False)
+
+    def results(q):
+        plan = nsa_kernels.plan_blocks(q, k, v, index, block_size=16)
+        out, lse = nsa_kernels.block_selection_attention(
+            q, k, v, index, block_size=16, plan=plan, return_lse=True
+        )
+        lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
+        backward = torch.ops.nsa_kernels.block_major_backward
+        return out, *backward(q, k, v, out, lse, d_out.half(), *lists, 16, 0.25, 1 << 30)
+
+    for far, near in zip(results(q), results(q.contiguous()), strict=True):
+        assert torch.equal(far, near)
+
+
 def test_packed_sequences_do_not_see_each_other() -> None:
     cu = torch.tensor([3, 40, 40, 97, 120], dtype=torch.int32, device=DEVICE)
     out, *_ = check(*draw(1, 130, 4, 2, 16, 16, 5, torch.float32), cu=cu)
