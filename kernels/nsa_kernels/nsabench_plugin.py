@@ -135,6 +135,7 @@ def rows_cuda(
     name="ranges_cuda",
     config=_plan_of(cuda.plan_ranges),
     devices=("cuda",),
+    directions=("forward",),
     compile_ahead=_ahead("selection_ranges"),
 )
 def ranges_cuda(
@@ -177,7 +178,13 @@ def blocks(
     return out
 
 
-@implementation(op="selection_blocks", name="blocks_query_major", role="baseline", devices=DEVICES)
+@implementation(
+    op="selection_blocks",
+    name="blocks_query_major",
+    role="baseline",
+    devices=DEVICES,
+    directions=("forward",),
+)
 def blocks_query_major(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -189,8 +196,6 @@ def blocks_query_major(
     block_size: int,
 ) -> torch.Tensor:
     """What public kernels do: a program takes a query and reads every block it chose."""
-    if q.requires_grad:
-        raise Unsupported("the query-major kernel has no backward")
     return torch.ops.nsa_kernels.block_query_major(
         q, k, v, block_indices, cu_seqlens, int(block_size), sm_scale
     )[0]

@@ -1,0 +1,18 @@
+"""What the bench plans of the kernels' own implementations."""
+
+from __future__ import annotations
+
+from nsabench.run import make_plan
+from nsabench.words import Direction
+
+FORWARD_ONLY = {"ranges_cuda", "blocks_query_major"}
+
+
+def test_a_kernel_without_a_backward_is_planned_for_none() -> None:
+    cases = make_plan(["selection_edge"], "cuda", None).cases
+    planned = {
+        direction: {n for p in cases if p.case.direction is direction for n in p.implementations}
+        for direction in Direction
+    }
+    assert planned[Direction.FORWARD] >= FORWARD_ONLY
+    assert not planned[Direction.BACKWARD] & FORWARD_ONLY
