@@ -186,11 +186,14 @@ def test_a_run_whose_plan_was_changed_goes_no_further(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     edit(run / "plan.yaml", "mae: 0.001", "mae: 0.5")
+    done = nsabench("audit", run)
+    assert done.returncode == 4
+    assert "plan.yaml was changed after the signature" in done.stderr
+    (run / "manifest.dsse.json").unlink()
     for arguments in (("all", "--resume", run), ("audit", run)):
         done = nsabench(*arguments)
         assert done.returncode == 2
         assert "under another plan" in done.stderr
-    (run / "manifest.dsse.json").unlink()
     done = nsabench("verify", run, "--require", "unsigned")
     assert done.returncode == 4
     assert "sha256 of plan.yaml" in done.stderr

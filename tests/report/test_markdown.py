@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
+from nsabench.manifest import seal
+from nsabench.manifest.keys import load_signer
 from nsabench.report import Facts, write_markdown
 from nsabench.report.statistics import by_length
 from tests.report.conftest import make_run
+from tests.runs import make_run as make_whole_run
 
 
 def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
@@ -72,10 +74,10 @@ def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
 
 
-def test_a_signed_folder_is_left_as_it_was_signed(run: Path, tmp_path: Path) -> None:
-    signed = tmp_path / "signed"
-    shutil.copytree(run, signed)
-    (signed / "manifest.dsse.json").write_text("{}")
+def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
+    signed = make_whole_run(tmp_path / "signed")
+    seal(signed, load_signer({}))
+    before = sorted(path.name for path in signed.iterdir())
     done = CliRunner().invoke(command, [str(signed)])
     assert isinstance(done.exception, UsageError)
-    assert not (signed / "report.html").exists()
+    assert sorted(path.name for path in signed.iterdir()) == before
