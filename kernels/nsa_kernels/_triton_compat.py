@@ -27,6 +27,7 @@ __all__ = [
     "HAS_PDL",
     "INTERPRETED",
     "KERNEL_ERRORS",
+    "PIPELINES_GATHERS",
     "TRITON_VERSION",
     "check_version",
     "dot",
@@ -106,6 +107,10 @@ def _parse(version: str) -> tuple[int, int, int]:
 
 
 TRITON_VERSION: tuple[int, int, int] = _parse(triton.__version__)
+
+PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
+"""Whether loops may have stages whose loads take their addresses from loads of the same turn; the
+compiler of 3.1 ends with "operation scheduled before its operands"."""
 
 
 def check_version() -> None:

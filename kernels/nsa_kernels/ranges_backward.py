@@ -17,7 +17,7 @@ import torch
 from . import _checks as check
 from ._fakes import gradients
 from ._tiles import load_tile
-from ._triton_compat import dot, narrow, tl, triton
+from ._triton_compat import PIPELINES_GATHERS, dot, narrow, tl, triton
 from .ranges import check_ranges, launch_ranges
 from .spans import disjoint_spans
 
@@ -291,7 +291,7 @@ def launch_ranges_backward(
         BLOCK_H=block_h,
         BLOCK_L=block_n,
         SEARCH_STEPS=(n_spans - 1).bit_length(),
-        **common,
+        **(common if PIPELINES_GATHERS else common | {"num_stages": 1}),
     )
     tiles = check.cdiv(s_kv, block_n)
     at_once = max(1, min(tiles, MAX_PLAN_BYTES // (4 * b * g * s)))
