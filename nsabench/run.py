@@ -154,15 +154,15 @@ def _open(
     """Describe and calibrate the device, and journal that before the first case."""
     earlier = journal.read(folder.journal).headers
     described = _same_machine(executor, earlier)
+    if not earlier:
+        # As the machine is before we load it ourselves: clocks, temperature, other processes.
+        _write_environment(folder, plan, described)
     try:
         ceilings = executor.calibrate()
     except GroupLost as lost:
         raise EnvironmentRefused(
             f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
         ) from lost
-    if not earlier:
-        # As the machine is before the first case: clocks, temperature, other processes.
-        _write_environment(folder, plan, described)
     records.append(
         Header(
             run_id=plan.run_id,

@@ -10,11 +10,12 @@ import pytest
 
 from nsabench import apart, run
 from nsabench.case import Case
-from nsabench.errors import UsageError
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.journal import read
 from nsabench.messages import Described, Measured
 from nsabench.plan import Plan
-from nsabench.words import Role
+from nsabench.supervisor.executor import GroupLost
+from nsabench.words import Role, Status
 from tests.runs import Made, make_run, timed
 
 ONE = Made(lengths=(64,), shapes=((256, 4, 64),))
@@ -100,3 +101,22 @@ def test_on_the_same_machine_it_goes_on(
 def test_nothing_left_to_measure_asks_no_machine(tmp_path: Path, asked: list[str]) -> None:
     run.resume(unfinished(tmp_path / "run", 0.5), Silent())
     assert asked == []
+
+
+def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibration loads the device: after it, it looks as if somebody else kept it busy."""
+    folder = unfinished(tmp_path / "run", 1.5)
+    (folder / "environment.json").unlink()
+    (folder / "journal.jsonl").unlink()
+    seen: list[bool] = []
+
+    def calibrate(executor: Elsewhere) -> None:
+        seen.append((folder / "environment.json").exists())
+        raise GroupLost("", Status.CRASHED, "enough was seen", "")
+
+    monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
+    with pytest.raises(EnvironmentRefused, match="enough was seen"):
+        run.resume(folder, Silent())
+    assert seen == [True]
