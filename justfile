@@ -15,9 +15,10 @@ default:
 all *arguments: install
     .venv/bin/nsabench all "$@"
 
-# The tests, two files at a time. `just test -n 0 FILE` for one alone
+# The tests, two files at a time. `just test -n 0 FILE` for one alone. One thread each: threads that
+# wait for cores that others hold made an honest call ten times as slow as the next
 test *arguments: install
-    {{ python }} -m pytest -n 2 --dist loadfile "$@"
+    OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile "$@"
 
 # Formatter, linter, type checker
 lint: install
