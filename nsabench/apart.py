@@ -61,11 +61,10 @@ def measure(
     on_case: Callable[[str], None],
 ) -> None:
     """Time the baselines of the cases that were not yet timed apart."""
-    by_id = {planned.id: planned.case for planned in plan.cases}
     for case_id, names in cases.items():
         if case_id in records.apart:
             continue
-        case = by_id[case_id]
+        case = plan.by_id[case_id].case
         on_case(f"baselines of {case.label} without the candidates")
         records.append(_timed(case, names, executor))
 

@@ -32,13 +32,13 @@ def confirm(
     on_case: Callable[[str], None],
 ) -> None:
     """Measure the cells that are not confirmed yet. `executor` must have no worker yet."""
-    cases = {planned.id: planned.case for planned in plan.cases}
     for case_id, names in cells.items():
         if case_id in records.confirmed:
             continue
-        on_case(f"second look at {cases[case_id].label}")
+        case = plan.by_id[case_id].case
+        on_case(f"second look at {case.label}")
         line = Confirmation(case_id=case_id)
-        ask = partial(executor.measure, cases[case_id], names, SESSION)
+        ask = partial(executor.measure, case, names, SESSION)
         try:
             measured = cooled(partial(in_a_fresh_worker, ask))
             line.outcomes, line.conditions = measured.outcomes, measured.conditions

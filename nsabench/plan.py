@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from secrets import token_hex
@@ -21,6 +21,7 @@ from nsabench.case import Case
 from nsabench.errors import UsageError
 from nsabench.matrix import LoadedMatrix, Selection
 from nsabench.words import Direction, Role, Runs
+from nsabench.writing import whole
 from nsabench.yaml_lines import nearest
 
 Device = Literal["cuda", "cpu"]
@@ -86,6 +87,10 @@ class Plan(BaseModel):
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]
 
+    @cached_property
+    def by_id(self) -> dict[str, PlannedCase]:
+        return {planned.id: planned for planned in self.cases}
+
     def info(self, op: str, name: str) -> ImplementationInfo:
         return next(i for i in self.implementations if i.op == op and i.name == name)
 
@@ -102,13 +107,8 @@ class Plan(BaseModel):
 
     def write(self, path: Path) -> None:
         """Whoever looks sees a whole plan or none."""
-        temporary = path.with_suffix(".tmp")
         self._content = self._as_yaml()
-        with temporary.open("wb") as file:
-            file.write(self._content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        whole(path, self._content)
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -208,9 +208,9 @@ def _with_controls(
     """
     added: dict[str, list[ImplementationInfo]] = {}
     by_work = sorted(cases, key=lambda planned: planned.case.work.bytes_min)
-    for control in implementations:
+    for control in (i for i in implementations if i.role is Role.CONTROL):
         groups: dict[tuple[str, str], list[str]] = {}
-        for planned in by_work if control.role is Role.CONTROL else ():
+        for planned in by_work:
             if control.concerns(planned.case):
                 key = (planned.case.dtype, planned.case.direction)
                 groups.setdefault(key, []).append(planned.id)

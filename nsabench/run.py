@@ -23,7 +23,7 @@ from nsabench.results.assemble import Results, assess, belongs
 from nsabench.run_folder import RunFolder
 from nsabench.supervisor import schedule
 from nsabench.supervisor.executor import GroupLost, WorkerExecutor
-from nsabench.writing import writing
+from nsabench.writing import whole, writing
 
 
 class View(schedule.Progress, Protocol):
@@ -204,6 +204,4 @@ def _same_machine(executor: WorkerExecutor, earlier: Sequence[Header]) -> Descri
 
 def _write_environment(folder: RunFolder, plan: Plan, described: Described) -> None:
     text = collect(described, plan).model_dump_json(indent=1)
-    temporary = folder.environment.with_suffix(".tmp")
-    temporary.write_text(text + "\n")
-    temporary.replace(folder.environment)
+    whole(folder.environment, f"{text}\n".encode())

@@ -1,8 +1,9 @@
-"""A disk that is full or may not be written is the machine's fault, with a remedy."""
+"""Files that are whole or not there; a disk that is full or may not be written, with a remedy."""
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,3 +30,13 @@ def writing(where: Path | None = None, then: str = "try again") -> Iterator[None
             f"{where or error.filename or 'a file'} cannot be written: {error.strerror}",
             f"make {mend}, then {then}.",
         ) from error
+
+
+def whole(path: Path, data: bytes) -> None:
+    """Write a file so that whoever looks, also after a crash, sees all of it or what was before."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -180,9 +180,9 @@ def compare(
 
 def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
     first = sides[0]
-    known = {planned.id: planned for planned in first.plan.cases}
+    known = first.plan.by_id
     for side in sides[1:]:
-        cases = {planned.id: planned for planned in side.plan.cases}
+        cases = side.plan.by_id
         for one, other, name in ((known, cases, first.name), (cases, known, side.name)):
             alone = [one[i] for i in one if i not in other]
             if alone:
@@ -212,12 +212,11 @@ def _settings(planned: PlannedCase) -> dict[str, object]:
 
 
 def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[Cell]:
-    plans = [{planned.id: planned for planned in side.plan.cases} for side in sides]
     common = [compared(side) for side in sides]
     for (case_id, name), role in common[0].items():
         if not all((case_id, name) in other for other in common):
             continue
-        planned = [plan[case_id] for plan in plans]
+        planned = [side.plan.by_id[case_id] for side in sides]
         if any(_settings(p) != _settings(planned[0]) for p in planned):
             continue
         if not any(fnmatchcase(name, pattern) for pattern in only):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nsabench.checks.controls import Catch
 from nsabench.errors import UsageError
-from nsabench.manifest import MANIFEST, verify
+from nsabench.manifest import refuse_altered
 from nsabench.manifest.keys import trusted_keyids
 from nsabench.manifest.seal import brief_environment, controls_caught
 from nsabench.manifest.statement import EnvironmentBrief, Trust
@@ -90,11 +90,7 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 
 def _read(path: Path) -> Side:
     folder = RunFolder.existing(path)
-    trust = Trust.UNSIGNED
-    if (path / MANIFEST).exists():
-        report = verify(path, trusted=trusted_keyids(()))
-        report.raise_if_broken()
-        trust = report.trust
+    trust = refuse_altered(path, trusted_keyids(()))
     try:
         records = pq.read_table(folder.records).to_pylist()
         samples = pq.read_table(

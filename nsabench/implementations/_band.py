@@ -1,4 +1,4 @@
-"""What the baselines of sliding_window and compressed share: FlashAttention, FlexAttention, masks.
+"""What the baselines share: FlashAttention, torch's varlen attention, FlexAttention, masks.
 
 FlashAttention is called as torch bundles it, through the aten operator, and as the `flash_attn`
 package where that is installed. Arguments that not every version has are found in the signature.
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported
-from nsabench.implementations._flex import flex
+from nsabench.implementations._flex import check_head_dims, flex
 
 # Above this many elements a dense mask is no longer a serious way to do the work.
 MAX_MASK_ELEMENTS = 1 << 31
@@ -44,10 +44,12 @@ def aten_flash(
     longest: tuple[int, int],
     sm_scale: float,
     window: int = 0,
+    *,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal, aligned at the ends: [B,T,H,D] with `cu` None, else packed [total,H,D].
+    """FlashAttention as torch bundles it: [B,T,H,D] with `cu` None, else packed [total,H,D].
 
-    window: keys a query sees, 0 for all.
+    window: keys a query sees, 0 for all. causal: aligned at the ends.
     """
     extra: dict[str, Any] = {}
     if window:
@@ -55,7 +57,7 @@ def aten_flash(
             raise Unsupported(f"FlashAttention in torch {torch.__version__} takes no window")
         extra = {"window_size_left": window - 1, "window_size_right": 0}
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, *(cu or (None, None)), *longest, 0.0, True, False, scale=sm_scale, **extra
+        q, k, v, *(cu or (None, None)), *longest, 0.0, causal, False, scale=sm_scale, **extra
     )[0]
     return out
 
@@ -70,9 +72,20 @@ def package_flash(name: str) -> Any:
     return getattr(flash_attn, name)
 
 
+@cache
 def accepts(function: Any, *names: str) -> bool:
     """Whether a function has all these parameters."""
     return set(names) <= set(inspect.signature(function).parameters)
+
+
+@cache
+def varlen_attention() -> Any:
+    """The public varlen attention. Raises `Unsupported` before torch 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen") from None
+    return varlen_attn
 
 
 def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) -> Tensor:
@@ -98,8 +111,7 @@ def refuse_mask(queries: int, keys: int) -> None:
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, sm_scale: float) -> Tensor:
     """FlexAttention [B,T,HQ,D], groups as they are."""
-    if any(width & (width - 1) for width in (q.shape[3], v.shape[3])):
-        raise Unsupported("flex_attention needs head dims that are powers of two")
+    check_head_dims(q, v)
     out: Tensor = flex()[0](
         q.transpose(1, 2),
         k.transpose(1, 2),

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nsabench import Unsupported
 
@@ -19,3 +20,9 @@ def flex() -> tuple[Any, ModuleType]:
     except ImportError as error:
         raise Unsupported(f"torch {torch.__version__} has no flex_attention") from error
     return torch.compile(module.flex_attention, dynamic=False), module
+
+
+def check_head_dims(q: Tensor, v: Tensor) -> None:
+    """Raises `Unsupported` for head dims that FlexAttention does not take."""
+    if any(width & (width - 1) for width in (q.shape[-1], v.shape[-1])):
+        raise Unsupported("flex_attention needs head dims that are powers of two")

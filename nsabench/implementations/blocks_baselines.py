@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations._backends import BACKENDS, sharing
-from nsabench.implementations._flex import flex
+from nsabench.implementations._flex import check_head_dims, flex
 from nsabench.implementations.ranges_baselines import take
 from nsabench.implementations.sdpa import forced
 
@@ -49,7 +49,7 @@ def attend_masked(
     k: Tensor,
     v: Tensor,
     block_indices: Tensor,
-    cu_seqlens: Tensor | None,
+    cu_seqlens: Tensor | None = None,
     *,
     sm_scale: float,
     block_size: int,
@@ -159,11 +159,10 @@ def flex_attention(
 ) -> Tensor:
     """FlexAttention; blocks of 128 keys that none of 128 queries chose are free."""
     attend, module = flex()
-    b, t, hq, d = q.shape
-    h, dv = k.shape[2], v.shape[3]
+    b, t, hq = q.shape[:3]
+    h = k.shape[2]
     group = hq // h
-    if d & (d - 1) or dv & (dv - 1):
-        raise Unsupported("flex_attention needs head dims that are powers of two")
+    check_head_dims(q, v)
     if t % FLEX_BLOCK or FLEX_BLOCK % block_size:
         raise Unsupported(f"T must be a multiple of {FLEX_BLOCK}, and that one of block_size")
     start = _sequences(t, cu_seqlens, q.device)

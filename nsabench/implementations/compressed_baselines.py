@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
 from nsabench.implementations._flex import flex
+from nsabench.implementations.varlen_baselines import every
 
 OP = "compressed"
 
@@ -65,12 +66,14 @@ def masked_sdpa(
     return _band.masked_sdpa(q, k, v, keep, sm_scale)
 
 
-def _fold(q: Tensor, key_heads: int, block: int, stride: int) -> Tensor:
+def _fold(q: Tensor, cu_seqlens: Tensor | None, key_heads: int, block: int, stride: int) -> Tensor:
     """[B,T,HQ,D] -> [B,A,H * stride * (HQ/H),D]; query a sees the first a + 1 - block / stride.
 
     Of A = T // stride + 1 queries and A - block / stride keys that is the causal mask aligned at
     the ends.
     """
+    if cu_seqlens is not None:
+        raise Unsupported("packed sequences cannot be folded by strides of their own")
     if block % stride:
         raise Unsupported("FlashAttention needs a stride that divides the block")
     b, t, hq, d = q.shape
@@ -100,16 +103,12 @@ def flash(
 ) -> Tensor:
     """The FlashAttention-2 that torch bundles, the queries of a stride folded into its heads."""
     _band.check_flash(q, v)
-    if cu_seqlens is not None:
-        raise Unsupported("packed sequences cannot be folded by strides of their own")
-    folded, heads = _fold(q, k.shape[2], block, stride), k.shape[2]
+    heads = k.shape[2]
+    folded = _fold(q, cu_seqlens, heads, block, stride)
     steps, keys = folded.shape[1], k.shape[1]
-    cu = tuple(
-        torch.arange(0, (q.shape[0] + 1) * n, n, dtype=torch.int32, device=q.device)
-        for n in (steps, keys)
-    )
+    cu = (every(steps, q.shape[0], q.device), every(keys, q.shape[0], q.device))
     fq, fk, fv = (x.flatten(0, 1) for x in (folded, k, v))
-    out = _band.aten_flash(fq, fk, fv, (cu[0], cu[1]), (steps, keys), sm_scale)
+    out = _band.aten_flash(fq, fk, fv, cu, (steps, keys), sm_scale)
     return _unfold(out.view_as(folded), q, heads, stride)
 
 
@@ -128,9 +127,8 @@ def flash_attn(
     """The same with the package of FlashAttention's authors."""
     attend = _band.package_flash("flash_attn_func")
     _band.check_flash(q, v)
-    if cu_seqlens is not None:
-        raise Unsupported("packed sequences cannot be folded by strides of their own")
-    folded, heads = _fold(q, k.shape[2], block, stride), k.shape[2]
+    heads = k.shape[2]
+    folded = _fold(q, cu_seqlens, heads, block, stride)
     out = attend(folded, k, v, softmax_scale=sm_scale, causal=True)
     return _unfold(out, q, heads, stride)
 

@@ -173,19 +173,8 @@ def flash(
     _band.check_flash(q, v)
     k, v = _cache_of(k, v, k_cmp, v_cmp, branch, window)
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q.unsqueeze(1),
-        keys,
-        values,
-        None,
-        None,
-        1,
-        keys.shape[1],
-        0.0,
-        False,
-        False,
-        scale=sm_scale,
-    )[0]
+    longest = (1, keys.shape[1])
+    out = _band.aten_flash(q.unsqueeze(1), keys, values, None, longest, sm_scale, causal=False)
     return out.squeeze(1)
 
 

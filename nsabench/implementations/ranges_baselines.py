@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations._band import MAX_MASK_ELEMENTS, check_flash
-from nsabench.implementations._flex import flex
+from nsabench.implementations._flex import check_head_dims, flex
 from nsabench.implementations.varlen_baselines import every, flash
 
 MAX_GATHERED_BYTES = 32 << 30
@@ -150,8 +150,7 @@ def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale:
     attend, module = flex()
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
-    if d & (d - 1) or dv & (dv - 1):
-        raise Unsupported("flex_attention needs head dims that are powers of two")
+    check_head_dims(q, v)
     if FLEX_BLOCK % h or s_kv % FLEX_BLOCK:
         raise Unsupported(f"h must divide {FLEX_BLOCK} and {FLEX_BLOCK} divide S_kv")
     _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")

@@ -103,10 +103,7 @@ def varlen_attn(
     sm_scale: float,
 ) -> Tensor:
     """The public varlen attention."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn as attend
-    except ImportError:
-        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen") from None
+    attend = _band.varlen_attention()
     _band.check_flash(q, v)
     if not _band.accepts(attend, "window_size", "scale"):
         raise Unsupported("this torch's varlen_attn takes no window or no scale")

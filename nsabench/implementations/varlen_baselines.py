@@ -7,16 +7,18 @@ and through the public `varlen_attn` where there is one.
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
-from nsabench.implementations._band import check_flash, refuse_mask
+from nsabench.implementations._band import (
+    accepts,
+    aten_flash,
+    check_flash,
+    refuse_mask,
+    varlen_attention,
+)
 
 
 def flash(
@@ -25,10 +27,7 @@ def flash(
     """FlashAttention over packed sequences: q [total_q,Hq,D], k, v [total_k,Hk,D]."""
     if k.shape[0] == 0:
         return torch.zeros_like(q)
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_q, cu_k, max_q, k.shape[0], 0.0, False, False, scale=sm_scale
-    )[0]
-    return out
+    return aten_flash(q, k, v, (cu_q, cu_k), (max_q, k.shape[0]), sm_scale, causal=False)
 
 
 def every(step: int, rows: int, device: torch.device) -> Tensor:
@@ -63,24 +62,12 @@ def flash_varlen_gqa(
     return flash(q, k.unsqueeze(1), v.unsqueeze(1), cu_q, cu_seqlens, 1, sm_scale)
 
 
-@cache
-def _varlen_attn() -> tuple[Any, bool] | None:
-    """The public varlen attention and whether it takes `scale`; None before torch 2.10."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn, "scale" in inspect.signature(varlen_attn).parameters
-
-
 @implementation(op="selection_varlen", name="varlen_attn", role="baseline", devices=("cuda",))
 def varlen_attn(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
     """The public API, the H heads as H queries of one head."""
     check_flash(q, v)
-    found = _varlen_attn()
-    if found is None:
-        raise Unsupported(f"torch {torch.__version__} has no torch.nn.attention.varlen")
-    attend, takes_scale = found
+    attend = varlen_attention()
+    takes_scale = accepts(attend, "scale")
     rows, heads, width = q.shape
     if k.shape[0] == 0:
         return torch.zeros_like(q)

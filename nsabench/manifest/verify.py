@@ -87,10 +87,14 @@ def verify(
     return report
 
 
-def refuse_altered(folder: Path) -> None:
-    """Raises `VerificationFailed` when the run is signed and not as it was signed."""
-    if os.path.lexists(folder / MANIFEST):
-        verify(folder).raise_if_broken()
+def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
+    """How far the run can be trusted, `unsigned` without a manifest. Raises `VerificationFailed`
+    when it is signed and not as it was signed."""
+    if not os.path.lexists(folder / MANIFEST):
+        return Trust.UNSIGNED
+    report = verify(folder, trusted=trusted)
+    report.raise_if_broken()
+    return report.trust
 
 
 class _Stopped(Exception):

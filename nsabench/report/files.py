@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from nsabench.errors import UsageError
-from nsabench.writing import REFUSED
+from nsabench.writing import REFUSED, whole
 
 
 def replace(path: Path, text: str) -> Path:
     """Raises `UsageError` for a path that cannot be, and `OSError` as `writing` takes it up."""
-    temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        whole(path, text.encode())
     except OSError as error:
         if error.errno in REFUSED:
             error.filename = str(path)  # a write does not say it
@@ -23,5 +21,5 @@ def replace(path: Path, text: str) -> Path:
             f"{path} cannot be written: {error.strerror}", "name a place that can."
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        path.with_suffix(".tmp").unlink(missing_ok=True)
     return path

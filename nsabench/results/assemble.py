@@ -61,7 +61,7 @@ class Assessed:
     def _checked(self, line: Apart) -> Apart:
         """Baselines timed apart are held to what their rows in the run are held to."""
         conditions = {o.session: line.conditions for o in line.outcomes}
-        case = next(p.case for p in self.plan.cases if p.id == line.case_id)
+        case = self.plan.by_id[line.case_id].case
         rows = _rows_of(self.plan, case, line.outcomes, conditions)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
         outcomes = [
@@ -143,11 +143,10 @@ def belongs(plan: Plan, contents: Contents) -> None:
 
 
 def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
-    cases = {planned.id: planned.case for planned in plan.cases}
     return [
         row
         for entry in entries
-        for row in _rows_of(plan, cases[entry.case_id], entry.outcomes, entry.conditions)
+        for row in _rows_of(plan, plan.by_id[entry.case_id].case, entry.outcomes, entry.conditions)
     ]
 
 
@@ -284,9 +283,9 @@ def _record(
 
 def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:
     offset = assessed.header.ceilings.timer_offset_ms
-    cases = {planned.id: planned.case for planned in assessed.plan.cases}
+    case = assessed.plan.by_id[row.case_id].case
     # A replayed graph reaches its first kernel on another way, whose length is not known.
-    if median is None or offset is None or cases[row.case_id].timing.mode == "graph":
+    if median is None or offset is None or case.timing.mode == "graph":
         return None
     return max(median - offset, 0.0)
 

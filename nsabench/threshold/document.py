@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from nsabench.threshold.decide import Decision, per_gpu
+from nsabench.writing import whole
 
 SCHEMA_VERSION = 1
 HEAD = """\
@@ -58,9 +59,7 @@ def as_yaml(decisions: Sequence[Decision]) -> str:
 
 
 def write(decisions: Sequence[Decision], path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(as_yaml(decisions))
-    temporary.replace(path)
+    whole(path, as_yaml(decisions).encode())
 
 
 def as_markdown(decisions: Sequence[Decision]) -> str:

@@ -7,6 +7,7 @@ to tell it from rounding (one key of thousands) is declined.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,21 +146,5 @@ def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
     return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options
 
 
-def _future_keys_of_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    block_size: int,
-) -> Tensor:
-    """Sees all keys of its own block, those after the query too."""
-    given = (q, k, v, block_indices, cu_seqlens)
-    return blocks_baselines.attend_masked(
-        *given, sm_scale=sm_scale, block_size=block_size, causal=False
-    )
-
-
-_register("selection_blocks", "future_keys", _future_keys_of_blocks)
+# Sees all keys of a query's own block, those after the query too.
+_register("selection_blocks", "future_keys", partial(blocks_baselines.attend_masked, causal=False))
