@@ -137,6 +137,20 @@ def test_operators_and_their_backward(tmp_path: Path) -> None:
     assert "no backward" in found["forward_only", ""]["reason"]
 
 
+def test_shapes_are_enough_for_the_backward_of_a_large_case(tmp_path: Path) -> None:
+    """torch's own operators once called themselves without end on tensors without memory."""
+    matrix = tmp_path / "large.yaml"
+    matrix.write_text(
+        "op: compressed\n"
+        "axes: {direction: backward, dtype: bfloat16, B: 1, T: 16384, HQ: 64, H: 4, D: 128,"
+        " block: 32, stride: 16}\n"
+    )
+    code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_89")
+    assert code == 0, said
+    assert {r["status"] for r in rows} == {"ok"}, said
+    assert {"band_dq_kernel", "band_dkv_kernel"} <= {r["kernel"] for r in rows}
+
+
 def test_nothing_to_compile_is_an_error(tmp_path: Path) -> None:
     matrix = tmp_path / "other.yaml"
     matrix.write_text("op: selection_varlen\naxes: {N: 2, H: 2, D: 64, L: 16}\n")
