@@ -32,11 +32,23 @@ def writing(where: Path | None = None, then: str = "try again") -> Iterator[None
         ) from error
 
 
-def whole(path: Path, data: bytes) -> None:
-    """Write a file so that whoever looks, also after a crash, sees all of it or what was before."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file to fill, which then takes the place of `path`; it is gone if that fails.
+
+    Whoever looks, also after a crash, sees all of the new file or what was before.
+    """
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def whole(path: Path, data: bytes) -> None:
+    """Write a file as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)

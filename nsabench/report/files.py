@@ -20,6 +20,4 @@ def replace(path: Path, text: str) -> Path:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", "name a place that can."
         ) from None
-    finally:
-        path.with_suffix(".tmp").unlink(missing_ok=True)
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from nsabench.messages import Samples
 from nsabench.results.assemble import Results
 from nsabench.results.columns import RECORDS, SAMPLES, schema
 from nsabench.verdict import Key
+from nsabench.writing import replacing
 
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
 # pack well once they end in zeros: binary fractions of about a microsecond.
@@ -45,9 +45,8 @@ def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
 
 def replace(path: Path, table: pa.Table) -> None:
     """Put the table at `path` in one step: whoever looks sees the old file or the new one."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        split = [name for name in table.column_names if name == SPLIT]
+    split = [name for name in table.column_names if name == SPLIT]
+    with replacing(path) as temporary:
         pq.write_table(
             table,
             temporary,
@@ -56,8 +55,3 @@ def replace(path: Path, table: pa.Table) -> None:
             use_dictionary=[name for name in table.column_names if name != SPLIT],
             column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         )
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
