@@ -19,7 +19,8 @@ def flex() -> tuple[Any, ModuleType]:
         from torch.nn.attention import flex_attention as module
     except ImportError as error:
         raise Unsupported(f"torch {torch.__version__} has no flex_attention") from error
-    return torch.compile(module.flex_attention, dynamic=False), module
+    # fullgraph: what cannot be compiled fails, and is not measured uncompiled under this name.
+    return torch.compile(module.flex_attention, dynamic=False, fullgraph=True), module
 
 
 def check_head_dims(q: Tensor, v: Tensor) -> None:
