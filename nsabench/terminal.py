@@ -290,15 +290,15 @@ def _decision(finished: Finished) -> list[str]:
         content = yaml.safe_load(finished.folder.thresholds.read_text())
     except OSError:
         return []
-    return [
-        f"decision: {d['candidate']} ({d['op']}): "
-        + (
-            f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
-            if d["min_L"] is not None
-            else f"at no length ({'; '.join(d['reasons'])})"
-        )
-        for d in content["decisions"]
-    ]
+    lines = []
+    for d in content["decisions"]:
+        about = f"{d['op']} {d.get('distribution', '')}".strip()
+        if d["min_L"] is not None:
+            said = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
+        else:
+            said = f"at no length ({'; '.join(d['reasons'])})"
+        lines.append(f"decision: {d['candidate']} ({about}): {said}")
+    return lines
 
 
 def number(value: float | None, form: str) -> str:

@@ -58,6 +58,10 @@ def command(
         click.echo(threshold.as_yaml(decisions), nl=False)
     elif patch is not None:
         values = per_gpu(decisions)
+        if not values:
+            raise UsageError(
+                "none of these ops is decided by a selected length", "give a run of one that is."
+            )
         one = next(iter(values.values()), None)
         click.echo(make_patch(patch, values if len(values) > 1 else one), nl=False)
     else:

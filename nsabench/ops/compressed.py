@@ -51,6 +51,7 @@ class Compressed(Op):
     options = ("block", "stride", "sm_scale")
     shape_model = CompressedShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
+    length_axis = "T"
     distributions = _banded.DISTRIBUTIONS
 
     def call_form(self, name: str) -> str:

@@ -85,6 +85,8 @@ class Op(ABC):
     length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
+    # Whether each distribution is a work of its own, with a threshold of its own.
+    threshold_per_distribution: ClassVar[bool] = False
 
     def call_form(self, name: str) -> str:
         """How an implementation is called, for messages."""
@@ -93,7 +95,7 @@ class Op(ABC):
 
     @abstractmethod
     def length(self, shape: Shape) -> int:
-        """The axis a threshold is decided on: the selected length L of a row, if not another."""
+        """What a threshold is decided on: the selected length L of a row, if not another size."""
 
     @abstractmethod
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:

@@ -89,7 +89,9 @@ class Decode(Op):
     arguments = ("q", "k", "v", "k_cmp", "v_cmp", "gates", "ranges")
     options = ("branch", "block", "stride", "block_size", "n_selected", "window", "sm_scale")
     shape_model = DecodeShape
+    length_axis = "S"
     distributions = BRANCHES
+    threshold_per_distribution = True
 
     def length(self, shape: Shape) -> int:
         assert isinstance(shape, DecodeShape)

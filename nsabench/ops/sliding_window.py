@@ -43,6 +43,7 @@ class SlidingWindow(Op):
     options = ("window", "sm_scale")
     shape_model = SlidingShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
+    length_axis = "T"
     distributions = _banded.DISTRIBUTIONS
 
     def call_form(self, name: str) -> str:

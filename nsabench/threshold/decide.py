@@ -45,6 +45,12 @@ class Decision:
     decided_by: Tested | None = None
     runs: list[str] = field(default_factory=list)
     axis: str = "L"  # the size that lengths are of
+    distribution: str = ""  # the only one it holds for, if it does not hold for all
+
+    @property
+    def subject(self) -> str:
+        """What it is about, in words."""
+        return f"{self.op} {self.distribution}".strip()
 
     @property
     def tested(self) -> int:
@@ -52,31 +58,33 @@ class Decision:
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """One decision a GPU, combo and op: that of the candidate with the smallest threshold."""
-    groups: dict[tuple[str, str, str], dict[str, list[Tested]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    objections: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    """One decision a GPU, combo and op (for some ops, distribution): that of the candidate with
+    the smallest threshold."""
+    groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
+    objections: dict[_Key, list[str]] = defaultdict(list)
     for evidence in given:
         for tested in evidence.tested:
-            groups[tested.gpu, tested.combo, tested.op][tested.candidate].append(tested)
-        for key in {(t.gpu, t.combo, t.op) for t in evidence.tested}:
+            groups[_key(tested)][tested.candidate].append(tested)
+        for key in {_key(tested) for tested in evidence.tested}:
             objections[key] += [o for o in evidence.objections if o not in objections[key]]
     return [
         min(
-            (_decide(key, name, rows, objections[key], margin) for name, rows in group.items()),
+            (_decide(name, rows, objections[key], margin) for name, rows in group.items()),
             key=_preference,
         )
         for key, group in sorted(groups.items())
     ]
 
 
+_Key = tuple[str, str, str, str]
+
+
+def _key(tested: Tested) -> _Key:
+    return tested.gpu, tested.combo, tested.op, tested.distribution
+
+
 def _decide(
-    key: tuple[str, str, str],
-    candidate: str,
-    rows: Sequence[Tested],
-    objections: Sequence[str],
-    margin: float,
+    candidate: str, rows: Sequence[Tested], objections: Sequence[str], margin: float
 ) -> Decision:
     by_length: dict[int, list[Tested]] = defaultdict(list)
     for row in rows:
@@ -99,7 +107,10 @@ def _decide(
     else:
         reasons += _gaps([r for n, at in by_length.items() if n >= found for r in at], rows, found)
     return Decision(
-        *key,
+        gpu=rows[0].gpu,
+        combo=rows[0].combo,
+        op=rows[0].op,
+        distribution=rows[0].distribution,
         candidate=candidate,
         margin=margin,
         min_length=None if reasons else found,

@@ -24,13 +24,17 @@ AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
 # What a run must have been recorded with; an older one may lack the other columns.
 NEEDED = (
     *("run_id", "case_id", "op", "implementation", "role", "direction", "device", "length"),
-    *("status", "verdict", "speedup_lo", "caught", "gpu_name", "torch", "triton", "cuda"),
+    *("distribution", "status", "verdict", "speedup_lo", "caught"),
+    *("gpu_name", "torch", "triton", "cuda"),
 )
 
 
 @dataclass(frozen=True)
 class Tested:
-    """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one."""
+    """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one.
+
+    `distribution`: that of the case if the op has a threshold for each, else empty.
+    """
 
     gpu: str
     combo: str
@@ -44,6 +48,7 @@ class Tested:
     axes: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
+    distribution: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
 
 
 def _of_record(record: Mapping[str, Any]) -> Tested:
+    op = ops.get(record["op"])
     return Tested(
         gpu=record["gpu_name"] or "",
         combo=f"torch {record['torch']}, triton {record['triton']}, CUDA {record['cuda']}",
@@ -93,7 +99,8 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
             axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
         },
         run_id=record["run_id"],
-        axis=ops.get(record["op"]).length_axis,
+        axis=op.length_axis,
+        distribution=record["distribution"] if op.threshold_per_distribution else "",
     )
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsabench import ops
+from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
 from nsabench.threshold.decide import Decision, passes
@@ -124,6 +127,68 @@ def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
     assert policy.Policy.from_thresholds(path).min_len == {"NVIDIA H200": 256, "NVIDIA L4": None}
     path.write_text(as_yaml([replace(never, gpu="")]))
     assert policy.Policy.from_thresholds(path).min_len is None
+
+
+def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Tested]:
+    """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
+    records = [
+        {
+            "run_id": "r",
+            "case_id": f"{op} {distribution} {length}",
+            "op": op,
+            "implementation": "mine",
+            "role": role,
+            "direction": "forward",
+            "device": "cuda",
+            "length": length,
+            "distribution": distribution,
+            "status": "ok",
+            "verdict": "faster" if lo > 1 else "same",
+            "speedup_lo": lo,
+            "caught": "caught",
+            "gpu_name": "NVIDIA H200",
+            "torch": "2.11.0",
+            "triton": "3.6.0",
+            "cuda": "13.0",
+        }
+        for length, lo in lengths.items()
+        for role in ("candidate", "control")
+    ]
+    evidence = of_records(records)
+    assert evidence.objections == []
+    return evidence.tested
+
+
+@pytest.mark.parametrize(
+    ("op", "axis"), [("sliding_window", "T"), ("compressed", "T"), ("decode", "S")]
+)
+def test_a_length_that_is_not_selected_sets_no_gate(op: str, axis: str) -> None:
+    """Or a compressed branch that wins from T = 32 on would switch the selection kernel on."""
+    [decision] = decide_all([Evidence(rows_of(op, {32: 3.0, 64: 3.0}))])
+    assert (decision.min_length, decision.axis) == (32, axis)
+    assert as_data([decision])["runtime"]["sel_triton_min_L"] is None
+
+
+def test_without_a_selected_length_there_is_nothing_to_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("runtime: {sel_triton_min_L: 64}\n")
+    run = make_run(tmp_path / "run", Made())
+    monkeypatch.setattr(type(ops.get("selection_rows")), "length_axis", "T")
+    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
+    assert isinstance(done.exception, UsageError), done.output
+    assert "decided by a selected length" in str(done.exception)
+
+
+def test_each_branch_of_a_decode_step_has_a_threshold_of_its_own() -> None:
+    rows = rows_of("decode", {128: 1.1, 256: 2.0, 512: 2.0}, "total")
+    rows += rows_of("decode", {128: 1.0, 256: 1.0, 512: 1.0}, "dense")
+    dense, total = decide_all([Evidence(rows)])
+    assert (dense.distribution, dense.min_length) == ("dense", None)
+    assert (total.distribution, total.min_length) == ("total", 256)
+    assert "decode total on NVIDIA H200: from S = 256 on" in as_markdown([total])
+    assert [d["distribution"] for d in as_data([dense, total])["decisions"]] == ["dense", "total"]
 
 
 CONFIG = """\
