@@ -92,7 +92,7 @@ def _timed(case: Case, names: Sequence[str], executor: Executor) -> Apart:
             )
         else:
             line.outcomes += measured.outcomes
-            line.conditions = measured.conditions
+            line.conditions, line.measuring_s = measured.conditions, measured.measuring_s
             break
     return line
 

@@ -42,6 +42,7 @@ def confirm(
         try:
             measured = cooled(partial(in_a_fresh_worker, ask))
             line.outcomes, line.conditions = measured.outcomes, measured.conditions
+            line.measuring_s = measured.measuring_s
         except GroupLost as lost:
             line.reason = lost.reason
         records.append(line)

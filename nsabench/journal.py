@@ -52,6 +52,7 @@ class Confirmation(BaseModel):
     case_id: str
     outcomes: list[Outcome] = []
     conditions: Conditions = Conditions()
+    measuring_s: float = 0.0
     reason: str = ""  # why there are no outcomes, if there are none
 
 
@@ -64,6 +65,7 @@ class Apart(BaseModel):
     case_id: str
     outcomes: list[Outcome] = []
     conditions: Conditions = Conditions()
+    measuring_s: float = 0.0
     reason: str = ""  # why there are no outcomes, if there are none
 
 
@@ -79,6 +81,12 @@ class Contents:
     entries: list[Entry] = field(default_factory=list)
     confirmations: list[Confirmation] = field(default_factory=list)
     apart: list[Apart] = field(default_factory=list)
+
+    @property
+    def measuring_s(self) -> float:
+        lines: list[Entry | Confirmation | Apart]
+        lines = [*self.entries, *self.confirmations, *self.apart]
+        return sum(line.measuring_s for line in lines)
 
 
 class Journal:

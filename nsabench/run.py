@@ -117,7 +117,7 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         with closing(Journal(folder.journal)) as records:
             contents = journal.read(folder.journal)
             belongs(plan, contents)
-            measured_before = sum(entry.measuring_s for entry in contents.entries)
+            measured_before = contents.measuring_s
             if any(planned.id not in records.done for planned in plan.cases):
                 executor = WorkerExecutor(plan.device, kernels, sources=sources, on_step=view.step)
                 with closing(executor):
@@ -144,7 +144,7 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         results,
         contents.headers[0].ceilings,
         time.monotonic() - began,
-        sum(entry.measuring_s for entry in contents.entries) - measured_before,
+        contents.measuring_s - measured_before,
     )
 
 

@@ -80,6 +80,7 @@ class Alone:
                 for o in outcomes
             ],
             conditions=self.conditions.pop(0) if self.conditions[1:] else self.conditions[0],
+            measuring_s=1.5,
         )
 
     def log(self) -> str:
@@ -133,6 +134,7 @@ def test_they_are_timed_once_together_and_briefly(tmp_path: Path) -> None:
     assert case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
     assert case.id == line.case_id and case.seed == make_plan(ONE).cases[0].case.seed
     assert [o.status for o in line.outcomes] == [Status.OK, Status.OK]
+    assert journal.read(tmp_path / "journal.jsonl").measuring_s == 1.5
 
 
 def test_one_that_ends_the_worker_does_not_spoil_the_others(tmp_path: Path) -> None:
@@ -180,7 +182,9 @@ def test_a_second_look_keeps_the_state_of_the_device_as_well(tmp_path: Path) -> 
     with closing(Journal(tmp_path / "journal.jsonl")) as records:
         doubtful = {plan.cases[0].id: ["sdpa_gqa", "mine"]}
         confirm.confirm(plan, doubtful, hot, records, lambda text: None)
-    [line] = journal.read(tmp_path / "journal.jsonl").confirmations
+    contents = journal.read(tmp_path / "journal.jsonl")
+    assert contents.measuring_s == 1.5
+    [line] = contents.confirmations
     assert line.conditions == HOT and len(line.outcomes) == len(hot.asked) == 2
 
 
