@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from nsabench import ops
 from nsabench.ops.contract import Shape, Tolerances, Work
-from nsabench.words import Direction, DType
+from nsabench.words import Direction, DType, Mode
 
 Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -54,7 +54,7 @@ class Timing(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    mode: Literal["stream", "graph"] = "stream"
+    mode: Mode = Mode.STREAM
     warmup_s: PositiveFloat = 0.025
     rotate: PositiveInt = 3
     stopping: Stopping = RatioCI()
@@ -82,6 +82,8 @@ class Case(BaseModel):
             mode="json",
             include={"op", "shape", "dtype", "direction", "distribution", "streams"},
         )
+        if self.timing.mode is not Mode.STREAM:
+            content["mode"] = self.timing.mode.value
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @cached_property
@@ -107,6 +109,7 @@ class Case(BaseModel):
                 (self.direction, Direction.FORWARD),
                 (self.distribution, ops.get(self.op).distributions[0]),
                 (f"streams={self.streams}", "streams=1"),
+                (self.timing.mode, Mode.STREAM),
             )
             if x != default
         ]

@@ -8,6 +8,7 @@ from typing import Any
 from nsabench import ops
 from nsabench.case import Case
 from nsabench.results.columns import RECORDS
+from nsabench.words import Mode
 
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
@@ -17,7 +18,8 @@ _FIXED = {column.name for column in RECORDS} - _SIZES
 def record_of(case: Case) -> dict[str, Any]:
     """A case in the form of a record, as far as a label needs it."""
     named = ("op", "dtype", "direction", "distribution", "streams")
-    return {**case.shape, **{name: getattr(case, name) for name in named}}
+    shown = {name: getattr(case, name) for name in named}
+    return {**case.shape, **shown, "mode": case.timing.mode}
 
 
 def sizes(record: Mapping[str, Any]) -> list[str]:
@@ -60,4 +62,6 @@ def case(record: Mapping[str, Any]) -> str:
         said.append(record["distribution"])
     if record["streams"] != 1:
         said.append(f"{record['streams']} streams")
+    if record.get("mode") == Mode.GRAPH:  # older records have none
+        said.append("graph")
     return " ".join(said)

@@ -72,6 +72,13 @@ class DType(StrEnum):
         return 4 if self is DType.FLOAT32 else 2
 
 
+class Mode(StrEnum):
+    """What a sample of a case is."""
+
+    STREAM = "stream"  # a call
+    GRAPH = "graph"  # a replay of a CUDA graph of the call
+
+
 class Runs(StrEnum):
     """Where an implementation runs, as declared by its author."""
 

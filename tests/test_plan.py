@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench import apart, matrix, plan
+from nsabench import apart, labels, matrix, plan
 from nsabench.errors import UsageError
 from nsabench.plan import ImplementationInfo, Plan
 from nsabench.words import Role, Runs
@@ -128,6 +128,18 @@ def test_a_case_of_two_matrices_is_measured_once_as_the_first_says(tmp_path: Pat
     made = resolve(tmp_path, f"{ROWS}timeout_s: 7\n---\n{ROWS}timeout_s: 9\n")
     assert len(made.cases) == 8
     assert {c.case.timeout_s for c in made.cases} == {7}
+
+
+def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> None:
+    """Not the same case twice, of which the second is dropped: `decode.yaml` asks for both."""
+    made = resolve(tmp_path, f"{ROWS}---\n{ROWS}timing: {{mode: graph}}\n")
+    calls, replays = made.cases[:8], made.cases[8:]
+    assert len({planned.id for planned in made.cases}) == 16
+    assert [p.case.shape for p in calls] == [p.case.shape for p in replays]
+    one, other = calls[0].case, replays[0].case
+    assert other.label == f"{one.label} graph"
+    described = [labels.case(labels.record_of(case)) for case in (one, other)]
+    assert described[1] == f"{described[0]} graph"
 
 
 def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:

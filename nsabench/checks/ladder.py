@@ -23,6 +23,7 @@ def ladders(rows: Sequence[Row]) -> list[list[Row]]:
                 row.direction,
                 row.distribution,
                 row.streams,
+                row.mode,
                 rest,
             )
             groups[key].setdefault(row.length, row)

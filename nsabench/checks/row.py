@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nsabench import ops
 from nsabench.messages import Conditions
-from nsabench.words import Direction, DType, Role, Status
+from nsabench.words import Direction, DType, Mode, Role, Status
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Row:
     direction: Direction = Direction.FORWARD
     distribution: str = ""
     streams: int = 1
+    mode: Mode = Mode.STREAM
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
     reason: str = ""
@@ -62,4 +63,6 @@ class Row:
             extra.append(self.direction.value)
         if self.streams != 1:
             extra.append(f"streams={self.streams}")
+        if self.mode is not Mode.STREAM:
+            extra.append(self.mode.value)
         return " ".join([sizes, *extra])

@@ -207,7 +207,7 @@ def _settings(planned: PlannedCase) -> dict[str, object]:
     return {
         "seed": case.seed,
         "tolerances": case.tolerances,
-        "timing": (case.timing.mode, case.timing.rotate),
+        "timing": case.timing.rotate,
     }
 
 

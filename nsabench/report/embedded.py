@@ -22,6 +22,7 @@ TEXTS = (
     "dtype",
     "direction",
     "distribution",
+    "mode",
     "status",
     "verdict",
     "reason",

@@ -21,7 +21,7 @@ from nsabench.plan import Plan
 from nsabench.results.columns import SCHEMA_VERSION
 from nsabench.timing.statistics import quantile
 from nsabench.verdict import Judgement, Key, judge, look_again
-from nsabench.words import Status
+from nsabench.words import Mode, Status
 
 _STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -175,6 +175,7 @@ def _rows_of(
                 direction=case.direction,
                 distribution=case.distribution,
                 streams=case.streams,
+                mode=case.timing.mode,
                 bytes_min=work.bytes_min,
                 flops=work.flops,
                 session=outcome.session,
@@ -247,6 +248,7 @@ def _record(
         "length": row.length,
         "distribution": row.distribution,
         "streams": row.streams,
+        "mode": row.mode.value,
         "status": row.status.value,
         "reason": row.reason or judgement.why,
         "diagnosis": outcome.diagnosis,
@@ -285,7 +287,7 @@ def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | No
     offset = assessed.header.ceilings.timer_offset_ms
     case = assessed.plan.by_id[row.case_id].case
     # A replayed graph reaches its first kernel on another way, whose length is not known.
-    if median is None or offset is None or case.timing.mode == "graph":
+    if median is None or offset is None or case.timing.mode is Mode.GRAPH:
         return None
     return max(median - offset, 0.0)
 

@@ -36,7 +36,7 @@ _S, _F, _I, _B = pa.string(), pa.float64(), pa.int64(), pa.bool_()
 
 RECORDS: list[Column] = [
     Column("run_id", _S, "", "the run"),
-    Column("case_id", _S, "", "hash of op, shape, dtype, direction, distribution, streams"),
+    Column("case_id", _S, "", "hash of op, shape, dtype, direction, distribution, streams, mode"),
     Column("op", _S, "", "the contract"),
     Column("implementation", _S, "", "the code that was measured"),
     Column("role", _S, "", "candidate, baseline or control"),
@@ -47,6 +47,7 @@ RECORDS: list[Column] = [
     Column("length", _I, "keys", "selected keys a row: the axis of a threshold"),
     Column("distribution", _S, "", "how the selection was drawn"),
     Column("streams", _I, "1", "calls that ran at once, one a stream"),
+    Column("mode", _S, "", "what is timed: calls on a stream, or replays of a CUDA graph"),
     Column("status", _S, "", "outcome; everything but ok has a reason"),
     Column("reason", _S, "", "why the status is not ok, or the verdict not clear"),
     Column("diagnosis", _S, "", "which known mistake reproduces a wrong output"),

@@ -17,7 +17,7 @@ from nsabench.timing import sampling, stopping
 from nsabench.timing.clock import now_s
 from nsabench.timing.sampling import Collected
 from nsabench.timing.timer import DeviceLost, Timer
-from nsabench.words import Direction, Role, Runs, Status
+from nsabench.words import Direction, Mode, Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.inputs import InputSets
@@ -61,7 +61,7 @@ def measure(
         tried.append(arm)
         try:
             arm.check()
-            if case.timing.mode == "graph" and device == "cuda":
+            if case.timing.mode is Mode.GRAPH and device == "cuda":
                 arm.capture()
         except Failure as failure:
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))

@@ -159,7 +159,7 @@ def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path)
 def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
     plan = yaml.safe_load((folders[1] / "plan.yaml").read_text())
-    plan["cases"][0]["case"]["timing"]["mode"] = "graph"
+    plan["cases"][0]["case"]["timing"]["rotate"] = 9
     plan["cases"][1]["case"]["timing"]["warmup_s"] = 1.0  # makes no other measurement of it
     (folders[1] / "plan.yaml").write_text(yaml.safe_dump(plan))
     with pytest.raises(UsageError, match="1 cases have another timing in b"):

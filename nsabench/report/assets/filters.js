@@ -2,7 +2,7 @@
 // One row of selects narrows every chart and table. Only what differs within the run is offered.
 const DIMENSIONS = [
   ["gpu", "GPU"], ["op", "op"], ["dtype", "dtype"], ["direction", "direction"], ["distribution", "distribution"],
-  ["streams", "streams"], ["shape", "shape"],
+  ["streams", "streams"], ["mode", "mode"], ["shape", "shape"],
 ];
 const filters = {};
 
@@ -51,6 +51,7 @@ function rowNames(records) {
 function said(record, key) {
   const value = record[key];
   if (key === "streams") return value > 1 ? `${value} streams` : "";
+  if (key === "mode") return value === "graph" ? value : "";
   if (key === "direction") return value === "forward" ? "" : value;
   if (key === "distribution") return value === report.usual[record.op] ? "" : value;
   return SHORT[value] || value;
