@@ -71,10 +71,11 @@ def _model(title: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"## {title}\n"
     yield f"{_doc(model)}\n"
     yield "| key | type | default |\n|---|---|---|"
-    for key, value in model.model_json_schema()["properties"].items():
+    schema = model.model_json_schema()
+    for key, value in schema["properties"].items():
         required = model.model_fields[key].is_required()
         default = "required" if required else f"`{_default(model, key)}`"
-        yield f"| `{key}` | {_type(value)} | {default} |"
+        yield f"| `{key}` | {_type(value, schema.get('$defs', {}))} | {default} |"
     yield ""
 
 
@@ -85,19 +86,20 @@ def _default(model: type[BaseModel], key: str) -> str:
     return str(default).replace("|", "\\|")
 
 
-def _type(schema: dict[str, Any]) -> str:
+def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
     if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return _type(defined[name], defined) if "enum" in defined.get(name, {}) else name
     if "const" in schema:
         return f"`{schema['const']}`"
     for several in ("anyOf", "oneOf", "allOf"):
         if several in schema:
-            return " or ".join(_type(part) for part in schema[several])
+            return " or ".join(_type(part, defined) for part in schema[several])
     if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
+        return f"list of {_type(schema.get('items', {}), defined)}"
     if schema.get("type") == "object":
         inner = schema.get("additionalProperties")
-        return f"mapping to {_type(inner)}" if isinstance(inner, dict) else "mapping"
+        return f"mapping to {_type(inner, defined)}" if isinstance(inner, dict) else "mapping"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     said = str(schema.get("type", "anything"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -76,12 +76,17 @@ class Case(BaseModel):
     tolerances: Tolerances = Tolerances()
     timing: Timing = Timing()
 
-    @cached_property
-    def id(self) -> str:
-        content = self.model_dump(
+    @property
+    def content(self) -> dict[str, Any]:
+        """What is launched, however it is timed."""
+        return self.model_dump(
             mode="json",
             include={"op", "shape", "dtype", "direction", "distribution", "streams"},
         )
+
+    @cached_property
+    def id(self) -> str:
+        content = self.content
         if self.timing.mode is not Mode.STREAM:
             content["mode"] = self.timing.mode.value
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

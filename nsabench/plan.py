@@ -201,7 +201,7 @@ def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to the least and the most work of each
-    dtype and direction among the cases that it concerns.
+    dtype, direction and mode among the cases that it concerns.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
     what is measured.
@@ -209,10 +209,11 @@ def _with_controls(
     added: dict[str, list[ImplementationInfo]] = {}
     by_work = sorted(cases, key=lambda planned: planned.case.work.bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
-        groups: dict[tuple[str, str], list[str]] = {}
+        groups: dict[tuple[str, str, str], list[str]] = {}
         for planned in by_work:
             if control.concerns(planned.case):
-                key = (planned.case.dtype, planned.case.direction)
+                case = planned.case
+                key = (case.dtype, case.direction, case.timing.mode)
                 groups.setdefault(key, []).append(planned.id)
         for ids in groups.values():
             for watched in {ids[0], ids[-1]}:

@@ -171,6 +171,7 @@ def test_a_throttled_device_is_given_a_pause_and_its_state_is_kept(tmp_path: Pat
     line = measured(tmp_path / "a", cooled)
     assert len(cooled.asked) == 2
     assert line.conditions == Conditions()
+    assert line.measuring_s == 3.0  # both times
     hot = Alone({"sdpa_gqa": 0.2}, conditions=(HOT,))
     assert measured(tmp_path / "b", hot).conditions == HOT
     assert len(hot.asked) == 2
@@ -183,7 +184,7 @@ def test_a_second_look_keeps_the_state_of_the_device_as_well(tmp_path: Path) -> 
         doubtful = {plan.cases[0].id: ["sdpa_gqa", "mine"]}
         confirm.confirm(plan, doubtful, hot, records, lambda text: None)
     contents = journal.read(tmp_path / "journal.jsonl")
-    assert contents.measuring_s == 1.5
+    assert contents.measuring_s == 3.0  # twice, the device was hot
     [line] = contents.confirmations
     assert line.conditions == HOT and len(line.outcomes) == len(hot.asked) == 2
 

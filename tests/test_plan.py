@@ -138,6 +138,8 @@ def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> 
     assert [p.case.shape for p in calls] == [p.case.shape for p in replays]
     one, other = calls[0].case, replays[0].case
     assert other.label == f"{one.label} graph"
+    watched = [p for p in made.cases if "trick" in p.implementations]
+    assert {p.case.timing.mode for p in watched} == {"stream", "graph"}
     described = [labels.case(labels.record_of(case)) for case in (one, other)]
     assert described[1] == f"{described[0]} graph"
 

@@ -11,7 +11,7 @@ from nsabench import threshold
 from nsabench.cli import _options
 from nsabench.errors import UsageError
 from nsabench.manifest import refuse_altered
-from nsabench.threshold.decide import per_gpu
+from nsabench.threshold.decide import SELECTED, per_gpu
 from nsabench.threshold.document import as_data
 from nsabench.threshold.evidence import Evidence
 from nsabench.threshold.patch import patch as make_patch
@@ -57,12 +57,12 @@ def command(
     elif as_yaml:
         click.echo(threshold.as_yaml(decisions), nl=False)
     elif patch is not None:
-        values = per_gpu(decisions)
-        if not values:
+        if not any(d.axis == SELECTED for d in decisions):
             raise UsageError(
                 "none of these ops is decided by a selected length", "give a run of one that is."
             )
-        one = next(iter(values.values()), None)
+        values = per_gpu(decisions)
+        one = next(iter(values.values()), None)  # measured on no GPU: never
         click.echo(make_patch(patch, values if len(values) > 1 else one), nl=False)
     else:
         click.echo(threshold.as_markdown(decisions))

@@ -96,4 +96,4 @@ def installed_triton() -> str:
 
 def _cases(order: Order) -> list[Case]:
     loaded = planning.load_matrices(order.matrices or list(planning.shipped_matrices()))
-    return list({case.id: case for one in loaded for case in one.cases}.values())
+    return list({str(case.content): case for one in loaded for case in one.cases}.values())

@@ -9,6 +9,7 @@ from typing import Any
 
 from nsabench.report.facts import MARGIN, Record
 from nsabench.timing.statistics import geometric_mean
+from nsabench.words import Mode
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,13 @@ def by_length(records: Sequence[Record], tolerances: Mapping[str, float]) -> lis
 
 
 def by_distribution(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
-    return _grouped(records, tolerances, lambda r: (0, f"{r['distribution']}, {r['direction']}"))
+    """Replays of a graph apart from calls."""
+
+    def name(record: Record) -> str:
+        graph = [Mode.GRAPH] if record["mode"] == Mode.GRAPH else []
+        return ", ".join([record["distribution"], record["direction"], *graph])
+
+    return _grouped(records, tolerances, lambda r: (0, name(r)))
 
 
 def _range(length: int) -> tuple[int, str]:

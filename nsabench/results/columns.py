@@ -44,7 +44,7 @@ RECORDS: list[Column] = [
     Column("dtype", _S, "", "element type of the inputs and the output"),
     Column("device", _S, "", "cuda or cpu"),
     *_shape_columns(),
-    Column("length", _I, "keys", "selected keys a row: the axis of a threshold"),
+    Column("length", _I, "1", "what a threshold is of: L selected keys a row, or T or S tokens"),
     Column("distribution", _S, "", "how the selection was drawn"),
     Column("streams", _I, "1", "calls that ran at once, one a stream"),
     Column("mode", _S, "", "what is timed: calls on a stream, or replays of a CUDA graph"),

@@ -13,7 +13,7 @@ from nsabench.messages import Conditions, Measured, Outcome
 from nsabench.plan import Plan, PlannedCase
 from nsabench.supervisor.again import BEFORE_ANY, cooled, in_a_fresh_worker
 from nsabench.supervisor.executor import Executor, GroupLost
-from nsabench.words import Runs, Status
+from nsabench.words import Mode, Runs, Status
 
 
 class Progress(Protocol):
@@ -130,6 +130,8 @@ def _cannot_run(plan: Plan, case: Case, name: str) -> str:
             return f"runs only on {' and '.join(devices)}; this run is on the CPU"
         if case.streams > 1:
             return "streams exist only on CUDA devices"
+        if case.timing.mode is Mode.GRAPH:
+            return "CUDA graphs exist only on CUDA devices"
     elif Runs.CUDA not in devices:
         return f"runs only on {' and '.join(devices)}; this run is on a CUDA device"
     return ""

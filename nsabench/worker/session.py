@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +39,6 @@ class Session:
         return cls(device, timer, sensors, items)
 
     def measure(self, request: Measure, report: Report) -> Measured:
-        forget_compiled()
         case = request.case
         return measure(
             case,
@@ -51,17 +49,6 @@ class Session:
             sensors=self.sensors,
             report=report,
         )
-
-
-def forget_compiled() -> None:
-    """Drop what torch.compile keeps of earlier cases.
-
-    Of one function it compiles a few shapes (8, by default) and silently runs all later ones
-    uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms, and its rival wins.
-    """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:  # importing it takes seconds, and nobody has compiled anything
-        dynamo.reset()
 
 
 @cache

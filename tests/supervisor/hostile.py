@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -254,3 +255,18 @@ def orphan_without_environment(q, k, v):
         if os.fork() == 0:
             os.execve("/bin/sleep", ["sleep", "600.25"], {})
         os._exit(0)
+
+
+def in_place_of_the_compiler(reset):
+    """The worker resets what torch compiled before the next case."""
+    sys.modules["torch._dynamo"] = SimpleNamespace(reset=reset)
+
+
+@hostile
+def spoils_the_next_case(q, k, v):
+    in_place_of_the_compiler(lambda: 1 / 0)
+
+
+@hostile
+def holds_up_the_next_case(q, k, v):
+    in_place_of_the_compiler(lambda: time.sleep(600))

@@ -99,6 +99,23 @@ def test_one_hostile_implementation(
     assert len(outcomes["sdpa_gqa"].samples.time_ms) >= 10
 
 
+@pytest.mark.parametrize("hostile", ["spoils_the_next_case", "holds_up_the_next_case"])
+def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
+    make_plan: MakePlan, tmp_path: Path, hostile: str
+) -> None:
+    plan = make_plan([hostile, "sdpa_gqa"], lengths=(16, 32, 48))
+    (tmp_path / "logs").mkdir()
+    executor = WorkerExecutor("cpu", HOSTILE)
+    with closing(executor), closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        schedule.run(plan, executor, journal, tmp_path / "logs", Silent())
+    first, *others = read(tmp_path / "journal.jsonl").entries
+    assert {o.status for e in (first, *others) for o in e.outcomes} == {Status.OK}
+    assert [o.notes for o in first.outcomes] == [[], []]
+    notes = [note for e in others for o in e.outcomes for note in o.notes]
+    assert len(notes) == 4
+    assert all("measured again, since before any call" in note for note in notes)
+
+
 def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
     outcomes = measure(
         make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60

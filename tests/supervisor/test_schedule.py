@@ -14,7 +14,7 @@ from nsabench.messages import Measured, Outcome
 from nsabench.plan import Plan, PlannedCase
 from nsabench.supervisor import schedule
 from nsabench.supervisor.executor import GroupLost
-from nsabench.words import Status
+from nsabench.words import Mode, Status
 from tests.supervisor.conftest import MakePlan
 
 Lose = Callable[[list[str]], GroupLost | None]
@@ -183,3 +183,15 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(
     run(plan, executor, tmp_path)
     assert executor.asked == []
     assert outcomes(tmp_path)["a"].reason == "runs only on cuda; this run is on the CPU"
+
+
+def test_without_a_gpu_there_are_no_graphs_to_replay(make_plan: MakePlan, tmp_path: Path) -> None:
+    plan = make_plan(["a"])
+    content = plan.cases[0].case.model_dump()
+    content["timing"]["mode"] = Mode.GRAPH
+    case = Case(**content)
+    planned = PlannedCase(id=case.id, case=case, implementations=("a",))
+    executor = MockExecutor()
+    run(plan.model_copy(update={"cases": [planned]}), executor, tmp_path)
+    assert executor.asked == []
+    assert outcomes(tmp_path)["a"].reason == "CUDA graphs exist only on CUDA devices"

@@ -181,6 +181,15 @@ def test_without_a_selected_length_there_is_nothing_to_patch(
     assert "decided by a selected length" in str(done.exception)
 
 
+def test_what_no_gpu_measured_is_patched_to_never(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("runtime: {sel_triton_min_L: 64}\n")
+    run = make_run(tmp_path / "run", Made(gpu=""))
+    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "+runtime: {sel_triton_min_L: null}" in done.stdout
+
+
 def test_each_branch_of_a_decode_step_has_a_threshold_of_its_own() -> None:
     rows = rows_of("decode", {128: 1.1, 256: 2.0, 512: 2.0}, "total")
     rows += rows_of("decode", {128: 1.0, 256: 1.0, 512: 1.0}, "dense")
