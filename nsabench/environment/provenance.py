@@ -38,7 +38,7 @@ def read_run(
     return Run(
         run_id=plan.run_id if plan is not None else None,
         device=plan.device if plan is not None else None,
-        command=[Path(sys.argv[0]).name, *map(redactor.text, sys.argv[1:])],
+        command=[*_program(sys.argv[0]), *map(redactor.text, sys.argv[1:])],
         shard=plan.shard if plan is not None else None,
         matrices={m.name: m.sha256 for m in plan.matrices} if plan is not None else {},
         seeds=sorted({c.case.seed for c in plan.cases}) if plan is not None else [],
@@ -65,6 +65,12 @@ def _of_nsabench(variables: Mapping[str, str], absent: dict[str, str]) -> Checko
         del absent["run.checkouts.nsabench"]
         return Checkout(of="nsabench", commit=built_from)
     return checkout
+
+
+def _program(started: str) -> list[str]:
+    """As it can be typed again; `python -m` starts a file of another name."""
+    name = Path(started).name
+    return ["python", "-m", "nsabench"] if name == "__main__.py" else [name]
 
 
 def read_checkout(

@@ -10,7 +10,12 @@ import pytest
 
 from nsabench.environment import provenance
 from nsabench.environment.identifiers import Redactor
-from nsabench.environment.provenance import allowed_variables, read_checkout, read_run
+from nsabench.environment.provenance import (
+    _program,
+    allowed_variables,
+    read_checkout,
+    read_run,
+)
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -104,3 +109,14 @@ def test_only_allowed_variables(redactor: Redactor) -> None:
         "PYTHONHASHSEED": "0",
         "TRITON_INTERPRET": "1",
     }
+
+
+@pytest.mark.parametrize(
+    ("started", "typed"),
+    [
+        ("/usr/lib/nsabench/__main__.py", ["python", "-m", "nsabench"]),
+        ("/x/nsabench", ["nsabench"]),
+    ],
+)
+def test_the_command_can_be_typed_again(started: str, typed: list[str]) -> None:
+    assert _program(started) == typed

@@ -123,9 +123,9 @@ def test_it_is_drawn_with_its_own_sizes(run_of_it: Path, browser: Browser, tmp_p
     browser.screenshot(SHOTS / "report-any-op.png")
     shown = browser.texts("heat")
     assert {
-        "HQ64 block_size=64",
-        "HQ64 block_size=64 backward",
-        "HQ64 block_size=64 backward local",
+        "block_size=64",  # HQ is 64 everywhere
+        "block_size=64 backward",
+        "block_size=64 backward local",
         "T",
         "1",
         "8192",

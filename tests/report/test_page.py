@@ -9,6 +9,7 @@ import pytest
 
 from nsabench.report import Facts, write_html
 from tests.report.browser import Browser
+from tests.runs import Made, make_run
 
 MOST_BYTES = 1_500_000
 CHARTS = {"heat", "intervals", "time", "samples", "roofline", "parity"}
@@ -49,6 +50,23 @@ def test_filters_narrow_charts_and_tables(page: Path, browser: Browser) -> None:
     labels = browser.texts("heat")
     assert "N256 H4 D64" in labels
     assert not any("fp16" in label for label in labels)
+
+
+def test_what_decides_nothing_has_no_colour(tmp_path: Path, browser: Browser) -> None:
+    run = make_run(
+        tmp_path / "run", Made(noise=0.2, samples=8, ratio=lambda n: 1.02 if n < 256 else 3.0)
+    )
+    browser.open(write_html(Facts.read(run), tmp_path))
+    fills: list[tuple[str, str]] = browser.js(
+        "const marks = (of) => [...document.querySelectorAll(`[data-chart=heat] g.${of}`)];"
+        "const cells = marks('layer_0_marks path'), words = marks('layer_1_marks text');"
+        "return words.map((t, i) => [t.textContent, cells[i].getAttribute('fill')])"
+    )
+    assert len(fills) == 16
+    undecided = {fill for text, fill in fills if text.startswith("?")}
+    decided = {fill for text, fill in fills if text[0] in "▲▼"}
+    assert len(undecided) == 1 and decided
+    assert not undecided & decided
 
 
 def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:

@@ -40,11 +40,14 @@ function chosen() {
     DIMENSIONS.every(([key]) => !filters[key] || String(record[key]) === filters[key]));
 }
 
-// The name of a row of cases that differ only in length: the shape, and what else varies here.
+// The name of a row of cases that differ only in length: the sizes that vary here, and what else does.
 function rowNames(records) {
   const varying = DIMENSIONS.map(([key]) => key)
     .filter((key) => key !== "shape" && distinct(records, key).length > 1);
-  return (record) => [record.shape, ...varying.map((key) => said(record, key)).filter(Boolean)].join(" ");
+  const shapes = distinct(records, "shape").map((shape) => shape.split(" "));
+  const common = shapes.length > 1 ? shapes[0].filter((size) => shapes.every((sizes) => sizes.includes(size))) : [];
+  const sizes = (record) => record.shape.split(" ").filter((size) => !common.includes(size));
+  return (record) => [...sizes(record), ...varying.map((key) => said(record, key)).filter(Boolean)].join(" ");
 }
 
 // What varies, left out where it is the usual: forward, one stream, the first distribution of the op.

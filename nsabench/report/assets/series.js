@@ -1,5 +1,6 @@
 "use strict";
 // From records to what a chart draws. Nothing here touches the page.
+const DECIDED = ["faster", "slower", "same"];
 const LEAST = "least possible", BEST = "best baseline", OTHERS = "other baselines";
 
 // What the axis of lengths is of: the selected length, but for ops that are decided on another size.
@@ -18,7 +19,8 @@ function candidateRows() {
   return rows.map((r) => ({
     ...r,
     row: name(r),
-    log2: r.speedup === null ? null : Math.log2(r.speedup),
+    // No colour while it decides nothing.
+    log2: DECIDED.includes(r.verdict) && r.speedup !== null ? Math.log2(r.speedup) : null,
     cell: r.speedup === null ? (r.verdict ? `${SYMBOL[r.verdict]} ${r.status}` : r.status) : `${SYMBOL[r.verdict] || ""} ${r.speedup.toFixed(2)}`,
     ratio: speedupOf(r),
     verdict: r.verdict || r.status,
