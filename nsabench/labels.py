@@ -34,6 +34,11 @@ def usual_distribution(op: str) -> str:
     return ops.get(op).distributions[0] if op in ops.names() else ""
 
 
+def decided(op: str, distribution: str = "") -> str:
+    """What a decision is about: an op, or one distribution of it where each has a threshold."""
+    return f"{op} {distribution}".rstrip()
+
+
 def axis(op: str) -> str:
     """The size that the op's lengths are of."""
     return ops.get(op).length_axis if op in ops.names() else "L"

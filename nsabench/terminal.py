@@ -292,7 +292,7 @@ def _decision(finished: Finished) -> list[str]:
         return []
     lines = []
     for d in content["decisions"]:
-        about = f"{d['op']} {d.get('distribution', '')}".strip()
+        about = labels.decided(d["op"], d.get("distribution", ""))
         if d["min_L"] is not None:
             said = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
         else:

@@ -48,13 +48,11 @@ class Decision:
     distribution: str = ""  # the only one it holds for, if it does not hold for all
 
     @property
-    def subject(self) -> str:
-        """What it is about, in words."""
-        return f"{self.op} {self.distribution}".strip()
-
-    @property
     def tested(self) -> int:
         return sum(rung.cases for rung in self.rungs)
+
+
+_Key = tuple[str, str, str, str]
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
@@ -74,9 +72,6 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
         )
         for key, group in sorted(groups.items())
     ]
-
-
-_Key = tuple[str, str, str, str]
 
 
 def _key(tested: Tested) -> _Key:

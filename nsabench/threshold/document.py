@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from nsabench import labels
 from nsabench.threshold.decide import Decision, per_gpu
 from nsabench.writing import whole
 
@@ -71,7 +72,7 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 def _section(d: Decision) -> list[str]:
     said = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
-        f"## {d.subject} on {d.gpu or 'a CPU'}: {said}",
+        f"## {labels.decided(d.op, d.distribution)} on {d.gpu or 'a CPU'}: {said}",
         "",
         f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",

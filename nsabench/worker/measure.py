@@ -63,7 +63,7 @@ def measure(
         tried.append(arm)
         try:
             arm.check()
-            if case.timing.mode is Mode.GRAPH and device == "cuda":
+            if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))

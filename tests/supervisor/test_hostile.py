@@ -11,7 +11,7 @@ import pytest
 
 from nsabench.journal import Entry, Journal, read
 from nsabench.messages import Outcome
-from nsabench.plan import PlannedCase
+from nsabench.plan import Plan, PlannedCase
 from nsabench.supervisor import process, schedule
 from nsabench.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.words import Status
@@ -33,13 +33,17 @@ def measure(
     timeout_s: float = 3.0,
 ) -> dict[str, Outcome]:
     plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
-    (tmp_path / "logs").mkdir()
-    executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
-    with closing(executor), closing(Journal(tmp_path / "journal.jsonl")) as journal:
-        schedule.run(plan, executor, journal, tmp_path / "logs", Silent())
-    assert leftovers() == []
-    [entry] = read(tmp_path / "journal.jsonl").entries
+    [entry] = run(plan, tmp_path, memory_limit_bytes)
     return {outcome.implementation: outcome for outcome in entry.outcomes}
+
+
+def run(plan: Plan, folder: Path, memory_limit_bytes: int | None = None) -> list[Entry]:
+    (folder / "logs").mkdir()
+    executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
+    with closing(executor), closing(Journal(folder / "journal.jsonl")) as journal:
+        schedule.run(plan, executor, journal, folder / "logs", Silent())
+    assert leftovers() == []
+    return read(folder / "journal.jsonl").entries
 
 
 def leftovers() -> list[int]:
@@ -104,11 +108,7 @@ def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
     make_plan: MakePlan, tmp_path: Path, hostile: str
 ) -> None:
     plan = make_plan([hostile, "sdpa_gqa"], lengths=(16, 32, 48))
-    (tmp_path / "logs").mkdir()
-    executor = WorkerExecutor("cpu", HOSTILE)
-    with closing(executor), closing(Journal(tmp_path / "journal.jsonl")) as journal:
-        schedule.run(plan, executor, journal, tmp_path / "logs", Silent())
-    first, *others = read(tmp_path / "journal.jsonl").entries
+    first, *others = run(plan, tmp_path)
     assert {o.status for e in (first, *others) for o in e.outcomes} == {Status.OK}
     assert [o.notes for o in first.outcomes] == [[], []]
     notes = [note for e in others for o in e.outcomes for note in o.notes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from nsabench import checks
+from nsabench import checks, labels
 from nsabench.checks import Effect
 from nsabench.checks.controls import CHECK, Catch
 from nsabench.report.facts import Facts, standings
@@ -19,6 +19,7 @@ QUESTION = "What was decided, and can I trust it?"
 def context(facts: Facts) -> dict[str, Any]:
     return {
         "standings": standings(facts),
+        "decided": labels.decided,
         "controls": _controls(facts),
         "missed": [r for r in facts.controls if r["caught"] == Catch.MISSED],
         "checks": _checks(facts),
