@@ -374,18 +374,24 @@ def _tell_watchdog(line: str) -> None:
 def reap_orphans(siblings: set[int], born: float) -> None:
     """Kill what a worker left behind: children given to us since it was born.
 
-    They carry the mark, or were orphaned with an environment of their own: then they are in a
-    session that is not ours, which what this program starts itself is not.
+    They carry the mark, or none that can be read (an environment of their own, or one they hide):
+    then they are in a session that is not ours, which what this program starts itself is not.
     """
     with _births:
         orphans = [c for c in psutil.Process().children() if c.pid not in _workers | siblings]
     for child in orphans:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            marked = child.environ().get(MARK) == _mark
             foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
-            if not (marked or foreign):
+            if not (foreign or _marked(child)):
                 continue
             for process in _family(child.pid):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             child.wait(TERM_GRACE_S)
+
+
+def _marked(process: psutil.Process) -> bool:
+    try:
+        return process.environ().get(MARK) == _mark
+    except psutil.AccessDenied:  # it made itself unreadable (PR_SET_DUMPABLE)
+        return False

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-ROUNDS = 20  # a process may fork while the others are looked for
+ROUNDS = 20  # a process may fork meanwhile, and shows no environment while it starts a program
 PAUSE_S = 0.05
 
 
@@ -23,13 +23,11 @@ def main(mark: bytes) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    for _ in range(ROUNDS):
-        found = [pid for pid in _processes() if _carries(pid, mark)]
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        if not found:
-            break
+    for _ in range(ROUNDS if groups else 1):
+        for pid in _processes():
+            if _carries(pid, mark):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(PAUSE_S)
 
 

@@ -187,6 +187,8 @@ def test_what_is_left_would_be_seen() -> None:
     """`leftovers` finds what carries the mark, also in a session of its own."""
     environment = process.worker_environment("cpu")
     with psutil.Popen(["sleep", "60"], env=environment, start_new_session=True) as left:
+        while not left.environ():  # Linux shows none until the program has begun
+            time.sleep(0.01)
         assert leftovers() == [left.pid]
         left.kill()
     assert leftovers() == []
