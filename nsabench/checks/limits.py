@@ -75,3 +75,11 @@ def bounds(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> list[Bou
 def least(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
     """The greatest of the lower bounds, or None where no ceiling is known."""
     return max(bounds(row, limits, l2_bytes=l2_bytes), key=lambda b: b.ms, default=None)
+
+
+def beaten(row: Row, limits: Limits) -> Bound | None:
+    """The lower bound that the record's time is below, by more than the margin; else None."""
+    bound = least(row, limits)
+    if bound is None or row.median_ms is None or row.median_ms * limits.margin >= bound.ms:
+        return None
+    return bound

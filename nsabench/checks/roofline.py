@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.limits import Limits, bounds
+from nsabench.checks.limits import Limits, beaten
 from nsabench.checks.row import Row
 
 
@@ -22,12 +22,11 @@ def _impossible(row: Row, limits: Limits) -> Iterator[str]:
     time = row.timed_ms
     if time is None:
         return
-    beaten = [b for b in bounds(row, limits) if time * limits.margin < b.ms]
-    if beaten:
-        worst = max(beaten, key=lambda b: b.ms)
+    bound = beaten(row, limits)
+    if bound is not None:
         yield (
-            f"{time:.3g} ms is {worst.ms / time:.2f} times faster than possible: "
-            f"{worst.why} take {worst.ms:.3g} ms ({limits.source})"
+            f"{time:.3g} ms is {bound.ms / time:.2f} times faster than possible: "
+            f"{bound.why} take {bound.ms:.3g} ms ({limits.source})"
         )
     floor = limits.timer_floor_ms
     if floor is not None and time * limits.margin < floor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.ladder import ladders
-from nsabench.checks.limits import Limits, least
+from nsabench.checks.limits import Limits, beaten, least
 from nsabench.checks.row import Row
 
 GROWTH_OF_WORK = 4.0
@@ -49,10 +49,7 @@ def _effect(top: Row, limits: Limits) -> Effect | None:
         return Effect.NOTE
     if cold.ms < LAUNCH_FLOOR_MS or cold.ms < FILLED * top.median_ms:
         return None
-    allowed = least(top, limits)
-    assert allowed is not None
-    impossible = top.median_ms * limits.margin < allowed.ms
-    return Effect.IMPLAUSIBLE if impossible else Effect.INCONCLUSIVE
+    return Effect.IMPLAUSIBLE if beaten(top, limits) else Effect.INCONCLUSIVE
 
 
 def _say(bottom: Row, top: Row, effect: Effect, limits: Limits) -> Finding:
