@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from nsabench import ops
+from nsabench import labels, ops
 from nsabench.ops.contract import Shape, Tolerances, Work
 from nsabench.words import Direction, DType, Mode
 
@@ -105,17 +105,12 @@ class Case(BaseModel):
         return Work(one.bytes_min * self.streams, one.flops * self.streams)
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """What tells the case from others, as its records have it."""
+        content = self.content
+        return {**content.pop("shape"), **content, "mode": self.timing.mode.value}
+
+    @property
     def label(self) -> str:
         """A short line for people: op, sizes, and what is not the default."""
-        sizes = " ".join(f"{k}{v}" for k, v in self.shape.items())
-        extra = [
-            str(x)
-            for x, default in (
-                (self.direction, Direction.FORWARD),
-                (self.distribution, ops.get(self.op).distributions[0]),
-                (f"streams={self.streams}", "streams=1"),
-                (self.timing.mode, Mode.STREAM),
-            )
-            if x != default
-        ]
-        return " ".join([self.op, sizes, self.dtype, *extra])
+        return f"{self.op} {labels.case(self.fields)}"

@@ -6,20 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsabench import ops
-from nsabench.case import Case
 from nsabench.results.columns import RECORDS
 from nsabench.words import Mode
 
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
 _FIXED = {column.name for column in RECORDS} - _SIZES
-
-
-def record_of(case: Case) -> dict[str, Any]:
-    """A case in the form of a record, as far as a label needs it."""
-    named = ("op", "dtype", "direction", "distribution", "streams")
-    shown = {name: getattr(case, name) for name in named}
-    return {**case.shape, **shown, "mode": case.timing.mode}
 
 
 def sizes(record: Mapping[str, Any]) -> list[str]:
@@ -63,7 +55,7 @@ def case(record: Mapping[str, Any]) -> str:
     said = [shape(record, length=True), SHORT.get(record["dtype"], record["dtype"])]
     if record["direction"] != "forward":
         said.append(record["direction"])
-    if record["distribution"] != usual_distribution(record["op"]):
+    if record["distribution"] not in ("", usual_distribution(record["op"])):
         said.append(record["distribution"])
     if record["streams"] != 1:
         said.append(f"{record['streams']} streams")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench import apart, labels, matrix, plan
+from nsabench import apart, matrix, plan
 from nsabench.errors import UsageError
 from nsabench.plan import ImplementationInfo, Plan
 from nsabench.words import Role, Runs
@@ -140,8 +140,6 @@ def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> 
     assert other.label == f"{one.label} graph"
     watched = [p for p in made.cases if "trick" in p.implementations]
     assert {p.case.timing.mode for p in watched} == {"stream", "graph"}
-    described = [labels.case(labels.record_of(case)) for case in (one, other)]
-    assert described[1] == f"{described[0]} graph"
 
 
 def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:

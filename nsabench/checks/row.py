@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nsabench import ops
+from nsabench import labels, ops
 from nsabench.messages import Conditions
 from nsabench.words import Direction, DType, Mode, Role, Status
 
@@ -57,12 +57,5 @@ class Row:
     @property
     def label(self) -> str:
         """Sizes, dtype and whatever else tells this case from its neighbours."""
-        sizes = " ".join(f"{axis}={size}" for axis, size in self.shape.items())
-        extra = [self.dtype.value]
-        if self.direction is not Direction.FORWARD:
-            extra.append(self.direction.value)
-        if self.streams != 1:
-            extra.append(f"streams={self.streams}")
-        if self.mode is not Mode.STREAM:
-            extra.append(self.mode.value)
-        return " ".join([sizes, *extra])
+        named = ("op", "dtype", "direction", "distribution", "streams", "mode")
+        return labels.case({**self.shape, **{name: getattr(self, name) for name in named}})

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from nsabench import labels
 from nsabench.case import Case
 from nsabench.compare.side import Record, Side, compared
 from nsabench.compare.words import Change, Difference
@@ -71,7 +70,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The case on one line."""
-        return f"{self.case.op} {labels.case(labels.record_of(self.case))}"
+        return self.case.label
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ def test_a_control_that_passes_for_right_once_invalidates_the_run(make_row, stat
     (finding,) = judge([wrong(make_row), control(make_row, L=64, status=status)], [])
     assert (finding.effect, finding.case_id) == (Effect.INVALID, "")
     assert "did not catch the control in 1 of 2 cases" in finding.sentence
-    assert "L=64" in finding.sentence
+    assert "N1024 H8 D128 L64 fp16" in finding.sentence
 
 
 def test_it_must_be_caught_by_the_check_that_is_meant_for_it(make_row):
