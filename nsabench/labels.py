@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsabench import ops
-from nsabench.results.columns import RECORDS
 from nsabench.words import Mode
 
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-_SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
-_FIXED = {column.name for column in RECORDS} - _SIZES
 
 
 def sizes(record: Mapping[str, Any]) -> list[str]:
     """The names of the sizes of the record's op; of an op that is not installed, what it has."""
     if record["op"] in ops.names():
         return list(ops.get(record["op"]).shape_model.model_fields)
-    return [name for name in record if name not in _FIXED]
+    # Not above: it needs pyarrow, and who measures reads labels too.
+    from nsabench.results.columns import RECORDS, SIZES
+
+    fixed = {column.name for column in RECORDS} - SIZES
+    return [name for name in record if name not in fixed]
 
 
 def usual_distribution(op: str) -> str:

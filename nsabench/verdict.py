@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from nsabench.checks.best import best_baseline
 from nsabench.checks.clocks import disturbances
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.row import Row
+from nsabench.checks.row import Row, by_case
 from nsabench.journal import Apart, Confirmation
 from nsabench.messages import Samples
 from nsabench.timing.statistics import (
@@ -49,9 +49,7 @@ def judge(
 ) -> dict[Key, Judgement]:
     """Judge every candidate. `rows` already carry the statuses that the checks gave them."""
     findings = list(findings)
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case_id, []).append(row)
+    cases = by_case(rows)
     return {
         (row.case_id, row.implementation): _judge(row, cases[row.case_id], samples, findings)
         for row in rows

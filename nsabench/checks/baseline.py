@@ -6,13 +6,12 @@ as a faster one is there. This check says which ones are slow, and when the fast
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
-from nsabench.checks.row import Row
+from nsabench.checks.row import Row, by_case
 from nsabench.words import Role
 
 SLOW = 3.0  # times the best valid baseline; K and V expanded over heads are honest at 3.5
@@ -24,11 +23,8 @@ HIDDEN = 0.5  # share of samples whose launch gap the timer could hide
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Baselines (and controls that pose as one) that no speed-up may be quoted against."""
-    by_case: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.timed_ms is not None:
-            by_case[row.case_id].append(row)
-    return [f for case in by_case.values() for f in _check_case(case, limits)]
+    cases = by_case(r for r in rows if r.timed_ms is not None)
+    return [f for case in cases.values() for f in _check_case(case, limits)]
 
 
 def _check_case(rows: list[Row], limits: Limits) -> Iterator[Finding]:

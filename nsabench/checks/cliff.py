@@ -1,8 +1,9 @@
-"""Cliff: a time that leaps far beyond the growth of its work is that of another program.
+"""Cliff: a time that leaps far beyond the growth of its work looks like another program's.
 
 Libraries fall back in silence: to uncompiled code once too many shapes were compiled, to a backend
 that takes anything. On a ladder such a record is off by tens of times, which no honest kernel is:
 even one that compares every token with every other grows by no more than the square of the work.
+What no foot shows is not seen: a ladder of one rung, or one that begins up there.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ from collections.abc import Iterator, Sequence
 from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.ladder import ladders
-from nsabench.checks.limits import Limits, beaten
-from nsabench.checks.row import Row
+from nsabench.checks.limits import Limits
+from nsabench.checks.roofline import impossible
+from nsabench.checks.row import Row, by_case
 from nsabench.words import Role
 
 # Beyond the square of the work's growth. Seen in three runs on an H200: FlexAttention that torch no
 # longer compiled 15 to 44 times, everything else at most twice.
 LEAP = 8.0
-IN_THE_RUNNING = 2.0  # times the best baseline: what may be the best at the next length
+IN_THE_RUNNING = 2.0  # times the best baseline at the foot: what may be the best further on
 
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Every record at the top of a cliff: from the leap on, until one is faster than its edge."""
-    by_case: dict[str, list[Row]] = {}
-    for row in rows:
-        by_case.setdefault(row.case_id, []).append(row)
-    possible = [r for r in rows if r.role is not Role.CONTROL and not beaten(r, limits)]
-    return [finding for ladder in ladders(possible) for finding in _tops(ladder, by_case)]
+    possible = [
+        r
+        for r in rows
+        if r.role is not Role.CONTROL and r.median_ms and not any(impossible(r, limits))
+    ]
+    cases = by_case(possible)
+    return [finding for ladder in ladders(possible) for finding in _tops(ladder, cases)]
 
 
-def _tops(ladder: list[Row], by_case: dict[str, list[Row]]) -> Iterator[Finding]:
+def _tops(ladder: list[Row], cases: dict[str, list[Row]]) -> Iterator[Finding]:
     foot, edge = ladder[0], None
     for row in ladder[1:]:
         if _leaps(foot, row):
@@ -41,7 +45,7 @@ def _tops(ladder: list[Row], by_case: dict[str, list[Row]]) -> Iterator[Finding]
         if edge is None:
             continue
         # Of a baseline that counts, it is the case that is in doubt, not only this record.
-        best = best_baseline(by_case[foot.case_id])
+        best = best_baseline(cases[foot.case_id])
         if row.role is Role.BASELINE and best and _ms(foot) <= IN_THE_RUNNING * _ms(best):
             sentence = f"{_say(foot, edge)}; without that it may be the best baseline here"
             yield Finding("cliff", Effect.INCONCLUSIVE, sentence, row.case_id)
@@ -65,8 +69,8 @@ def _say(foot: Row, edge: Row) -> str:
     return (
         f"{edge.implementation} takes {_ms(foot):.3g} ms at {foot.at} but {_ms(edge):.3g} ms at "
         f"{edge.at} ({edge.label}): {_ms(edge) / _ms(foot):.0f} times as long for "
-        f"{_growth(foot, edge):.1f} times the work is another program (uncompiled, or another "
-        f"backend)"
+        f"{_growth(foot, edge):.1f} times the work looks like another program (uncompiled, or "
+        f"another backend)"
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.checks.row import Row, by_case
 from nsabench.environment.nvml import THROTTLING
 from nsabench.messages import Conditions
 from nsabench.words import Role
@@ -19,11 +18,8 @@ RATIO_TOLERANCE = 0.02
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Cases that were throttled, shared, or that time and cycles tell differently."""
-    by_case: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.timed_ms is not None:
-            by_case[row.case_id].append(row)
-    return [f for case in by_case.values() for f in [*_conditions(case), *_cycles(case)]]
+    cases = by_case(r for r in rows if r.timed_ms is not None)
+    return [f for case in cases.values() for f in [*_conditions(case), *_cycles(case)]]
 
 
 def _conditions(rows: list[Row]) -> Iterator[Finding]:

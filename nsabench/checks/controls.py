@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.row import Row
+from nsabench.checks.row import Row, by_case
 from nsabench.words import Role, Status, Word
 
 CHECK = "controls"
@@ -43,14 +43,12 @@ class Catch(Word):
 
 def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
     """What became of each control, by case and name, given what the other checks found."""
-    cases: dict[str, list[Row]] = defaultdict(list)
-    by_case: dict[str, list[Finding]] = defaultdict(list)
-    for row in rows:
-        cases[row.case_id].append(row)
+    cases = by_case(rows)
+    found: dict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
-        by_case[finding.case_id].append(finding)
+        found[finding.case_id].append(finding)
     return {
-        (row.case_id, row.implementation): catch(row, cases[row.case_id], by_case[row.case_id])
+        (row.case_id, row.implementation): catch(row, cases[row.case_id], found[row.case_id])
         for row in rows
         if row.role is Role.CONTROL
     }

@@ -8,7 +8,7 @@ from nsabench.checks.best import best_baseline
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.ladder import ladders
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.checks.row import Row, by_case
 from nsabench.words import MARGIN, Role
 
 LOST = 1.0
@@ -16,18 +16,16 @@ LOST = 1.0
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Candidates for which "from this length on" is not how it is."""
-    by_case: dict[str, list[Row]] = {}
-    for row in rows:
-        by_case.setdefault(row.case_id, []).append(row)
+    cases = by_case(rows)
     candidates = [r for r in rows if r.role is Role.CANDIDATE]
-    found = (_falls(ladder, by_case) for ladder in ladders(candidates))
+    found = (_falls(ladder, cases) for ladder in ladders(candidates))
     return [finding for finding in found if finding is not None]
 
 
-def _falls(ladder: list[Row], by_case: dict[str, list[Row]]) -> Finding | None:
+def _falls(ladder: list[Row], cases: dict[str, list[Row]]) -> Finding | None:
     won: tuple[float, Row] | None = None
     for row in ladder:
-        baseline = best_baseline(by_case[row.case_id], beside=row)
+        baseline = best_baseline(cases[row.case_id], beside=row)
         if baseline is None or not baseline.median_ms or not row.median_ms:
             continue
         speedup = baseline.median_ms / row.median_ms

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row
+from nsabench.checks.row import Row, by_case
 from nsabench.words import DType, Role, Status
 
 # Spacing of the format at 1 (2^-mantissa bits): an output rounded to it has a relative error of
@@ -36,11 +35,8 @@ def noise(dtype: DType, terms: int) -> float:
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Records that are `ok` and should not be: over the MAE tolerance, or much further from the
     oracle than the best baseline of the case."""
-    by_case: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.status is Status.OK:
-            by_case[row.case_id].append(row)
-    return [finding for case in by_case.values() for finding in _check_case(case)]
+    cases = by_case(r for r in rows if r.status is Status.OK)
+    return [finding for case in cases.values() for finding in _check_case(case)]
 
 
 def _check_case(rows: list[Row]) -> Iterator[Finding]:

@@ -14,11 +14,12 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     return [
         Finding("roofline", Effect.IMPLAUSIBLE, sentence, row.case_id, row.implementation)
         for row in rows
-        for sentence in _impossible(row, limits)
+        for sentence in impossible(row, limits)
     ]
 
 
-def _impossible(row: Row, limits: Limits) -> Iterator[str]:
+def impossible(row: Row, limits: Limits) -> Iterator[str]:
+    """Why the record's time cannot be; nothing where it can."""
     time = row.timed_ms
     if time is None:
         return

@@ -23,9 +23,11 @@ class Column:
     meaning: str
 
 
+SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
+
+
 def _shape_columns() -> list[Column]:
-    sizes = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
-    return [Column(s, pa.int64(), "1", f"size {s} of the op's shape") for s in sorted(sizes)]
+    return [Column(s, pa.int64(), "1", f"size {s} of the op's shape") for s in sorted(SIZES)]
 
 
 _SPEEDUP = (

@@ -29,6 +29,7 @@ from nsabench.supervisor import watchdog
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
+REAP_S = 10.0
 POLL_S = 0.25
 LOG_HEAD_BYTES = 256 << 10
 LOG_TAIL_BYTES = 64 << 10
@@ -372,26 +373,36 @@ def _tell_watchdog(line: str) -> None:
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:
-    """Kill what a worker left behind: children given to us since it was born.
+    """Kill what a worker left behind: children given to us since it was born, by whole groups.
 
-    They carry the mark, or none that can be read (an environment of their own, or one they hide):
-    then they are in a session that is not ours, which what this program starts itself is not.
+    More than once, since they may fork meanwhile; bounded, since the kernel may hold one.
     """
-    with _births:
-        orphans = [c for c in psutil.Process().children() if c.pid not in _workers | siblings]
-    for child in orphans:
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
-            if not (foreign or _marked(child)):
-                continue
-            for process in _family(child.pid):
+    deadline = time.monotonic() + REAP_S
+    while (orphans := _orphans(siblings, born)) and time.monotonic() < deadline:
+        for orphan in orphans:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                group = os.getpgid(orphan.pid)
+                if group not in _workers | {os.getpgid(0)}:
+                    os.killpg(group, signal.SIGKILL)
+            for process in _family(orphan.pid):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            child.wait(TERM_GRACE_S)
+        psutil.wait_procs(orphans, TERM_GRACE_S)
 
 
-def _marked(process: psutil.Process) -> bool:
+def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
+    with _births:
+        ours = _workers | siblings | ({_watchdog.pid} if _watchdog else set())
+        children = [c for c in psutil.Process().children() if c.pid not in ours]
+    return [child for child in children if _left_behind(child, born)]
+
+
+def _left_behind(child: psutil.Process, born: float) -> bool:
+    """Whether it carries the mark, or none that can be read (an environment of its own, or one
+    it hides) in a session that is not ours, which what this program starts itself is not.
+    """
     try:
-        return process.environ().get(MARK) == _mark
-    except psutil.AccessDenied:  # it made itself unreadable (PR_SET_DUMPABLE)
+        foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
+        return foreign or child.environ().get(MARK) == _mark
+    except (psutil.Error, ProcessLookupError):  # it is gone, or made itself unreadable
         return False

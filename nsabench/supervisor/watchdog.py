@@ -23,11 +23,13 @@ def main(mark: bytes) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    for _ in range(ROUNDS if groups else 1):
-        for pid in _processes():
-            if _carries(pid, mark):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+    for _ in range(ROUNDS):
+        found = [pid for pid in _processes() if _carries(pid, mark)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found and not groups:
+            break
         time.sleep(PAUSE_S)
 
 

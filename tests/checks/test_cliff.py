@@ -58,3 +58,14 @@ def test_a_foot_that_cannot_be_is_none(make_row):
     rows = ladder(make_row, [1e-5, 0.05, 0.1])
     assert len(check(rows, Limits())) == 2
     assert check(rows, Limits(memory_gb_s=4250.0)) == []
+
+
+def test_a_baseline_that_cheats_does_not_put_the_honest_one_out_of_the_running(make_row):
+    rows = ladder(make_row, [0.05, 0.05, 10.0]) + ladder(make_row, [1e-5] * 3, "cheat")
+    [finding] = [f for f in check(rows, Limits(memory_gb_s=4250.0)) if f.check == "cliff"]
+    assert finding.effect is Effect.INCONCLUSIVE
+
+
+def test_a_clock_that_stands_still_gives_no_foot(make_row):
+    assert check(ladder(make_row, [0.0, 0.05, 0.1]), Limits()) == []
+    assert check(ladder(make_row, [1e-4, 0.05, 0.1]), Limits(timer_floor_ms=0.002)) == []
