@@ -114,3 +114,8 @@ class Case(BaseModel):
     def label(self) -> str:
         """A short line for people: op, sizes, and what is not the default."""
         return f"{self.op} {labels.case(self.fields)}"
+
+    @property
+    def named(self) -> str:
+        """The label, and the id that the case's log and records have."""
+        return labels.named({**self.fields, "case_id": self.id})

@@ -63,3 +63,8 @@ def case(record: Mapping[str, Any]) -> str:
     if record.get("mode") == Mode.GRAPH:  # older records have none
         said.append("graph")
     return " ".join(said)
+
+
+def named(record: Mapping[str, Any]) -> str:
+    """A case on one line, and the id that its log and the other files have."""
+    return f"{record['op']} {case(record)} [{record['case_id']}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nsabench import labels
 from nsabench.checks.controls import CHECK, Catch
 from nsabench.checks.finding import Effect
 from nsabench.results.assemble import Results
@@ -17,7 +18,7 @@ def failures(results: Results) -> list[str]:
         if f.check == CHECK and f.effect is Effect.INVALID and not f.implementation
     ]
     for record in results.records:
-        who = f"{record['implementation']} on {record['case_id']}"
+        who = f"{record['implementation']} on {labels.named(record)}"
         if record["role"] == Role.CONTROL:
             if record["caught"] == Catch.MISSED:
                 lines.append(f"control {who} was not caught by {record['caught_by']}")

@@ -6,7 +6,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -134,7 +135,7 @@ def summary(finished: Finished, console: Console) -> None:
     console.print(candidates_table(records))
     diagnosed = [r for r in records if r["role"] == Role.CANDIDATE and r["diagnosis"]]
     for r in diagnosed[:SHOWN_FINDINGS]:
-        line = f"{r['implementation']} on {r['case_id']}: diagnosis: {r['diagnosis']}"
+        line = f"{r['implementation']} on {labels.named(r)}: diagnosis: {r['diagnosis']}"
         console.print(Text(line), soft_wrap=True)
     console.print(baselines_table(records))
     caught = {r["implementation"] for r in records if r["role"] == Role.CONTROL}
@@ -146,7 +147,8 @@ def summary(finished: Finished, console: Console) -> None:
         or (f.implementation not in caught and (f.effect is not Effect.NOTE or not f.case_id))
     ]
     if grave:
-        print_findings(grave, console, SHOWN_FINDINGS)
+        cases = {r["case_id"]: labels.named(r) for r in records}
+        print_findings(grave, console, SHOWN_FINDINGS, cases)
     console.print(_panel(finished))
 
 
@@ -229,10 +231,16 @@ def _catches(rows: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{n} {became}" for became, n in sorted(counts.items()))
 
 
-def print_findings(findings: Sequence[Finding], console: Console, most: int | None = None) -> None:
-    """One line a finding, at most `most` of them."""
+def print_findings(
+    findings: Sequence[Finding],
+    console: Console,
+    most: int | None = None,
+    cases: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """One line a finding, at most `most` of them. `cases`: ids in words."""
     for finding in findings[:most]:
-        where = " ".join(part for part in (finding.case_id, finding.implementation) if part)
+        case = cases.get(finding.case_id, finding.case_id)
+        where = " on ".join(part for part in (finding.implementation, case) if part)
         console.print(
             Text.assemble(
                 (f"{finding.effect:12}", EFFECT_STYLES.get(finding.effect, "dim")),

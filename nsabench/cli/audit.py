@@ -29,10 +29,12 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
 
     Example: nsabench audit timings.csv --gpu "RTX 4090"
     """
+    cases: dict[str, str] = {}
     if path.is_dir():
         folder = RunFolder.existing(path)
         refuse_altered(path)
         plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
+        cases = {planned.id: planned.case.named for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         # What is found in a control is what it is there for, unless it got away.
         findings = [
@@ -49,6 +51,6 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=1))
     else:
-        terminal.print_findings(findings, terminal.console())
+        terminal.print_findings(findings, terminal.console(), cases=cases)
         terminal.print_counts(findings, terminal.console())
     return 1 if any(f.effect is not Effect.NOTE for f in findings) else 0

@@ -98,7 +98,10 @@ def _decide(
         reasons.append("no case was measured")
     elif found is None:
         assert stopper is not None
-        reasons.append(f"nothing qualifies: at the greatest length {_why(stopper, margin)}")
+        reasons.append(
+            f"nothing qualifies: at the greatest length, {stopper.axis}={stopper.length}, "
+            f"{_why(stopper, margin)}"
+        )
     else:
         reasons += _gaps([r for n, at in by_length.items() if n >= found for r in at], rows, found)
     return Decision(
@@ -128,7 +131,7 @@ def passes(row: Tested, margin: float) -> bool:
 
 
 def _why(row: Tested, margin: float) -> str:
-    who = f"{row.axis}={row.length} {row.candidate} on {row.case}"
+    who = f"{row.candidate} on {row.label or row.case}"
     if row.status != Status.OK:
         return f"{who} is {row.status}"
     if row.speedup_lo is None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench import audit, ops
+from nsabench import audit, labels, ops
 from nsabench.audit import table
 from nsabench.checks import Effect
 from nsabench.checks.best import best_baseline
@@ -24,7 +24,7 @@ AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
 # What a run must have been recorded with; an older one may lack the other columns.
 NEEDED = (
     *("run_id", "case_id", "op", "implementation", "role", "direction", "device", "length"),
-    *("distribution", "status", "verdict", "speedup_lo", "caught"),
+    *("dtype", "distribution", "streams", "status", "verdict", "speedup_lo", "caught"),
     *("gpu_name", "torch", "triton", "cuda"),
 )
 
@@ -49,6 +49,7 @@ class Tested:
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
     distribution: str = ""
+    label: str = ""  # the case in words, where there is more to say than `case`
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
         run_id=record["run_id"],
         axis=op.length_axis,
         distribution=record["distribution"] if op.threshold_per_distribution else "",
+        label=labels.named(record),
     )
 
 

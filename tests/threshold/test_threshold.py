@@ -51,7 +51,7 @@ def wins_but_at_the_top(length: int) -> float:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (Made(ratio=wins_but_at_the_top), "nothing qualifies: at the greatest length L=512"),
+        (Made(ratio=wins_but_at_the_top), "nothing qualifies: at the greatest length, L=512, "),
         (Made(ratio=lambda _: 1.15), "nothing qualifies"),
         (Made(control_caught=False), "controls were not caught: zero_output"),
         (Made(shapes=((256, 4, 64), (512, 4, 128))), "on the tested heads are 4"),
@@ -150,6 +150,8 @@ def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> 
             "torch": "2.11.0",
             "triton": "3.6.0",
             "cuda": "13.0",
+            "dtype": "bfloat16",
+            "streams": 1,
         }
         for length, lo in lengths.items()
         for role in ("candidate", "control")
