@@ -103,8 +103,15 @@ class Progress:
         if self._live:
             self._draw()
             return
-        counts = Counter(outcome.status.value for outcome in entry.outcomes)
+        roles = self._table.roles
+        # A control that is wrong has done its work; what became of each is judged at the end.
+        controls = [
+            o for o in entry.outcomes if roles[planned.case.op, o.implementation] is Role.CONTROL
+        ]
+        counts = Counter(o.status.value for o in entry.outcomes if o not in controls)
         said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+        if controls:
+            said += f", controls: {len(controls)}"
         self.console.print(
             f"[{self._number}/{self._total}] {planned.case.label}: {said} ({entry.wall_s:.1f} s)",
             highlight=False,

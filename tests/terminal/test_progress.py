@@ -74,7 +74,9 @@ def test_no_terminal_gets_a_line_a_case(shown: tuple[Plan, journal.Contents]) ->
     play(to, shown)
     lines = [line for line in file.getvalue().splitlines() if line.startswith("[")]
     assert len(lines) == 8
-    assert lines[1].startswith("[2/8] selection_rows N256 H4 D64 L128 fp16: 1 crashed, 3 ok")
+    assert lines[1].startswith(
+        "[2/8] selection_rows N256 H4 D64 L128 fp16: 1 crashed, 3 ok, controls: 1 ("
+    )
 
 
 def test_nothing_is_redrawn_while_nothing_is_said(
