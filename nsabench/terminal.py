@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -105,13 +104,15 @@ class Progress:
             return
         roles = self._table.roles
         # A control that is wrong has done its work; what became of each is judged at the end.
-        controls = [
-            o for o in entry.outcomes if roles[planned.case.op, o.implementation] is Role.CONTROL
-        ]
-        counts = Counter(o.status.value for o in entry.outcomes if o not in controls)
+        counts = Counter(
+            o.status.value
+            for o in entry.outcomes
+            if roles[planned.case.op, o.implementation] is not Role.CONTROL
+        )
+        controls = len(entry.outcomes) - counts.total()
         said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
         if controls:
-            said += f", controls: {len(controls)}"
+            said += f", controls: {controls}"
         self.console.print(
             f"[{self._number}/{self._total}] {planned.case.label}: {said} ({entry.wall_s:.1f} s)",
             highlight=False,
@@ -155,7 +156,7 @@ def summary(finished: Finished, console: Console) -> None:
     ]
     if grave:
         cases = {r["case_id"]: labels.named(r) for r in records}
-        print_findings(grave, console, SHOWN_FINDINGS, cases)
+        print_findings(grave, cases, console, SHOWN_FINDINGS)
     console.print(_panel(finished))
 
 
@@ -240,11 +241,11 @@ def _catches(rows: Sequence[dict[str, Any]]) -> str:
 
 def print_findings(
     findings: Sequence[Finding],
+    cases: Mapping[str, str],
     console: Console,
     most: int | None = None,
-    cases: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """One line a finding, at most `most` of them. `cases`: ids in words."""
+    """One line a finding, at most `most` of them. `cases`: ids in words, where there are any."""
     for finding in findings[:most]:
         case = cases.get(finding.case_id, finding.case_id)
         where = " on ".join(part for part in (finding.implementation, case) if part)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.clocks import disturbances
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.journal import Apart, Confirmation
 from nsabench.messages import Samples
 from nsabench.timing.statistics import (

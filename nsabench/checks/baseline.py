@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.words import Role
 
 SLOW = 3.0  # times the best valid baseline; K and V expanded over heads are honest at 3.5

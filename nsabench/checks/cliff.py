@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.ladder import ladders
 from nsabench.checks.limits import Limits
 from nsabench.checks.roofline import impossible
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.words import Role
 
 # Beyond the square of the work's growth. Seen in three runs on an H200: FlexAttention that torch no

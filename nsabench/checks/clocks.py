@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.environment.nvml import THROTTLING
 from nsabench.messages import Conditions
 from nsabench.words import Role

@@ -19,8 +19,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.words import Role, Status, Word
 
 CHECK = "controls"
@@ -43,12 +44,11 @@ class Catch(Word):
 
 def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
     """What became of each control, by case and name, given what the other checks found."""
-    cases = by_case(rows)
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for finding in findings:
-        found[finding.case_id].append(finding)
+    cases, found = by_case(rows), by_case(findings)
     return {
-        (row.case_id, row.implementation): catch(row, cases[row.case_id], found[row.case_id])
+        (row.case_id, row.implementation): catch(
+            row, cases[row.case_id], found.get(row.case_id, [])
+        )
         for row in rows
         if row.role is Role.CONTROL
     }

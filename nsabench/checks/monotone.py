@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.ladder import ladders
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.words import MARGIN, Role
 
 LOST = 1.0

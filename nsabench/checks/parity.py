@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from nsabench.checks.cases import by_case
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits
-from nsabench.checks.row import Row, by_case
+from nsabench.checks.row import Row
 from nsabench.words import DType, Role, Status
 
 # Spacing of the format at 1 (2^-mantissa bits): an output rounded to it has a relative error of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nsabench import labels, ops
@@ -59,11 +59,3 @@ class Row:
         """Sizes, dtype and whatever else tells this case from its neighbours."""
         named = ("op", "dtype", "direction", "distribution", "streams", "mode")
         return labels.case({**self.shape, **{name: getattr(self, name) for name in named}})
-
-
-def by_case(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each case, by its id."""
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case_id, []).append(row)
-    return cases

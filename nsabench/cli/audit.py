@@ -51,6 +51,6 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=1))
     else:
-        terminal.print_findings(findings, terminal.console(), cases=cases)
+        terminal.print_findings(findings, cases, terminal.console())
         terminal.print_counts(findings, terminal.console())
     return 1 if any(f.effect is not Effect.NOTE for f in findings) else 0

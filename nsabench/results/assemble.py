@@ -10,6 +10,7 @@ from nsabench import checks, ops
 from nsabench.audit import datasheet
 from nsabench.case import Case
 from nsabench.checks import ordering, parity, roofline
+from nsabench.checks.cases import by_case
 from nsabench.checks.controls import Catch
 from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
@@ -80,10 +81,7 @@ class Assessed:
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
         judgements = self.judgements(contents)
-        notes: dict[str, list[Finding]] = {}
-        for finding in self.findings:
-            if finding.effect is Effect.NOTE and finding.case_id:
-                notes.setdefault(finding.case_id, []).append(finding)
+        notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         records = [
             _record(
                 self,
@@ -207,11 +205,8 @@ def _share(flags: Sequence[bool], default: float) -> float:
 
 def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row]:
     """Rows that a check found wrong or implausible are no longer ok, for that reason."""
-    by_case: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.case_id and finding.effect in _STATUS_OF:
-            by_case.setdefault(finding.case_id, []).append(finding)
-    return [_with_finding(row, by_case.get(row.case_id, [])) for row in rows]
+    found = by_case(f for f in findings if f.effect in _STATUS_OF)
+    return [_with_finding(row, found.get(row.case_id, [])) for row in rows]
 
 
 def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:

@@ -131,7 +131,7 @@ def passes(row: Tested, margin: float) -> bool:
 
 
 def _why(row: Tested, margin: float) -> str:
-    who = f"{row.candidate} on {row.label or row.case}"
+    who = f"{row.candidate} on {row.label}"
     if row.status != Status.OK:
         return f"{who} is {row.status}"
     if row.speedup_lo is None:

@@ -89,7 +89,6 @@ def _section(d: Decision) -> list[str]:
         value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
         lines += [
             "",
-            f"decided by {by.label or by.case} at {d.axis} = {by.length}: "
-            f"{by.verdict or by.status}, {value}",
+            f"decided by {by.label} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}",
         ]
     return [*lines, ""]

@@ -14,6 +14,7 @@ from nsabench import audit, labels, ops
 from nsabench.audit import table
 from nsabench.checks import Effect
 from nsabench.checks.best import best_baseline
+from nsabench.checks.cases import by_case
 from nsabench.checks.controls import Catch
 from nsabench.errors import UsageError
 from nsabench.results.columns import RECORDS, misfit
@@ -45,11 +46,11 @@ class Tested:
     verdict: str | None
     speedup_lo: float | None
     case: str
+    label: str  # the case in words
     axes: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
     distribution: str = ""
-    label: str = ""  # the case in words, where there is more to say than `case`
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
         verdict=record["verdict"],
         speedup_lo=record["speedup_lo"],
         case=record["case_id"],
+        label=labels.named(record),
         axes={
             axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
         },
         run_id=record["run_id"],
         axis=op.length_axis,
         distribution=record["distribution"] if op.threshold_per_distribution else "",
-        label=labels.named(record),
     )
 
 
@@ -136,8 +137,9 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
                 where = f"{finding.case_id}: " if finding.case_id else ""
                 objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
         rows = table.read(path).rows()
+        cases = by_case(rows)
         for row in (r for r in rows if r.role is Role.CANDIDATE):
-            best = best_baseline([r for r in rows if r.case_id == row.case_id])
+            best = best_baseline(cases[row.case_id])
             ratio = (
                 best.median_ms / row.median_ms
                 if best and best.median_ms and row.median_ms
@@ -154,6 +156,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
                     verdict=Verdict.FASTER if ratio and ratio > 1 else Verdict.SLOWER,
                     speedup_lo=ratio,
                     case=row.case_id,
+                    label=row.case_id,
                     axes={axis: row.shape[c] for axis, c in AXES.items() if c in row.shape},
                     run_id=path.name,
                 )

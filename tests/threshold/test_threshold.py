@@ -93,7 +93,7 @@ def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
 def test_monotone(cells: list[tuple[int, float]]) -> None:
     """No tested case at or above a threshold fails, and any lower length has one that does."""
     rows = [
-        Tested("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i))
+        Tested("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i), "")
         for i, (n, lo) in enumerate(cells)
     ]
     [decision] = decide_all([Evidence(rows)])
