@@ -9,7 +9,7 @@ import torch
 
 from . import _checks as check
 from ._band_launch import traced
-from ._triton_compat import tl, triton
+from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
 
 LOCAL_BLOCKS = 2
 """Blocks up to the query's own that are always selected, as is the first."""
@@ -23,32 +23,50 @@ def select_blocks_kernel(
     H,
     n_blocks,
     first_position,
+    window,
     COUNT: tl.constexpr,
     SIZE: tl.constexpr,
     LOCAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    BESIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (query and head of a batch): ranges int32 [B,T,H,COUNT,2] of scores [B,T,H,n_blocks].
 
-    A block that begins behind the query is never taken; what is left over is empty, (0, 0).
+    A block that begins behind the query is never taken; what is left over is empty, (0, 0). BESIDE,
+    of one query: ranges [B,2,H,COUNT,2], the second with the last ``window`` keys as its only span.
     """
+    start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     position = first_position + (tl.program_id(0) // H) % T
     blocks = tl.arange(0, BLOCK)
+    wait_for_last_launch(PDL)
     score = tl.load(scores_ptr + row * n_blocks + blocks, mask=blocks < n_blocks, other=0.0)
     own = position // SIZE
+    # The bits of a NaN are above those of a forced block.
+    score = tl.where(score == score, score, 0.0)
     forced = (blocks == 0) | (blocks > own - LOCAL)
     score = tl.where(forced, float("inf"), score)
-    score = tl.where(blocks <= own, score, float("-inf"))
+    # One key to compare by: scores are not negative, so that their bits are in their order, and of
+    # equal ones the lowest index is the greatest.
+    key = tl.abs(score).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
+    if BESIDE:
+        row = row // H * (2 * H) + row % H
+        for i in range(COUNT):
+            near = tl.where(i == 0, tl.maximum(position + 1 - window, 0), 0)
+            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2, near.to(tl.int32))
+            end = tl.where(i == 0, position + 1, 0)
+            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2 + 1, end.to(tl.int32))
     for i in range(COUNT):
-        best = tl.max(score, 0)
-        chosen = tl.min(tl.where(score == best, blocks, BLOCK), 0)
-        some = best > float("-inf")
+        best = tl.max(key, 0)
+        chosen = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
+        some = best >= 0
         start = tl.where(some, chosen * SIZE, 0)
         end = tl.where(some, tl.minimum(chosen * SIZE + SIZE, position + 1), 0)
         tl.store(ranges_ptr + (row * COUNT + i) * 2, start)
         tl.store(ranges_ptr + (row * COUNT + i) * 2 + 1, end)
-        score = tl.where(blocks == chosen, float("-inf"), score)
+        key = tl.where(key == best, -1, key)
 
 
 def select_blocks(
@@ -81,17 +99,33 @@ def select_blocks(
     return _launch(scores, count, block_size, first_position, local)
 
 
-@check.on_its_device
 def _launch(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
+    return launch(scores, count, block_size, first_position, local)
+
+
+@check.on_its_device
+def launch(
+    scores: torch.Tensor,
+    count: int,
+    block_size: int,
+    first_position: int,
+    local: int = LOCAL_BLOCKS,
+    window: int = 0,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """``select_blocks``; with a ``window``, for T = 1, int32 [B, 2, H, count, 2]: what is selected
+    and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
+    """
     b, t, h, n_blocks = scores.shape
     check.check_device("select_blocks", scores)
     check.require(
         count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
     )
     check.require(n_blocks <= 65536, f"select_blocks: at most 65536 blocks; got {n_blocks}")
-    ranges = torch.empty((b, t, h, count, 2), dtype=torch.int32, device=scores.device)
+    sets = 2 if window else t
+    ranges = torch.empty((b, sets, h, count, 2), dtype=torch.int32, device=scores.device)
     if ranges.numel() == 0:
         return ranges
     width = max(16, check.next_power_of_2(n_blocks))
@@ -102,12 +136,16 @@ def _launch(
         h,
         n_blocks,
         first_position,
+        window,
         COUNT=count,
         SIZE=block_size,
         LOCAL=local,
         BLOCK=width,
+        BESIDE=window > 0,
+        PDL=pdl,
         num_warps=max(1, min(8, width // 256)),
         num_stages=1,
+        **({"launch_pdl": True} if pdl else {}),
     )
     return ranges
 

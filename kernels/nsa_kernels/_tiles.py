@@ -230,21 +230,18 @@ def store_share(
 
 
 @triton.jit
-def merge_shares(
-    out_ptr,
-    lse_ptr,
+def combine_shares(
     part_ptr,
     plse_ptr,
     first_slot,
     n_slots,
-    at,
     h,
     H,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Merge the shares of one head ``h`` of a row, in the order of the slots, into ``at``."""
+    """The shares of one head ``h`` of a row, in the order of the slots: fp32 [Dv], log2 LSE."""
     cols = tl.arange(0, BLOCK_DV)
     slots = tl.arange(0, BLOCK_S)
     top = float("-inf")
@@ -265,6 +262,26 @@ def merge_shares(
         merged = merged * old + tl.sum(parts * weight[:, None], 0)
         total = total * old + tl.sum(weight, 0)
         top = new_top
-    out = merged / total
+    return merged / total, top + tl.log2(total)
+
+
+@triton.jit
+def merge_shares(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    first_slot,
+    n_slots,
+    at,
+    h,
+    H,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Merge the shares of one head ``h`` of a row into ``at``."""
+    cols = tl.arange(0, BLOCK_DV)
+    out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
     tl.store(out_ptr + at * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
-    tl.store(lse_ptr + at, (top + tl.log2(total)) * 0.6931471805599453)
+    tl.store(lse_ptr + at, lse * 0.6931471805599453)

@@ -10,64 +10,12 @@ import torch
 
 from . import _checks as check
 from ._band_launch import traced
-from ._select_blocks import select_blocks
-from ._tiles import load_tile
-from ._triton_compat import dot, narrow, tl, triton
+from ._decode_scores import launch_scores
+from ._decode_step import launch_step
+from ._select_blocks import LOCAL_BLOCKS
+from ._triton_compat import narrow, tl, triton
 from .ranges import selection_ranges
 from .rows import selection_rows
-
-
-@triton.jit
-def decode_scores_kernel(
-    q_ptr,
-    k_ptr,
-    lse_ptr,
-    scores_ptr,
-    q_sb,
-    q_sh,
-    q_sd,
-    k_sb,
-    k_sh,
-    k_sn,
-    k_sd,
-    N,
-    H,
-    GROUP,
-    n_blocks,
-    scale_log2,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    REACH: tl.constexpr,
-    SPAN: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Program (block tile, batch and key head): scores [B,H,n_blocks] (``_block_scores.py``)."""
-    row = tl.program_id(1)
-    batch = (row // H).to(tl.int64)
-    kv_head = (row % H).to(tl.int64)
-    blocks = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
-    heads = tl.arange(0, BLOCK_G)
-    ours = heads < GROUP
-    d = tl.arange(0, BLOCK_D)
-    q_base = q_ptr + batch * q_sb + kv_head * GROUP * q_sh
-    q = load_tile(q_base, heads, d, q_sh, q_sd, ours, D, BLOCK_D, True)
-    lse = tl.load(lse_ptr + row.to(tl.int64) * GROUP + heads, mask=ours, other=float("inf"))
-    k_base = k_ptr + batch * k_sb + kv_head * k_sh
-    acc = tl.zeros([BLOCK_J], dtype=tl.float32)
-    for PLACE in tl.static_range(SPAN + REACH - 1):
-        keys = blocks * SPAN + (PLACE - REACH + 1)
-        valid = (keys >= 0) & (keys < N)
-        k = load_tile(k_base, keys.to(tl.int64), d, k_sn, k_sd, valid, D, BLOCK_D, True)
-        s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s, PRECISION)
-        p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
-        # Strides that the key, from its place to REACH further, shares with the block.
-        first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)
-        shared = tl.minimum(tl.zeros_like(keys) + (PLACE + 1), SPAN) - first
-        acc += tl.where(valid, tl.sum(p, 0), 0.0) * shared
-    tl.store(scores_ptr + row.to(tl.int64) * n_blocks + blocks, acc, mask=blocks < n_blocks)
 
 
 @triton.jit
@@ -198,33 +146,7 @@ def decode_scores(
     )
     _check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
     check.check_strides("decode_scores", block, stride, block_size)
-    b, hq, d = q.shape
-    h, n = k_cmp.shape[1:3]
-    scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
-    wide = 16 if q.element_size() == 4 or d > 128 else 64
-    decode_scores_kernel[(check.cdiv(n_blocks, wide), b * h)](
-        q,
-        k_cmp,
-        lse.contiguous(),
-        scores,
-        *q.stride(),
-        *k_cmp.stride(),
-        n,
-        h,
-        hq // h,
-        n_blocks,
-        check.scale_log2(sm_scale, d),
-        D=d,
-        BLOCK_D=check.next_power_of_2(d),
-        BLOCK_G=max(16, check.next_power_of_2(hq // h)),
-        BLOCK_J=wide,
-        REACH=block // stride,
-        SPAN=block_size // stride,
-        PRECISION="ieee",
-        num_warps=4,
-        num_stages=1,
-    )
-    return scores
+    return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
 
 
 @check.on_its_device
@@ -261,6 +183,45 @@ def gated_sum(
         num_warps=1,
     )
     return out
+
+
+def _check_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+) -> None:
+    check.check_qkv("decode_step", q, k, v)
+    check.check_qkv("decode_step", q, k_cmp, v_cmp)
+    check.require(
+        q.dim() == 3
+        and q.shape[1] >= 1
+        and all(x.dim() == 4 and x.shape[0] == q.shape[0] for x in (k, v, k_cmp, v_cmp))
+        and k.shape[:3] == v.shape[:3]
+        and k_cmp.shape[:3] == v_cmp.shape[:3]
+        and k.shape[1] == k_cmp.shape[1]
+        and v.shape[3] == v_cmp.shape[3]
+        and 1 <= k.shape[2] < 2**30
+        and gates.shape == (*q.shape[:2], 3)
+        and gates.device == q.device,
+        "decode_step: expected q [B,HQ,D], caches k [B,H,S,D] and v [B,H,S,Dv] of at least one "
+        "token, k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
+        f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
+    )
+    _check_groups("decode_step", q.shape[1], k.shape[1])
+    check.check_strides("decode_step", block, stride, block_size)
+    check.require(window >= 1, f"decode_step: window must be at least 1; got {window}")
+    check.require(
+        n_selected > LOCAL_BLOCKS,
+        f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
+    )
 
 
 def decode_step(
@@ -319,26 +280,10 @@ def _step(
     window: int,
     sm_scale: float,
 ) -> torch.Tensor:
-    context = k.shape[2]
-    compressed, lse = decode_compressed(q, k_cmp, v_cmp, sm_scale=sm_scale)
-    scores = decode_scores(
-        q,
-        k_cmp,
-        lse,
-        check.cdiv(context, block_size),
-        block=block,
-        stride=stride,
-        block_size=block_size,
-        sm_scale=sm_scale,
+    _check_step(q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window)
+    return launch_step(
+        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
     )
-    ranges = select_blocks(
-        scores.unsqueeze(1), n_selected, block_size=block_size, first_position=context - 1
-    )
-    selected, _ = decode_selected(
-        q, k, v, ranges[:, 0], selected_len=n_selected * block_size, sm_scale=sm_scale
-    )
-    near, _ = decode_window(q, k, v, window=window, sm_scale=sm_scale)
-    return gated_sum(compressed, selected, near, gates)
 
 
 _operator = torch.library.custom_op("nsa_kernels::decode_step", _step, mutates_args=())

@@ -7,6 +7,8 @@ that must be zero, and works on all heads at once (docs/kernels.md).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ._checks import cdiv, next_power_of_2
@@ -82,6 +84,21 @@ def merge_kernel(
             BLOCK_DV,
             BLOCK_S,
         )
+
+
+class Shares(NamedTuple):
+    """What the first launch of a split call leaves, to be merged where ``splits`` is over 1.
+
+    Rows of which one program saw all keys are in ``out`` and ``lse`` already. part, plse:
+    ``workspace``. table: as ``merge`` takes it.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    part: torch.Tensor
+    plse: torch.Tensor
+    table: torch.Tensor | None
+    splits: int
 
 
 def workspace(

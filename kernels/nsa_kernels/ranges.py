@@ -12,9 +12,9 @@ import torch
 
 from . import _checks as check
 from ._tiles import attend_tile, load_tile, store_row, store_share
-from ._triton_compat import start_next_launch, tl, triton
+from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
 from .config import Config, check_heads, dependent_launch, ranges_config
-from .merge import merge, workspace
+from .merge import Shares, merge, workspace
 from .spans import disjoint_spans
 
 MAX_IN_REGISTERS = 64
@@ -71,10 +71,14 @@ def ranges_kernel(
     MIN_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
     LATE: tl.constexpr,
+    AFTER: tl.constexpr,
     PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (row, split, head tile); row = (b * S + s) * G + g."""
+    """Program (row, split, head tile); row = (b * S + s) * G + g.
+
+    AFTER: of what it reads, the launch before writes the spans only.
+    """
     start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -101,6 +105,7 @@ def ranges_kernel(
     v_base = v_ptr + b * v_sb + g * v_sg
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
     before = before_ptr + r * (n_spans + 1)
+    wait_for_last_launch(AFTER)
     if SEARCH_STEPS > 0:
         total = tl.load(before + n_spans).to(tl.int32)
     else:
@@ -287,6 +292,27 @@ def launch_ranges(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine."""
     ranges = check_ranges(q, k, v, ranges)
+    shares = range_shares(q, k, v, ranges, sm_scale, selected_len, config)
+    if shares.splits > 1:
+        slots = shares.plse.numel() // q.shape[3]
+        merge(shares.out, shares.lse, *shares[2:], slots)
+    return shares.out, shares.lse
+
+
+def range_shares(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    config: Config | None = None,
+    after: bool = False,
+) -> Shares:
+    """The first launch of ``selection_ranges``, on inputs that were checked.
+
+    ``after``: it starts beside the launch before, which writes ``ranges`` and nothing else of it.
+    """
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
     n_spans = ranges.shape[3]
@@ -294,7 +320,7 @@ def launch_ranges(
     out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
     lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
     if rows == 0:
-        return out, lse
+        return Shares(out, lse, lse, lse, None, 1)
     if config is None:
         config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
     else:
@@ -341,12 +367,12 @@ def launch_ranges(
         MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,
         LATE=config.late,
-        PDL=config.splits > 1 and dependent_launch(q.device),
+        AFTER=after,
+        PDL=after or (config.splits > 1 and dependent_launch(q.device)),
         PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
         num_stages=1 if steps else config.num_stages,
+        **({"launch_pdl": True} if after else {}),
     )
-    if config.splits > 1:
-        merge(out, lse, part, plse, table, config.splits, rows * config.splits)
-    return out, lse
+    return Shares(out, lse, part, plse, table, config.splits)

@@ -13,7 +13,7 @@ from . import _checks as check
 from ._tiles import attend_span, attend_tile, load_tile, store_row, store_share
 from ._triton_compat import narrow, start_next_launch, tl, triton
 from .config import Config, check_chunks, check_heads, dependent_launch, rows_config
-from .merge import merge, workspace
+from .merge import Shares, merge, workspace
 
 
 @triton.jit
@@ -230,12 +230,26 @@ def selection_rows(
             input that requires a gradient, a config of another shape.
     """
     check_rows(q, k, v)
+    shares = row_shares(q, k, v, sm_scale, config)
+    if shares.splits > 1:
+        merge(shares.out, shares.lse, shares.part, shares.plse, None, shares.splits)
+    return shares.out, shares.lse
+
+
+def row_shares(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sm_scale: float | None,
+    config: Config | None = None,
+) -> Shares:
+    """The first launch of ``selection_rows``, on inputs that were checked."""
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
     out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
     lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     if n == 0:
-        return out, lse
+        return Shares(out, lse, lse, lse, None, 1)
     if config is None:
         config = rows_config(n, h, length, d, dv, q.dtype, q.device)
     else:
@@ -274,9 +288,7 @@ def selection_rows(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    if config.splits > 1:
-        merge(out, lse, part, plse, None, config.splits)
-    return out, lse
+    return Shares(out, lse, part, plse, None, config.splits)
 
 
 @check.on_its_device

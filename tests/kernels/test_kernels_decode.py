@@ -45,6 +45,13 @@ def test_forced_blocks_come_first_and_ties_go_to_the_lowest_index() -> None:
     assert ranges[0, 0, 0, 2].tolist() == [80, 84]
 
 
+def test_a_score_that_is_no_number_displaces_no_forced_block() -> None:
+    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
+    scores[..., 3:9] = float("nan")
+    ranges = nsa_kernels.select_blocks(scores, 4, block_size=8, first_position=83)
+    assert chosen(ranges[0, 0, 0], 8)[:3] == [0, 9, 10]
+
+
 def test_fewer_blocks_than_asked_leave_empty_spans() -> None:
     scores = torch.rand(2, 20, 2, 3, device=DEVICE)
     ranges = nsa_kernels.select_blocks(scores, 5, block_size=8)
@@ -67,28 +74,43 @@ def test_selection_agrees_with_a_stable_sort() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_step_is_the_gated_sum_of_its_branches(dtype) -> None:
-    b, hq, h, d, s = 2, 6, 2, 32, 203
-    n = (s - 32) // 16 + 1
+@pytest.mark.parametrize(
+    ("b", "hq", "h", "s", "blocks", "window", "strides"),
+    [
+        (2, 6, 2, 203, 5, 40, (32, 16, 16)),
+        (1, 3, 1, 6500, 25, 300, (32, 16, 16)),
+        (1, 3, 1, 4200, 5, 700, (32, 16, 16)),
+        (1, 40, 2, 3000, 5, 40, (32, 16, 16)),  # logits of so many heads would be more than keys
+        (2, 6, 2, 1500, 5, 40, (32, 16, 64)),
+        (2, 6, 2, 1500, 5, 40, (48, 16, 48)),
+        (1, 5, 1, 700, 5, 40, (16, 16, 80)),
+        (1, 5, 1, 700, 5, 40, (64, 16, 32)),
+    ],
+)
+def test_step_is_the_gated_sum_of_its_branches(dtype, b, hq, h, s, blocks, window, strides) -> None:
+    """Few rows of many keys are split, each branch into shares of its own number."""
+    d, room = 32, s + 50
+    block, stride, size = strides
+    n = (s - block) // stride + 1
     q, gates = randn(b, hq, d, dtype=dtype), torch.sigmoid(randn(b, hq, 3, dtype=dtype))
     # Caches with room for more, as a decoder has them.
-    k, v = (randn(b, h, 256, d, dtype=dtype, seed=i)[:, :, :s] for i in (1, 2))
-    k_cmp, v_cmp = (randn(b, h, 16, d, dtype=dtype, seed=i)[:, :, :n] for i in (3, 4))
+    k, v = (randn(b, h, room, d, dtype=dtype, seed=i)[:, :, :s] for i in (1, 2))
+    k_cmp, v_cmp = (randn(b, h, n + 4, d, dtype=dtype, seed=i)[:, :, :n] for i in (3, 4))
+    options = {"block": block, "stride": stride, "block_size": size}
     out = nsa_kernels.decode_step(
-        q, k, v, k_cmp, v_cmp, gates, block_size=16, n_selected=5, window=40
+        q, k, v, k_cmp, v_cmp, gates, **options, n_selected=blocks, window=window
     )
     q1, kc, vc = q.unsqueeze(1), k_cmp.transpose(1, 2), v_cmp.transpose(1, 2)
     every = torch.ones(1, n, dtype=torch.bool, device=DEVICE)
     compressed, _, weights = oracle.banded(q1, kc, vc, every)
-    scores = torch.zeros(b, 1, h, -(-s // 16), dtype=torch.float32, device=DEVICE)
+    scores = torch.zeros(b, 1, h, -(-s // size), dtype=torch.float32, device=DEVICE)
     for key in range(n):
-        for place in (key, key + 1):
-            if place < scores.shape[3]:
-                scores[..., place] += weights[..., key].float()
-    spans = nsa_kernels.select_blocks(scores, 5, block_size=16, first_position=s - 1)
+        for place in range(key, key + block // stride):
+            scores[..., place * stride // size] += weights[..., key].float()
+    spans = nsa_kernels.select_blocks(scores, blocks, block_size=size, first_position=s - 1)
     selected, _ = oracle.ranges(q.view(b, 1, h, hq // h, d), k, v, spans)
-    kw, vw = (x[:, :, -40:].transpose(1, 2) for x in (k, v))
-    near, _, _ = oracle.banded(q1, kw, vw, torch.ones(1, 40, dtype=torch.bool, device=DEVICE))
+    kw, vw = (x[:, :, -window:].transpose(1, 2) for x in (k, v))
+    near, _, _ = oracle.banded(q1, kw, vw, torch.ones(1, window, dtype=torch.bool, device=DEVICE))
     branches = torch.stack([compressed[:, 0], selected.view(b, hq, d), near[:, 0]], 2)
     want = (gates.double().unsqueeze(-1) * branches).sum(2)
     torch.testing.assert_close(out.double(), want, atol=oracle.TOLERANCE[dtype], rtol=1e-3)
@@ -132,7 +154,7 @@ def test_one_graph_under_torch_compile() -> None:
 def test_gates_that_do_not_fit_are_refused(gates) -> None:
     """The kernel would read past them."""
     q, k, gates = randn(1, 2, 16), randn(1, 1, 100, 16), torch.rand(*gates, device=DEVICE)
-    with pytest.raises(ValueError, match=r"gates \[\.\.\.,3\]"):
+    with pytest.raises(ValueError, match=r"gates \[B,HQ,3\]"):
         nsa_kernels.decode_step(q, k, k, k[:, :, :5], k[:, :, :5], gates)
     with pytest.raises(ValueError, match="three branches"):
         nsa_kernels.gated_sum(q, q, q[:, :1], torch.rand(1, 2, 3, device=DEVICE))
