@@ -19,7 +19,7 @@ from ._decode_compressed import launch_compressed
 from ._decode_scores import launch_scores, launch_scores_of_logits
 from ._tiles import combine_shares
 from ._triton_compat import narrow, tl, triton, wait_for_last_launch
-from .config import dependent_launch
+from .config import decode_spans_config, dependent_launch
 from .merge import Shares
 from .ranges import range_shares
 from .rows import selection_rows
@@ -141,15 +141,10 @@ def launch_step(
     ranges = _select_blocks.launch(
         scores.unsqueeze(1), n_selected, block_size, context - 1, window=window, pdl=pdl
     )
-    spans = range_shares(
-        q.reshape(b, 1, h, group, d).expand(-1, SETS, -1, -1, -1),
-        k,
-        v,
-        ranges,
-        sm_scale,
-        max(n_selected * block_size, window),
-        after=pdl,
-    )
+    sets = q.reshape(b, 1, h, group, d).expand(-1, SETS, -1, -1, -1)
+    longest = min(max(n_selected * block_size, window), context)
+    config = decode_spans_config(SETS * b * h, group, longest, d, v.shape[3], q.dtype, q.device)
+    spans = range_shares(sets, k, v, ranges, sm_scale, longest, config, after=pdl)
     _merge(out, gates, compressed, spans, h)
     return out
 
