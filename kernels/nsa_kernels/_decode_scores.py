@@ -7,6 +7,7 @@ import torch
 from . import _checks as check
 from ._tiles import load_tile
 from ._triton_compat import dot, start_next_launch, tl, triton, wait_for_last_launch
+from .config import dependent_launch, device_limits
 from .merge import Shares
 
 
@@ -179,14 +180,17 @@ def launch_scores_of_logits(
     block: int,
     stride: int,
     block_size: int,
-    pdl: bool,
 ) -> torch.Tensor:
     """Scores [B, H, n_blocks] of logits [B * H, group, room], the first ``n`` of each line."""
     rows, group, room = logits.shape
     scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
-    wide = 64
+    wide = 32
+    tiles = check.cdiv(n_blocks, wide)
+    # Programs that wait take room from those that they wait for.
+    pdl = dependent_launch(logits.device)
+    pdl = pdl and 2 * tiles * rows <= device_limits(logits.device).processors
     span = block_size // stride
-    decode_scores_of_logits_kernel[(check.cdiv(n_blocks, wide), rows)](
+    decode_scores_of_logits_kernel[(tiles, rows)](
         logits,
         shares.lse,
         shares.plse,

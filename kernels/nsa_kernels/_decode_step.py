@@ -136,7 +136,7 @@ def launch_step(
     else:
         compressed, logits = launch_compressed(rows, k_rows, v_rows, sm_scale)
         scores = launch_scores_of_logits(
-            logits, compressed, k_cmp.shape[2], b, n_blocks, block, stride, block_size, pdl
+            logits, compressed, k_cmp.shape[2], b, n_blocks, block, stride, block_size
         )
     ranges = _select_blocks.launch(
         scores.unsqueeze(1), n_selected, block_size, context - 1, window=window, pdl=pdl

@@ -23,6 +23,7 @@ from nsabench.worker.calls import Answer
 from nsabench.worker.guard import DevicePoisoned, classify, guarded
 from nsabench.worker.inputs import InputSets, poison_like
 from nsabench.worker.parity import Errors, WrongValues
+from nsabench.worker.streams import own_streams
 
 T = TypeVar("T")
 
@@ -67,9 +68,7 @@ class CaseArm:
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
-        self._streams = (
-            [torch.cuda.Stream() for _ in range(case.streams)] if case.streams > 1 else []
-        )
+        self._streams = own_streams(case.streams) if case.streams > 1 else []
         self._previous: dict[str, Tensor] = {}  # what the call before was expected to return
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
 

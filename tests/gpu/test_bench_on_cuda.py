@@ -250,6 +250,15 @@ def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:
     assert all(r["device_ms"] < r["median_ms"] for r in found)
 
 
+def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
+    """A side stream that is one which a call is made on would be in order by accident."""
+    from nsabench.worker.streams import own_streams
+
+    own = {stream.cuda_stream for stream in own_streams(5)}
+    assert len(own) == 5
+    assert own.isdisjoint(torch.cuda.Stream().cuda_stream for _ in range(64))
+
+
 def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     """A few of the 200 cells of `just gpu-self-check`, whose outcome is in docs/MEASUREMENT.md."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
