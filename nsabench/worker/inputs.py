@@ -100,12 +100,17 @@ class InputSets:
         before = self._checksums[index]
         return next((n for n, sums in now.items() if not torch.equal(sums, before[n])), "")
 
+    def repair(self) -> bool:
+        """Restore all sets whose values are not what they should be; whether there was one."""
+        changed = [index for index in range(len(self.sets)) if self.changed(index)]
+        for index in changed:
+            self.restore(index)
+        return bool(changed)
+
     def heal(self) -> None:
-        """Restore sets that a call changed while nobody looked; from then on all are watched."""
-        for index in range(len(self.sets)):
-            if self.changed(index):
-                self.restore(index)
-                self.somebody_writes = True
+        """Repair what a call changed while nobody looked; from then on all calls are watched."""
+        if self.repair():
+            self.somebody_writes = True
 
     def restore(self, index: int) -> None:
         """Give a mutated set back the values it held."""
