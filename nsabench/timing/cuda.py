@@ -94,3 +94,6 @@ class CudaTimer:
 
     def synchronize(self) -> None:
         _synchronize()
+
+    def forget(self) -> None:
+        self._spin.clear()

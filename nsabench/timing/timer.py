@@ -49,6 +49,10 @@ class Timer(Protocol):
         """Wait until the device has nothing left to do."""
         ...
 
+    def forget(self) -> None:
+        """A new case begins: arms of a name are not the same work any longer."""
+        ...
+
 
 class CpuTimer:
     """`perf_counter_ns` around the call, after pushing the caches out."""
@@ -63,4 +67,7 @@ class CpuTimer:
         return Sample((now_s() - start) * 1e3), result
 
     def synchronize(self) -> None:
+        return None
+
+    def forget(self) -> None:
         return None

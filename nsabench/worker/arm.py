@@ -112,7 +112,7 @@ class CaseArm:
         def record() -> None:
             for index in range(len(self.sets)):
                 graph, call = torch.cuda.CUDAGraph(), self.ready(index)
-                with torch.cuda.graph(graph):
+                with state.no_garbage(), torch.cuda.graph(graph):
                     answers = call()
                 self._graphs.append((graph, answers))
 

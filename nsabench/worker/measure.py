@@ -21,7 +21,7 @@ from nsabench.words import Direction, Mode, Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.conditions import ConditionMonitor
 from nsabench.worker.inputs import InputSets
-from nsabench.worker.state import forget_compiled
+from nsabench.worker.state import forget_earlier_cases
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
@@ -48,7 +48,8 @@ def measure(
 ) -> Measured:
     """Measure `items` on `case`, interleaved. Raises `ArmLost` when the device is lost."""
     report(Step(phase="inputs"))
-    forget_compiled()
+    forget_earlier_cases()
+    timer.forget()
     rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
     try:
         sets = InputSets(case, device)

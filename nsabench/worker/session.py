@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,7 @@ class Session:
         """
         timer, sensors = tools(device)
         items = {(item.op, item.name): item for item in registry.load(kernels, sources)}
+        gc.freeze()  # what is imported stays; collecting between cases need not look at it
         return cls(device, timer, sensors, items)
 
     def measure(self, request: Measure, report: Report) -> Measured:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -36,12 +39,28 @@ def changed(before: dict[str, object], after: dict[str, object]) -> str:
     )
 
 
-def forget_compiled() -> None:
-    """Drop what torch.compile keeps of earlier cases.
+def forget_earlier_cases() -> None:
+    """Drop what is left of them: inputs and graphs that a failure's traceback holds, and what
+    torch.compile keeps.
 
-    Of one function it compiles a few shapes (8, by default) and silently runs all later ones
+    Of one function torch compiles a few shapes (8, by default) and silently runs all later ones
     uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms, and its rival wins.
     """
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:  # importing it takes seconds, and nobody has compiled anything
         dynamo.reset()
+    gc.collect()
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing is collected while a CUDA graph is captured: a graph that dies meanwhile, whosever
+    it was, would end the capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -229,6 +229,31 @@ def mine(q, k, v, *, sm_scale):
 """
 
 
+DYING = """
+import gc, torch
+from nsabench import implementation
+from nsabench.implementations.sdpa import gqa
+
+
+def leave_a_graph():
+    graph = torch.cuda.CUDAGraph()
+    one = torch.ones(1, device="cuda")
+    with torch.cuda.graph(graph):
+        one += 1
+    cycle = [graph]
+    cycle.append(cycle)
+
+
+@implementation(op="selection_rows", name="mine")
+def mine(q, k, v, *, sm_scale):
+    if torch.cuda.is_current_stream_capturing():
+        gc.collect()
+    else:
+        leave_a_graph()
+    return gqa(q, k, v, sm_scale)
+"""
+
+
 def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
     kernels = tmp_path / "mine.py"
     kernels.write_text(WAITS)
@@ -239,6 +264,16 @@ def test_what_no_graph_can_hold_is_unsupported_there(tmp_path: Path) -> None:
     assert all("cannot be captured in a CUDA graph" in r["reason"] for r in waits)
     assert {r["status"] for r in records if r["implementation"] == "mine"} == {"ok"}
     assert {r["device_ms"] for r in records} == {None}
+
+
+def test_a_graph_that_dies_meanwhile_does_not_end_a_capture(tmp_path: Path) -> None:
+    """A failed implementation's frames keep the graphs of its case until they are collected."""
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(DYING)
+    matrix = ROWS + "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
+    records = run(tmp_path, matrix, "--kernels", kernels)
+    mine = [r for r in records if r["implementation"] == "mine"]
+    assert [(r["status"], r["reason"]) for r in mine] == [("ok", "")] * 4
 
 
 def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:

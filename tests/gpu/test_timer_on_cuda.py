@@ -133,3 +133,13 @@ def by_cupti(timer: Any, call: Callable[[], Any]) -> tuple[float, float, int]:
 def _after_the_flush(one: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
     last = next((i for i, (_, _, name) in enumerate(one) if "reduce_kernel" in name), len(one))
     return one[last + 1 :]
+
+
+def test_that_a_call_could_not_be_hidden_is_forgotten_with_its_case(
+    clock: tuple[Any, float],
+) -> None:
+    """Another case's call of the same name may not wait for the device."""
+    timer, _ = clock
+    assert not timer.sample("flex", torch.cuda.synchronize)[0].gap_hidden
+    timer.forget()
+    assert timer.sample("flex", lambda: None)[0].gap_hidden

@@ -40,6 +40,8 @@ class KnownTimer:
 
     def synchronize(self) -> None: ...
 
+    def forget(self) -> None: ...
+
 
 class KnownArm:
     def __init__(self, name: str, *times: float, fails_at: int = -1, where: str = "call") -> None:

@@ -1,7 +1,9 @@
-"""Who is blamed for an input that changed."""
+"""Who is blamed for an input that changed, and what a case leaves for the next."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -12,10 +14,12 @@ from nsabench.case import Case, Timing
 from nsabench.failure import Failure
 from nsabench.implementations.sdpa import gqa
 from nsabench.registry import Implementation
+from nsabench.timing.timer import CpuTimer
 from nsabench.words import Direction, DType, Role, Runs
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.calls import Answer
 from nsabench.worker.inputs import InputSets
+from nsabench.worker.measure import measure
 
 CASE = Case(
     op="selection_rows",
@@ -34,9 +38,12 @@ def honest(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return gqa(q, k, v, sm_scale)
 
 
+def item(call: Callable[..., Tensor] = honest) -> Implementation:
+    return Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", call)
+
+
 def arm_on(sets: InputSets) -> CaseArm:
-    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", honest)
-    return CaseArm(item, CASE, "cpu", sets, Random(0))
+    return CaseArm(item(), CASE, "cpu", sets, Random(0))
 
 
 def damage(sets: InputSets, *indices: int) -> None:
@@ -64,3 +71,40 @@ def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
         arm._compare(answers, "")
     assert not sets.changed(1)
     assert not sets.somebody_writes
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class ForgetfulTimer(CpuTimer):
+    forgot = 0
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_case_finds_nothing_of_those_before_it() -> None:
+    """A failure's traceback holds its frames, and they the inputs and the graphs of the case."""
+
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        raise ValueError("not today")
+
+    timer = ForgetfulTimer()
+    for call in (fails, honest):
+        measure(
+            CASE,
+            [item(call)],
+            device="cpu",
+            session=1,
+            timer=timer,
+            sensors=None,
+            report=lambda step: None,
+        )
+    assert timer.forgot == 2
+    assert not [thing for thing in gc.get_objects() if type(thing) in (CaseArm, InputSets)]

@@ -60,6 +60,8 @@ def remembered_by_content(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -
     decline_in_a_graph(q)
     if k.nbytes + v.nbytes < WORTH_REMEMBERING:
         raise Unsupported(f"under {WORTH_REMEMBERING / 1e6:.0f} MB of K and V it does not pay")
+    if torch.cuda.current_stream() != torch.cuda.default_stream():
+        raise Unsupported("of calls at once each would wait for its look-up in turn: not too fast")
     looked_at = torch.cat([t.view(-1)[:KEY_ELEMENTS] for t in (q, k, v)])
     key = (*looked_at.tolist(), q.shape, k.shape, v.shape, q.dtype)
     out = _recall(_by_content, key)
