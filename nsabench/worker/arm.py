@@ -68,6 +68,7 @@ class CaseArm:
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
+        self._settings: state.Settings = {}
         self._streams = own_streams(case.streams) if case.streams > 1 else []
         self._previous: dict[str, Tensor] = {}  # what the call before was expected to return
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
@@ -110,11 +111,12 @@ class CaseArm:
             raise Failure(Status.UNSUPPORTED, "a backward is not measured in CUDA graphs")
 
         def record() -> None:
-            for index in range(len(self.sets)):
-                graph, call = torch.cuda.CUDAGraph(), self.ready(index)
-                with state.no_garbage(), torch.cuda.graph(graph):
-                    answers = call()
-                self._graphs.append((graph, answers))
+            with state.no_garbage():
+                for index in range(len(self.sets)):
+                    graph, call = torch.cuda.CUDAGraph(), self.ready(index)
+                    with torch.cuda.graph(graph):
+                        answers = call()
+                    self._graphs.append((graph, answers))
 
         try:
             self._guarded(record)
@@ -145,6 +147,7 @@ class CaseArm:
         self._checked_call(0)
         self.compile_s = now_s() - start
         self._previous = self.sets.expected[0]
+        self.sets.heal()
         self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
         self._ordered_call()
@@ -165,6 +168,7 @@ class CaseArm:
                 poison_like(self.sets.expected[index], getattr(torch, self.case.dtype))
 
     def _checked_call(self, index: int) -> Errors:
+        self.sets.heal()
         call = self._guarded(partial(self.ready, index))
         self._poison(index)
         if self.device == "cuda":
@@ -184,23 +188,21 @@ class CaseArm:
             raise DeviceLost(self.name, str(error)) from error
         finally:
             self.called_s += now_s() - start
-        changed = state.changed(before, state.settings())
-        if changed:
-            # Whoever comes after it in this process would be measured under other settings.
-            raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
+            changed = state.restore(before)
+        _refuse_settings(changed)
         return result
 
     def _compare(self, answers: Answers, when: str) -> Errors:
         """The largest errors of the results. Raises `Failure` for whichever is wrong first."""
+        # Of all sets: what is written past one's own inputs is somebody else's.
+        changed = self.sets.any_changed()
+        if changed:
+            self.sets.repair()
+            raise Failure(Status.WRONG, f"{when}it changed {changed}")
         return Errors.worst([e for answer in answers for e in self._compare_one(answer, when)])
 
     def _compare_one(self, answer: Answer, when: str) -> list[Errors]:
         index = answer.index
-        changed = self.sets.changed(index)
-        if changed:
-            # Of calls at once each may have changed a set, and the next arm would be blamed for it.
-            self.sets.repair()
-            raise Failure(Status.WRONG, f"{when}it changed its input {changed}")
         given = dict(self.sets.sets[index].tensors)
         if answer.grad_out is not None:
             given["grad_out"] = answer.grad_out
@@ -258,12 +260,14 @@ class CaseArm:
         do = self._prepared(index)
         if self._watched:
             self._poison(index)
+        self._settings = state.settings()
 
         def call() -> Answers:
             try:
                 return do()
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
                 failure = classify(error)
+            state.restore(self._settings)
             # Through the guard once more: was the device lost with it?
             return self._guarded(partial(_raise, failure))
 
@@ -276,11 +280,18 @@ class CaseArm:
         return self._next(index)
 
     def inspect(self, round_: int, result: Answers) -> None:
+        _refuse_settings(state.restore(self._settings))
         if self._watched:
             self._compare(result, f"in a timed call (round {round_}), ")
 
     def finish(self) -> None:
         self._ordered_call()
+
+
+def _refuse_settings(changed: str) -> None:
+    if changed:
+        # They are restored; what it did under others of its own is not what was asked for.
+        raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
 
 
 def _raise(failure: Failure) -> Answers:

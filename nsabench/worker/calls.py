@@ -48,14 +48,16 @@ def ready(
     Raises `Failure` (unsupported) when a backward is asked of an implementation that has none.
     """
     if direction is Direction.FORWARD:
-        return partial(_forward, item, sets, index)
+        # Tensors of its own over the same memory: what it does to a tensor itself stays with it.
+        tensors = [t.detach() for t in sets.sets[index].tensors.values()]
+        return partial(_forward, item, index, tensors, sets.sets[index].options)
     return _backward(item, sets, index, rng)
 
 
-def _forward(item: Implementation, sets: InputSets, index: int) -> Answer:
-    inputs = sets.sets[index]
-    out = item.call(*inputs.tensors.values(), **inputs.options)
-    return Answer(index, {OUTPUT: out})
+def _forward(
+    item: Implementation, index: int, tensors: list[Tensor], options: dict[str, Any]
+) -> Answer:
+    return Answer(index, {OUTPUT: item.call(*tensors, **options)})
 
 
 def _backward(

@@ -58,7 +58,13 @@ class InputSets:
         if self.wanted:
             self.grads.append(self._op.draw_grad(inputs, seed + GRAD_SEED))
         self.expected.append(self._expect(len(self.sets) - 1))
-        self._checksums.append(checksum(inputs))
+        self._checksums.append(checksum(self._held(len(self.sets) - 1)))
+
+    def _held(self, index: int) -> dict[str, Tensor]:
+        """What of a set no call may write to, by what it is called in a reason."""
+        held = {f"its input {name}": t for name, t in self.sets[index].tensors.items()}
+        held |= {f"the oracle of its {name}": t for name, t in self.expected[index].items()}
+        return held | ({"the gradient of its output": self.grads[index]} if self.grads else {})
 
     def _bytes_of_one(self) -> int:
         held = [*self.sets[0].tensors.values(), *self.expected[0].values(), *self.grads[:1]]
@@ -95,10 +101,14 @@ class InputSets:
         _exchange(self._seeds, i, j)
 
     def changed(self, index: int) -> str:
-        """The name of an argument of this set whose values are not what they were, or ''."""
-        now = checksum(self.sets[index])
+        """What of this set does not hold the values that it should ("its input q"), or ''."""
+        now = checksum(self._held(index))
         before = self._checksums[index]
-        return next((n for n, sums in now.items() if not torch.equal(sums, before[n])), "")
+        return next((what for what, sums in now.items() if not torch.equal(sums, before[what])), "")
+
+    def any_changed(self) -> str:
+        """As `changed`, of the first set of which something is."""
+        return next(filter(None, map(self.changed, range(len(self.sets)))), "")
 
     def repair(self) -> bool:
         """Restore all sets whose values are not what they should be; whether there was one."""
@@ -113,8 +123,12 @@ class InputSets:
             self.somebody_writes = True
 
     def restore(self, index: int) -> None:
-        """Give a mutated set back the values it held."""
-        self.sets[index].fill_from(self.draw(self._seeds[index]))
+        """Give a set the values that it should hold."""
+        seed = self._seeds[index]
+        self.sets[index].fill_from(self.draw(seed))
+        if self.grads:
+            self.grads[index] = self._op.draw_grad(self.sets[index], seed + GRAD_SEED)
+        self.expected[index] = self._expect(index)
 
 
 def _exchange(items: list[Any], i: int, j: int) -> None:
@@ -130,15 +144,12 @@ def _exchange_values(a: Tensor, b: Tensor) -> None:
         y.copy_(kept)
 
 
-def checksum(inputs: Inputs) -> dict[str, Tensor]:
+def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sums of each tensor's bits along rows and columns of a fold, by name.
 
     Cheap and exact; it changes with any one element, and with elements that change places.
     """
-    return {
-        name: _fold(t.view(_BITS[t.element_size()]).reshape(-1))
-        for name, t in inputs.tensors.items()
-    }
+    return {name: _fold(t.view(_BITS[t.element_size()]).reshape(-1)) for name, t in tensors.items()}
 
 
 def _fold(bits: Tensor) -> Tensor:

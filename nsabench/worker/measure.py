@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from random import Random, SystemRandom
@@ -60,6 +61,7 @@ def measure(
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
     for item in items:
         report(Step(phase="parity", implementation=item.name))
+        gc.collect()  # memory that the traceback of a failure holds is the next one's
         arm = CaseArm(item, case, device, sets, rng)
         tried.append(arm)
         try:

@@ -37,6 +37,7 @@ class Session:
         """
         timer, sensors = tools(device)
         items = {(item.op, item.name): item for item in registry.load(kernels, sources)}
+        gc.collect()
         gc.freeze()  # what is imported stays; collecting between cases need not look at it
         return cls(device, timer, sensors, items)
 

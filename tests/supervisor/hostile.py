@@ -214,6 +214,7 @@ def forges_blindly(q, k, v):
 
 def nonce():
     """An author who knows the bench finds what its worker signs its answers with."""
+    gc.unfreeze()
     [channel] = [o for o in gc.get_objects() if type(o).__name__ == "Channel"]
     return channel._nonce + b" "
 

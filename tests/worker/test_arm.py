@@ -1,8 +1,9 @@
-"""Who is blamed for an input that changed, and what a case leaves for the next."""
+"""Who is blamed for what changed, and what an implementation or a case leaves for the next."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -13,9 +14,10 @@ from torch import Tensor
 from nsabench.case import Case, Timing
 from nsabench.failure import Failure
 from nsabench.implementations.sdpa import gqa
+from nsabench.messages import Outcome
 from nsabench.registry import Implementation
 from nsabench.timing.timer import CpuTimer
-from nsabench.words import Direction, DType, Role, Runs
+from nsabench.words import Direction, DType, Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.calls import Answer
 from nsabench.worker.inputs import InputSets
@@ -38,8 +40,20 @@ def honest(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return gqa(q, k, v, sm_scale)
 
 
-def item(call: Callable[..., Tensor] = honest) -> Implementation:
-    return Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", call)
+def item(call: Callable[..., Tensor] = honest, name: str = "mine") -> Implementation:
+    return Implementation("selection_rows", name, Role.CANDIDATE, (Runs.CPU,), "", "test", call)
+
+
+def outcomes(*calls: Callable[..., Tensor], timer: CpuTimer | None = None) -> list[Outcome]:
+    return measure(
+        CASE,
+        [item(call, f"arm{place}") for place, call in enumerate(calls)],
+        device="cpu",
+        session=1,
+        timer=timer or CpuTimer(),
+        sensors=None,
+        report=lambda step: None,
+    ).outcomes
 
 
 def arm_on(sets: InputSets) -> CaseArm:
@@ -97,14 +111,101 @@ def test_a_case_finds_nothing_of_those_before_it() -> None:
 
     timer = ForgetfulTimer()
     for call in (fails, honest):
-        measure(
-            CASE,
-            [item(call)],
-            device="cpu",
-            session=1,
-            timer=timer,
-            sensors=None,
-            report=lambda step: None,
-        )
+        outcomes(call, timer=timer)
     assert timer.forgot == 2
     assert not [thing for thing in gc.get_objects() if type(thing) in (CaseArm, InputSets)]
+
+
+def the_sets() -> InputSets:
+    """What stray writes may hit; those of earlier tests are collected."""
+    return [thing for thing in gc.get_objects() if type(thing) is InputSets][-1]
+
+
+def test_who_changes_inputs_and_fails_leaves_them_right_for_the_next() -> None:
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        q.add_(1.0)
+        raise ValueError("not today")
+
+    found = outcomes(fails, honest)
+    assert [o.status for o in found] == [Status.CRASHED, Status.OK], found[1].reason
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("input", "its input q"), ("oracle", "the oracle of its output")]
+)
+@pytest.mark.parametrize("from_call", [3, 6])
+def test_writes_past_ones_own_inputs_are_ones_own_fault(
+    what: str, said: str, from_call: int
+) -> None:
+    """A kernel that writes out of bounds hits what lies beside, here: all other sets."""
+    gc.collect()
+    calls = 0
+
+    def stray(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls >= from_call:
+            sets = the_sets()
+            for index in range(len(sets)):
+                held = sets.sets[index].tensors["q"], sets.expected[index]["output"]
+                if held[0].data_ptr() != q.data_ptr():
+                    held[what == "oracle"].add_(1.0)
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    found = outcomes(stray, honest)
+    assert [o.status for o in found] == [Status.WRONG, Status.OK], found[1].reason
+    assert f"it changed {said}" in found[0].reason
+
+
+def test_what_is_done_to_a_tensor_itself_stays_with_the_call() -> None:
+    def marks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        out = honest(q, k, v, sm_scale=sm_scale)
+        k.requires_grad_(True)
+        q.unsqueeze_(0)
+        return out
+
+    def strict(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        assert not k.requires_grad
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    assert [(o.status, o.reason) for o in outcomes(marks, strict)] == [(Status.OK, "")] * 2
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_a_failed_implementation_held_is_free_for_the_next() -> None:
+    held: list[weakref.ref[Tensor]] = []
+    left: list[bool] = []
+
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        large = q.clone()
+        held.append(weakref.ref(large))
+        raise ValueError("not today")
+
+    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        left.append(held[0]() is not None)
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    outcomes(fails, looks)
+    assert not any(left)
+
+
+@pytest.mark.parametrize("then", ["returns", "fails"])
+def test_settings_changed_in_a_timed_call_are_set_back(then: str) -> None:
+    calls = 0
+
+    def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls >= 8:
+            torch.set_float32_matmul_precision("medium")
+            if then == "fails":
+                raise ValueError("not today")
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    before = torch.get_float32_matmul_precision()
+    assert before != "medium"
+    [found] = outcomes(changes)
+    assert torch.get_float32_matmul_precision() == before
+    if then == "returns":
+        assert found.status is Status.WRONG
+        assert "float32_matmul_precision" in found.reason
