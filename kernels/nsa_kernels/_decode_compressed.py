@@ -42,7 +42,7 @@ def decode_compressed_kernel(
     v_sd,
     H,
     L,
-    room,
+    padded,
     chunk,
     scale_log2,
     D: tl.constexpr,
@@ -58,7 +58,7 @@ def decode_compressed_kernel(
 ):
     """Program (row, share, head tile): keys ``share * chunk`` up to ``chunk`` further.
 
-    logits: fp32 [rows, H, room], times scale and log2(e).
+    logits: fp32 [rows, H, padded], times scale and log2(e).
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)
@@ -74,7 +74,7 @@ def decode_compressed_kernel(
     sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
     q = load_tile(q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
-    logits = logits_ptr + (n * H + heads)[:, None] * room
+    logits = logits_ptr + (n * H + heads)[:, None] * padded
     for start in range(lo, hi, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         valid = pos < hi
@@ -84,7 +84,7 @@ def decode_compressed_kernel(
         s = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         s = dot(late(q, start >= lo, LATE), tl.trans(k), s, PRECISION) * scale_log2
         # Tiles end where shares do, so that this mask is the same for a whole line.
-        tl.store(logits + at[None, :], s, mask=heads_ok[:, None] & (pos < room)[None, :])
+        tl.store(logits + at[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1))
         p = tl.exp2(s - new_max[:, None])
@@ -124,8 +124,8 @@ def launch_compressed(
     length, dv = v.shape[1:]
     out = q.new_empty((n, h, dv))
     lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
-    room = check.cdiv(length, LINE) * LINE
-    logits = torch.empty((n, h, room), dtype=torch.float32, device=q.device)
+    padded = check.cdiv(length, LINE) * LINE
+    logits = torch.empty((n, h, padded), dtype=torch.float32, device=q.device)
     config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE)
     part = plse = lse
     if config.splits > 1:
@@ -144,7 +144,7 @@ def launch_compressed(
         *v.stride(),
         h,
         length,
-        room,
+        padded,
         config.chunk,
         check.scale_log2(sm_scale, d),
         D=d,

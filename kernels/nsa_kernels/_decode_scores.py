@@ -37,11 +37,11 @@ def decode_scores_kernel(
     SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (block tile, batch and key head): scores [B,H,n_blocks] (``_block_scores.py``)."""
-    row = tl.program_id(1)
+    """Program (batch and key head, block tile): scores [B,H,n_blocks] (``_block_scores.py``)."""
+    row = tl.program_id(0)
     batch = (row // H).to(tl.int64)
     kv_head = (row % H).to(tl.int64)
-    blocks = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
     heads = tl.arange(0, BLOCK_G)
     ours = heads < GROUP
     d = tl.arange(0, BLOCK_D)
@@ -79,7 +79,7 @@ def launch_scores(
     h, n = k_cmp.shape[1:3]
     scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
     wide = 16 if q.element_size() == 4 or d > 128 else 64
-    decode_scores_kernel[(check.cdiv(n_blocks, wide), b * h)](
+    decode_scores_kernel[(b * h, check.cdiv(n_blocks, wide))](
         q,
         k_cmp,
         lse.contiguous(),
@@ -111,7 +111,7 @@ def decode_scores_of_logits_kernel(
     plse_ptr,
     scores_ptr,
     N,
-    room,
+    padded,
     GROUP,
     n_blocks,
     n_shares,
@@ -123,14 +123,14 @@ def decode_scores_of_logits_kernel(
     SPAN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As ``decode_scores_kernel``, of logits fp32 [rows, GROUP, room] that are there already.
+    """As ``decode_scores_kernel``, of logits fp32 [rows, GROUP, padded] that are there already.
 
     A block's SPAN keys lie side by side and are loaded at once; the REACH - 1 before them reach
     into it. BLOCK_S: 0 where ``lse_ptr`` holds each head's LSE, else at least the number of shares.
     """
     start_next_launch(PDL)
-    row = tl.program_id(1).to(tl.int64)
-    blocks = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
+    row = tl.program_id(0).to(tl.int64)
+    blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
     heads = tl.arange(0, BLOCK_G)
     ours = heads < GROUP
     wait_for_last_launch(PDL)
@@ -148,9 +148,9 @@ def decode_scores_of_logits_kernel(
         lse_log2 = lse * 1.4426950408889634
     place = tl.arange(0, BLOCK_P)
     keys = blocks[:, None] * SPAN + place[None, :]
-    # Up to ``room``, not N: a mask that is the same for a whole line leaves the loads vectors.
-    there = (keys < room) & (place < SPAN)[None, :]
-    lines = logits_ptr + (row * GROUP + heads) * room
+    # Up to ``padded``, not N: a mask that is the same for a whole line leaves the loads vectors.
+    there = (keys < padded) & (place < SPAN)[None, :]
+    lines = logits_ptr + (row * GROUP + heads) * padded
     s = tl.load(
         lines[:, None, None] + keys[None, :, :],
         mask=ours[:, None, None] & there[None, :, :],
@@ -181,28 +181,29 @@ def launch_scores_of_logits(
     stride: int,
     block_size: int,
 ) -> torch.Tensor:
-    """Scores [B, H, n_blocks] of logits [B * H, group, room], the first ``n`` of each line."""
-    rows, group, room = logits.shape
+    """Scores [B, H, n_blocks] of logits [B * H, group, padded], the first ``n`` of each line."""
+    rows, group, padded = logits.shape
     scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
-    wide = 32
+    span = block_size // stride
+    places = check.next_power_of_2(span)
+    wide = min(32, max(1, 128 // places))  # more logits of a head spill
     tiles = check.cdiv(n_blocks, wide)
     # Programs that wait take room from those that they wait for.
     pdl = dependent_launch(logits.device)
     pdl = pdl and 2 * tiles * rows <= device_limits(logits.device).processors
-    span = block_size // stride
-    decode_scores_of_logits_kernel[(tiles, rows)](
+    decode_scores_of_logits_kernel[(rows, tiles)](
         logits,
         shares.lse,
         shares.plse,
         scores,
         n,
-        room,
+        padded,
         group,
         n_blocks,
         shares.splits,
         BLOCK_G=check.next_power_of_2(group),
         BLOCK_J=wide,
-        BLOCK_P=check.next_power_of_2(span),
+        BLOCK_P=places,
         BLOCK_S=check.next_power_of_2(shares.splits) if shares.splits > 1 else 0,
         REACH=block // stride,
         SPAN=span,

@@ -6,7 +6,10 @@
 4. both sets of spans, in shares (``ranges.py``): the window is a second row of each key head;
 5. what is left of three merges, and the gated sum.
 
-Each starts its programs while the one before still runs, where the GPU can (sm_90 on).
+From 3. on each starts its programs while the one before still runs, where the GPU can (sm_90 on),
+and scores, where they are few programs. Where logits would be more bytes than keys, 1. is
+``rows.py`` with its own merge, and 2. reads the keys again; beyond 64 spans ``spans.py`` orders
+them between 3. and 4.
 """
 
 from __future__ import annotations
@@ -144,7 +147,7 @@ def launch_step(
     sets = q.reshape(b, 1, h, group, d).expand(-1, SETS, -1, -1, -1)
     longest = min(max(n_selected * block_size, window), context)
     config = decode_spans_config(SETS * b * h, group, longest, d, v.shape[3], q.dtype, q.device)
-    spans = range_shares(sets, k, v, ranges, sm_scale, longest, config, after=pdl)
+    spans = range_shares(sets, k, v, ranges, sm_scale, longest, config, dependent=pdl)
     _merge(out, gates, compressed, spans, h)
     return out
 

@@ -28,13 +28,14 @@ def select_blocks_kernel(
     SIZE: tl.constexpr,
     LOCAL: tl.constexpr,
     BLOCK: tl.constexpr,
-    BESIDE: tl.constexpr,
+    WITH_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (query and head of a batch): ranges int32 [B,T,H,COUNT,2] of scores [B,T,H,n_blocks].
 
-    A block that begins behind the query is never taken; what is left over is empty, (0, 0). BESIDE,
-    of one query: ranges [B,2,H,COUNT,2], the second with the last ``window`` keys as its only span.
+    A block that begins behind the query is never taken; what is left over is empty, (0, 0).
+    WITH_WINDOW, of one query: ranges [B,2,H,COUNT,2], the second with the last ``window`` keys as
+    its only span.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -51,7 +52,7 @@ def select_blocks_kernel(
     # equal ones the lowest index is the greatest.
     key = tl.abs(score).to(tl.int32, bitcast=True).to(tl.int64) << 32
     key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
-    if BESIDE:
+    if WITH_WINDOW:
         row = row // H * (2 * H) + row % H
         for i in range(COUNT):
             near = tl.where(i == 0, tl.maximum(position + 1 - window, 0), 0)
@@ -141,7 +142,7 @@ def launch(
         SIZE=block_size,
         LOCAL=local,
         BLOCK=width,
-        BESIDE=window > 0,
+        WITH_WINDOW=window > 0,
         PDL=pdl,
         num_warps=max(1, min(8, width // 256)),
         num_stages=1,

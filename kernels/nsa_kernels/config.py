@@ -65,7 +65,7 @@ def device_limits(device: torch.device) -> Device:
 
 @functools.lru_cache(maxsize=64)
 def dependent_launch(device: torch.device) -> bool:
-    """Whether the merge can be launched before the launch it depends on has ended."""
+    """Whether a launch can start its programs before the one it depends on has ended."""
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

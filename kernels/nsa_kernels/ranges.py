@@ -71,13 +71,13 @@ def ranges_kernel(
     MIN_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
     LATE: tl.constexpr,
-    AFTER: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile); row = (b * S + s) * G + g.
 
-    AFTER: of what it reads, the launch before writes the spans only.
+    DEPENDENT: of what it reads, the launch before writes the spans only.
     """
     start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -105,7 +105,7 @@ def ranges_kernel(
     v_base = v_ptr + b * v_sb + g * v_sg
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
     before = before_ptr + r * (n_spans + 1)
-    wait_for_last_launch(AFTER)
+    wait_for_last_launch(DEPENDENT)
     if SEARCH_STEPS > 0:
         total = tl.load(before + n_spans).to(tl.int32)
     else:
@@ -307,11 +307,12 @@ def range_shares(
     sm_scale: float | None,
     selected_len: int | None,
     config: Config | None = None,
-    after: bool = False,
+    dependent: bool = False,
 ) -> Shares:
     """The first launch of ``selection_ranges``, on inputs that were checked.
 
-    ``after``: it starts beside the launch before, which writes ``ranges`` and nothing else of it.
+    ``dependent``: it starts beside the launch before, which writes ``ranges`` and nothing else that
+    it reads.
     """
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
@@ -367,12 +368,12 @@ def range_shares(
         MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,
         LATE=config.late,
-        AFTER=after,
-        PDL=after or (config.splits > 1 and dependent_launch(q.device)),
+        DEPENDENT=dependent,
+        PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
         num_stages=1 if steps else config.num_stages,
-        **({"launch_pdl": True} if after else {}),
+        **({"launch_pdl": True} if dependent else {}),
     )
     return Shares(out, lse, part, plse, table, config.splits)

@@ -6,6 +6,7 @@ import kernel_oracle as oracle
 import nsa_kernels
 import pytest
 import torch
+from nsa_kernels import config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -89,13 +90,50 @@ def test_selection_agrees_with_a_stable_sort() -> None:
 )
 def test_step_is_the_gated_sum_of_its_branches(dtype, b, hq, h, s, blocks, window, strides) -> None:
     """Few rows of many keys are split, each branch into shares of its own number."""
-    d, room = 32, s + 50
+    check_step(dtype, b, hq, h, s, blocks, window, strides)
+
+
+@pytest.mark.parametrize(
+    ("b", "hq", "h", "s", "blocks", "window", "strides", "widths"),
+    [
+        (1, 4, 1, 3300, 70, 300, (32, 16, 16), (32, 32)),  # spans that are ordered beforehand
+        (2, 3, 3, 700, 5, 900, (32, 16, 32), (32, 48)),  # a head each, values wider than keys
+        (1, 8, 2, 2100, 12, 512, (32, 16, 64), (64, 16)),
+        (2, 4, 2, 20, 4, 8, (32, 16, 64), (32, 32)),  # no compressed key
+    ],
+)
+def test_step_where_a_gpu_would_split_rows_often(
+    monkeypatch, b, hq, h, s, blocks, window, strides, widths
+) -> None:
+    """Of 132 multiprocessors few rows leave many idle, and each branch has many shares."""
+    rules = (config.rows_config, config.ranges_config, config.decode_spans_config)
+    monkeypatch.setattr(config, "_CPU", config.Device(processors=132, shared_bytes=99 * 1024))
+    for rule in (config.device_limits, *rules):
+        rule.cache_clear()
+    try:
+        check_step(torch.float32, b, hq, h, s, blocks, window, strides, *widths)
+    finally:
+        for rule in (config.device_limits, *rules):
+            rule.cache_clear()
+
+
+def test_step_of_an_empty_batch() -> None:
+    q, k, gates = randn(0, 4, 32), randn(0, 2, 64, 32), torch.rand(0, 4, 3, device=DEVICE)
+    assert nsa_kernels.decode_step(q, k, k, k[:, :, :3], k[:, :, :3], gates).shape == (0, 4, 32)
+
+
+def check_step(dtype, b, hq, h, s, blocks, window, strides, d=32, dv=32) -> None:
+    room = s + 50
     block, stride, size = strides
-    n = (s - block) // stride + 1
+    n = max(0, (s - block) // stride + 1)
     q, gates = randn(b, hq, d, dtype=dtype), torch.sigmoid(randn(b, hq, 3, dtype=dtype))
     # Caches with room for more, as a decoder has them.
-    k, v = (randn(b, h, room, d, dtype=dtype, seed=i)[:, :, :s] for i in (1, 2))
-    k_cmp, v_cmp = (randn(b, h, n + 4, d, dtype=dtype, seed=i)[:, :, :n] for i in (3, 4))
+    k, v = (
+        randn(b, h, room, width, dtype=dtype, seed=i)[:, :, :s] for i, width in ((1, d), (2, dv))
+    )
+    k_cmp, v_cmp = (
+        randn(b, h, n + 4, width, dtype=dtype, seed=i)[:, :, :n] for i, width in ((3, d), (4, dv))
+    )
     options = {"block": block, "stride": stride, "block_size": size}
     out = nsa_kernels.decode_step(
         q, k, v, k_cmp, v_cmp, gates, **options, n_selected=blocks, window=window
@@ -110,8 +148,10 @@ def test_step_is_the_gated_sum_of_its_branches(dtype, b, hq, h, s, blocks, windo
     spans = nsa_kernels.select_blocks(scores, blocks, block_size=size, first_position=s - 1)
     selected, _ = oracle.ranges(q.view(b, 1, h, hq // h, d), k, v, spans)
     kw, vw = (x[:, :, -window:].transpose(1, 2) for x in (k, v))
-    near, _, _ = oracle.banded(q1, kw, vw, torch.ones(1, window, dtype=torch.bool, device=DEVICE))
-    branches = torch.stack([compressed[:, 0], selected.view(b, hq, d), near[:, 0]], 2)
+    near, _, _ = oracle.banded(
+        q1, kw, vw, torch.ones(1, kw.shape[1], dtype=torch.bool, device=DEVICE)
+    )
+    branches = torch.stack([compressed[:, 0], selected.view(b, hq, dv), near[:, 0]], 2)
     want = (gates.double().unsqueeze(-1) * branches).sum(2)
     torch.testing.assert_close(out.double(), want, atol=oracle.TOLERANCE[dtype], rtol=1e-3)
 
