@@ -186,10 +186,12 @@ class CaseArm:
             result = guarded(call, self.device)
         except DevicePoisoned as error:
             raise DeviceLost(self.name, str(error)) from error
+        except Failure:
+            state.restore(before)
+            raise
         finally:
             self.called_s += now_s() - start
-            changed = state.restore(before)
-        _refuse_settings(changed)
+        _refuse_settings(state.restore(before))
         return result
 
     def _compare(self, answers: Answers, when: str) -> Errors:
