@@ -60,7 +60,7 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
             arm.inspect(0, result)
             times.append(sample.time_ms)
     except Failure as failure:
-        out.failed[arm.name] = failure
+        out.failed[arm.name] = failure.alone()
     out.busy_s += now_s() - start
 
 
@@ -90,7 +90,7 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
                 out.busy_s += now_s() - before
                 by_name[name].inspect(round_, result)
             except Failure as failure:
-                out.failed[name] = failure
+                out.failed[name] = failure.alone()
                 del out.samples[name], times[name]
                 continue
             taken = out.samples[name]
@@ -105,5 +105,5 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
         try:
             by_name[name].finish()
         except Failure as failure:
-            out.failed[name] = failure
+            out.failed[name] = failure.alone()
             del out.samples[name]

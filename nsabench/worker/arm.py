@@ -68,7 +68,7 @@ class CaseArm:
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
-        self._settings: state.Settings = {}
+        self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
         self._previous: dict[str, Tensor] = {}  # what the call before was expected to return
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
@@ -147,7 +147,6 @@ class CaseArm:
         self._checked_call(0)
         self.compile_s = now_s() - start
         self._previous = self.sets.expected[0]
-        self.sets.heal()
         self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
         self._ordered_call()
@@ -181,18 +180,24 @@ class CaseArm:
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
-        start, before = now_s(), state.settings()
+        start = now_s()
         try:
             result = guarded(call, self.device)
         except DevicePoisoned as error:
             raise DeviceLost(self.name, str(error)) from error
         except Failure:
-            state.restore(before)
+            state.restore(self._settings)
             raise
         finally:
             self.called_s += now_s() - start
-        _refuse_settings(state.restore(before))
+        self._refuse_settings()
         return result
+
+    def _refuse_settings(self) -> None:
+        """Raises `Failure` when settings are not as they were before it; they are set back."""
+        changed = state.restore(self._settings)
+        if changed:
+            raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
 
     def _compare(self, answers: Answers, when: str) -> Errors:
         """The largest errors of the results. Raises `Failure` for whichever is wrong first."""
@@ -262,7 +267,6 @@ class CaseArm:
         do = self._prepared(index)
         if self._watched:
             self._poison(index)
-        self._settings = state.settings()
 
         def call() -> Answers:
             try:
@@ -282,18 +286,12 @@ class CaseArm:
         return self._next(index)
 
     def inspect(self, round_: int, result: Answers) -> None:
-        _refuse_settings(state.restore(self._settings))
+        self._refuse_settings()
         if self._watched:
             self._compare(result, f"in a timed call (round {round_}), ")
 
     def finish(self) -> None:
         self._ordered_call()
-
-
-def _refuse_settings(changed: str) -> None:
-    if changed:
-        # They are restored; what it did under others of its own is not what was asked for.
-        raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
 
 
 def _raise(failure: Failure) -> Answers:

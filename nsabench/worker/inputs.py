@@ -19,6 +19,8 @@ MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
 CHUNK_BYTES = 256 << 20  # of what is copied or widened at a time
 SEED_STRIDE = 7919
 GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's gradient
+# What a set holds, as a reason calls it.
+INPUT, ORACLE, GRADIENT = "its input ", "the oracle of its ", "the gradient of its output"
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 
 
@@ -62,9 +64,9 @@ class InputSets:
 
     def _held(self, index: int) -> dict[str, Tensor]:
         """What of a set no call may write to, by what it is called in a reason."""
-        held = {f"its input {name}": t for name, t in self.sets[index].tensors.items()}
-        held |= {f"the oracle of its {name}": t for name, t in self.expected[index].items()}
-        return held | ({"the gradient of its output": self.grads[index]} if self.grads else {})
+        held = {INPUT + name: t for name, t in self.sets[index].tensors.items()}
+        held |= {ORACLE + name: t for name, t in self.expected[index].items()}
+        return held | ({GRADIENT: self.grads[index]} if self.grads else {})
 
     def _bytes_of_one(self) -> int:
         held = [*self.sets[0].tensors.values(), *self.expected[0].values(), *self.grads[:1]]
@@ -100,11 +102,13 @@ class InputSets:
         _exchange(self._checksums, i, j)
         _exchange(self._seeds, i, j)
 
+    def _changes(self, index: int) -> list[str]:
+        now, before = checksum(self._held(index)), self._checksums[index]
+        return [what for what, sums in now.items() if not torch.equal(sums, before[what])]
+
     def changed(self, index: int) -> str:
         """What of this set does not hold the values that it should ("its input q"), or ''."""
-        now = checksum(self._held(index))
-        before = self._checksums[index]
-        return next((what for what, sums in now.items() if not torch.equal(sums, before[what])), "")
+        return next(iter(self._changes(index)), "")
 
     def any_changed(self) -> str:
         """As `changed`, of the first set of which something is."""
@@ -123,12 +127,17 @@ class InputSets:
             self.somebody_writes = True
 
     def restore(self, index: int) -> None:
-        """Give a set the values that it should hold."""
-        seed = self._seeds[index]
-        self.sets[index].fill_from(self.draw(seed))
-        if self.grads:
-            self.grads[index] = self._op.draw_grad(self.sets[index], seed + GRAD_SEED)
-        self.expected[index] = self._expect(index)
+        """Give what changed of a set the values that it should hold, where it lies."""
+        changes, seed = self._changes(index), self._seeds[index]
+        if any(what.startswith(INPUT) for what in changes):
+            self.sets[index].fill_from(self.draw(seed))
+        if GRADIENT in changes:
+            self.grads[index].copy_(self._op.draw_grad(self.sets[index], seed + GRAD_SEED))
+        if any(what.startswith(ORACLE) for what in changes):
+            for name, tensor in self._expect(index).items():
+                self.expected[index][name].copy_(tensor)
+            # Sums of an oracle need not come in the same order twice.
+            self._checksums[index] = checksum(self._held(index))
 
 
 def _exchange(items: list[Any], i: int, j: int) -> None:

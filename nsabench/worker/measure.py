@@ -61,7 +61,7 @@ def measure(
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
     for item in items:
         report(Step(phase="parity", implementation=item.name))
-        gc.collect()  # memory that the traceback of a failure holds is the next one's
+        gc.collect()  # what the traceback of a failure holds is memory of the next
         arm = CaseArm(item, case, device, sets, rng)
         tried.append(arm)
         try:
@@ -70,6 +70,7 @@ def measure(
                 arm.capture()
         except Failure as failure:
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
+            sets.repair()  # while it is its own time, and no other need be watched for it
         except DeviceLost as error:
             raise ArmLost(item.name, str(error)) from error
         else:
@@ -79,6 +80,7 @@ def measure(
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)
     conditions, busy_s = Conditions(), 0.0
+    gc.collect()
     if arms:
         try:
             conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
 
 Settings = dict[str, Any]
+UNREADABLE = "unreadable"
 
 
 def _of(owner: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
@@ -29,11 +30,20 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         torch.set_float32_matmul_precision,
     ),
     "deterministic_algorithms": (
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
     ),
-    "cudnn.benchmark": _of(_backends.cudnn, "benchmark"),
-    "cudnn.allow_tf32": _of(_backends.cudnn, "allow_tf32"),
+    **{
+        f"cudnn.{name}": _of(_backends.cudnn, name)
+        for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
+    },
+    **{
+        f"matmul.{name}": _of(_backends.cuda.matmul, name)
+        for name in (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+        )
+    },
     "sdp.flash": (_backends.cuda.flash_sdp_enabled, _backends.cuda.enable_flash_sdp),
     "sdp.mem_efficient": (
         _backends.cuda.mem_efficient_sdp_enabled,
@@ -41,6 +51,8 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "sdp.math": (_backends.cuda.math_sdp_enabled, _backends.cuda.enable_math_sdp),
 }
+if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
+    _OF_TORCH["sdp.cudnn"] = (_backends.cuda.cudnn_sdp_enabled, _backends.cuda.enable_cudnn_sdp)
 _OF_CUDA = {
     "current_device": (_cuda.current_device, _cuda.set_device),
     "current_stream": (_cuda.current_stream, _cuda.set_stream),
@@ -50,7 +62,14 @@ _OF_CUDA = {
 def settings() -> Settings:
     """Switches that change how fast, how exactly, or where torch computes."""
     readable = _OF_TORCH | (_OF_CUDA if torch.cuda.is_initialized() else {})
-    return {name: read() for name, (read, _) in readable.items()}
+    return {name: _read(read) for name, (read, _) in readable.items()}
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # torch 2.9's two ways to set TF32, once they were mixed; a lost device
+        return UNREADABLE
 
 
 def restore(before: Settings) -> str:
@@ -59,7 +78,9 @@ def restore(before: Settings) -> str:
     for name, value in before.items():
         if now[name] != value:
             found.append(f"{name} from {value} to {now[name]}")
-            (_OF_TORCH | _OF_CUDA)[name][1](value)
+            if value != UNREADABLE:
+                with suppress(RuntimeError):  # as in `_read`
+                    (_OF_TORCH | _OF_CUDA)[name][1](value)
     return "; ".join(found)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import kernel_oracle as oracle
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels import config
+from nsa_kernels import _decode_scores, config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -120,6 +122,23 @@ def test_step_where_a_gpu_would_split_rows_often(
 def test_step_of_an_empty_batch() -> None:
     q, k, gates = randn(0, 4, 32), randn(0, 2, 64, 32), torch.rand(0, 4, 3, device=DEVICE)
     assert nsa_kernels.decode_step(q, k, k, k[:, :, :3], k[:, :, :3], gates).shape == (0, 4, 32)
+
+
+def test_key_heads_are_where_a_grid_takes_more_than_65535(monkeypatch) -> None:
+    grids: list[tuple[int, ...]] = []
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *args, **options: None
+
+    for name in ("decode_scores_kernel", "decode_scores_of_logits_kernel"):
+        monkeypatch.setattr(_decode_scores, name, Recorded())
+    q, k, gates = randn(3, 4, 32), randn(3, 2, 640, 32), torch.rand(3, 4, 3, device=DEVICE)
+    cmp = k[:, :, :39]
+    nsa_kernels.decode_step(q, k, k, cmp, cmp, gates)
+    nsa_kernels.decode_scores(q, cmp, torch.zeros(3, 4, device=DEVICE), 10)
+    assert [grid[0] for grid in grids] == [6, 6]
 
 
 def check_step(dtype, b, hq, h, s, blocks, window, strides, d=32, dv=32) -> None:
