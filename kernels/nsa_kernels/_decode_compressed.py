@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from . import _checks as check
-from ._tiles import late, load_tile, store_row, store_share
-from ._triton_compat import dot, narrow, start_next_launch, tl, triton
+from ._tiles import late, load_tile, softmax_update, store_row, store_share
+from ._triton_compat import dot, start_next_launch, tl, triton
 from .config import dependent_launch, rows_config
 from .merge import Shares, workspace
 from .tuned import Tile
@@ -86,12 +86,7 @@ def decode_compressed_kernel(
         # Tiles end where shares do, so that this mask is the same for a whole line.
         tl.store(logits + at[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        p = tl.exp2(s - new_max[:, None])
-        alpha = tl.exp2(row_max - new_max)
-        sums = sums * alpha[:, None] + p
-        acc = dot(narrow(p, v.dtype), v, acc * alpha[:, None], PRECISION)
-        row_max = new_max
+        row_max, sums, acc = softmax_update(s, v, row_max, sums, acc, PRECISION)
     row_sum = tl.sum(sums, 1)
     if SPLIT:
         slot = n * tl.num_programs(1) + share

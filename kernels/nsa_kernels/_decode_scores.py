@@ -7,7 +7,7 @@ import torch
 from . import _checks as check
 from ._tiles import load_tile
 from ._triton_compat import dot, start_next_launch, tl, triton, wait_for_last_launch
-from .config import dependent_launch, device_limits
+from .config import dependent_launch, device_limits, launch_options
 from .merge import Shares
 
 
@@ -189,8 +189,8 @@ def launch_scores_of_logits(
     wide = min(32, max(1, 128 // places))  # more logits of a head spill
     tiles = check.cdiv(n_blocks, wide)
     # Programs that wait take room from those that they wait for.
-    pdl = dependent_launch(logits.device)
-    pdl = pdl and 2 * tiles * rows <= device_limits(logits.device).processors
+    few = 2 * tiles * rows <= device_limits(logits.device).processors
+    pdl = few and dependent_launch(logits.device)
     decode_scores_of_logits_kernel[(rows, tiles)](
         logits,
         shares.lse,
@@ -210,6 +210,6 @@ def launch_scores_of_logits(
         PDL=pdl,
         num_warps=4,
         num_stages=1,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch_options(pdl),
     )
     return scores

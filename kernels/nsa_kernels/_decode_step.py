@@ -22,7 +22,7 @@ from ._decode_compressed import launch_compressed
 from ._decode_scores import launch_scores, launch_scores_of_logits
 from ._tiles import combine_shares
 from ._triton_compat import narrow, tl, triton, wait_for_last_launch
-from .config import decode_spans_config, dependent_launch
+from .config import decode_spans_config, dependent_launch, launch_options
 from .merge import Shares
 from .ranges import range_shares
 from .rows import selection_rows
@@ -186,5 +186,5 @@ def _merge(
         PDL=pdl,
         num_warps=1,
         num_stages=1,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch_options(pdl),
     )

@@ -10,6 +10,7 @@ import torch
 from . import _checks as check
 from ._band_launch import traced
 from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
+from .config import launch_options
 
 LOCAL_BLOCKS = 2
 """Blocks up to the query's own that are always selected, as is the first."""
@@ -146,7 +147,7 @@ def launch(
         PDL=pdl,
         num_warps=max(1, min(8, width // 256)),
         num_stages=1,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch_options(pdl),
     )
     return ranges
 

@@ -49,15 +49,21 @@ def softmax_step(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One online-softmax update with a tile of keys; at least one key of the tile is valid.
-
-    ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
-    would cost a barrier of all warps in every step.
-    """
+    """One online-softmax update with a tile of keys; at least one key of the tile is valid."""
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
     if MASKED:
         s = tl.where(valid[None, :], s, float("-inf"))
+    return softmax_update(s, v, row_max, sums, acc, PRECISION)
+
+
+@triton.jit
+def softmax_update(s, v, row_max, sums, acc, PRECISION: tl.constexpr):
+    """The update by logits ``s`` (log2), -inf where a key is not valid, and their values ``v``.
+
+    ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
+    would cost a barrier of all warps in every step.
+    """
     new_max = tl.maximum(row_max, tl.max(s, 1))
     p = tl.exp2(s - new_max[:, None])
     alpha = tl.exp2(row_max - new_max)

@@ -69,6 +69,11 @@ def dependent_launch(device: torch.device) -> bool:
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def launch_options(pdl: bool) -> dict[str, bool]:
+    """Options of a dependent launch; Tritons that cannot make one do not know the option."""
+    return {"launch_pdl": True} if pdl else {}
+
+
 def check_heads(op: str, config: Config, h: int) -> None:
     """Raises ValueError for a given config that leaves out some of ``h`` heads."""
     require(

@@ -14,7 +14,7 @@ import torch
 from ._checks import cdiv, next_power_of_2
 from ._tiles import merge_shares
 from ._triton_compat import tl, triton, wait_for_last_launch
-from .config import dependent_launch
+from .config import dependent_launch, launch_options
 
 MANY_PROGRAMS = 1024
 """Programs of a merge up to which each looks at one row only."""
@@ -153,5 +153,5 @@ def merge(
         PDL=pdl,
         num_warps=2 if block_s * block_dv > 2048 else 1,
         num_stages=1,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch_options(pdl),
     )

@@ -13,7 +13,7 @@ import torch
 from . import _checks as check
 from ._tiles import attend_tile, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
-from .config import Config, check_heads, dependent_launch, ranges_config
+from .config import Config, check_heads, dependent_launch, launch_options, ranges_config
 from .merge import Shares, merge, workspace
 from .spans import disjoint_spans
 
@@ -374,6 +374,6 @@ def range_shares(
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
         num_stages=1 if steps else config.num_stages,
-        **({"launch_pdl": True} if dependent else {}),
+        **launch_options(dependent),
     )
     return Shares(out, lse, part, plse, table, config.splits)

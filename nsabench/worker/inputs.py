@@ -116,9 +116,9 @@ class InputSets:
 
     def repair(self) -> bool:
         """Restore all sets whose values are not what they should be; whether there was one."""
-        changed = [index for index in range(len(self.sets)) if self.changed(index)]
-        for index in changed:
-            self.restore(index)
+        changed = {i: changes for i in range(len(self.sets)) if (changes := self._changes(i))}
+        for index, changes in changed.items():
+            self._restore(index, changes)
         return bool(changed)
 
     def heal(self) -> None:
@@ -126,9 +126,9 @@ class InputSets:
         if self.repair():
             self.somebody_writes = True
 
-    def restore(self, index: int) -> None:
+    def _restore(self, index: int, changes: list[str]) -> None:
         """Give what changed of a set the values that it should hold, where it lies."""
-        changes, seed = self._changes(index), self._seeds[index]
+        seed = self._seeds[index]
         if any(what.startswith(INPUT) for what in changes):
             self.sets[index].fill_from(self.draw(seed))
         if GRADIENT in changes:

@@ -61,7 +61,6 @@ def measure(
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
     for item in items:
         report(Step(phase="parity", implementation=item.name))
-        gc.collect()  # what the traceback of a failure holds is memory of the next
         arm = CaseArm(item, case, device, sets, rng)
         tried.append(arm)
         try:
@@ -79,8 +78,8 @@ def measure(
                 arms.append(arm)
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)
+        gc.collect()  # what the traceback of a failure holds is memory of the others
     conditions, busy_s = Conditions(), 0.0
-    gc.collect()
     if arms:
         try:
             conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)
