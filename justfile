@@ -15,10 +15,13 @@ default:
 all *arguments: install
     .venv/bin/nsabench all "$@"
 
-# The tests, two files at a time. `just test -n 0 FILE` for one alone. One thread each: threads that
-# wait for cores that others hold made an honest call ten times as slow as the next
+# One thread each: threads that wait for cores that others hold made an honest call ten times as slow
+# as the next. In order: the images take longest and have the fewest tests, so xdist's own order has
+# them last and alone.
+
+# The tests, two files at a time. `just test -n 0 FILE` for one alone
 test *arguments: install
-    OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile "$@"
+    OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 
 # Formatter, linter, type checker
 lint: install

@@ -20,7 +20,8 @@ from nsabench.errors import UsageError
 from nsabench.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
 from nsabench.threshold.decide import Decision, passes
 from nsabench.threshold.document import as_data
-from nsabench.threshold.evidence import Evidence, Tested, of_records
+from nsabench.threshold.evidence import Evidence, of_records
+from nsabench.threshold.evidence import Tested as Cell  # pytest would collect a `Test…`
 from nsabench.threshold.patch import patch
 from nsabench.words import Status
 from tests.runs import Made, make_run
@@ -93,7 +94,7 @@ def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
 def test_monotone(cells: list[tuple[int, float]]) -> None:
     """No tested case at or above a threshold fails, and any lower length has one that does."""
     rows = [
-        Tested("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i), "")
+        Cell("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i), "")
         for i, (n, lo) in enumerate(cells)
     ]
     [decision] = decide_all([Evidence(rows)])
@@ -129,7 +130,7 @@ def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
     assert policy.Policy.from_thresholds(path).min_len is None
 
 
-def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Tested]:
+def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Cell]:
     """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
     records = [
         {
