@@ -14,7 +14,7 @@ from nsabench.case import Case, RatioCI
 from nsabench.journal import Apart, Journal
 from nsabench.messages import Outcome
 from nsabench.plan import Plan, PlannedCase
-from nsabench.supervisor.again import cooled, in_a_fresh_worker
+from nsabench.supervisor.again import cooled, unless_lost_early
 from nsabench.supervisor.executor import Executor, GroupLost, WorkerExecutor
 from nsabench.verdict import Judgement, Key
 from nsabench.words import Role, Verdict
@@ -76,7 +76,7 @@ def _timed(case: Case, names: Sequence[str], executor: Executor) -> Apart:
     while left:
         ask = partial(executor.measure, _briefly(case), left, SESSION)
         try:
-            measured = cooled(partial(in_a_fresh_worker, ask))
+            measured = cooled(partial(unless_lost_early, ask))
         except GroupLost as lost:
             if lost.suspect not in left:
                 line.reason = lost.reason

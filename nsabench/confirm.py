@@ -1,4 +1,4 @@
-"""Verdicts that hang on little are measured once more, in a fresh process, before they count."""
+"""Verdicts that hang on little are measured once more, in another process, before they count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from nsabench.journal import Confirmation, Journal
 from nsabench.plan import Plan
-from nsabench.supervisor.again import cooled, in_a_fresh_worker
+from nsabench.supervisor.again import cooled, unless_lost_early
 from nsabench.supervisor.executor import Executor, GroupLost
 from nsabench.verdict import Judgement, Key, hangs_on_little
 
@@ -31,7 +31,7 @@ def confirm(
     records: Journal,
     on_case: Callable[[str], None],
 ) -> None:
-    """Measure the cells that are not confirmed yet. `executor` must have no worker yet."""
+    """Measure the cells that are not confirmed yet. `executor`: one that the run did not use."""
     for case_id, names in cells.items():
         if case_id in records.confirmed:
             continue
@@ -40,7 +40,7 @@ def confirm(
         line = Confirmation(case_id=case_id)
         ask = partial(executor.measure, case, names, SESSION)
         try:
-            measured = cooled(partial(in_a_fresh_worker, ask))
+            measured = cooled(partial(unless_lost_early, ask))
             line.outcomes, line.conditions = measured.outcomes, measured.conditions
             line.measuring_s = measured.measuring_s
         except GroupLost as lost:

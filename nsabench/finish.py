@@ -8,6 +8,7 @@ from nsabench import report, threshold
 from nsabench.errors import EnvironmentRefused
 from nsabench.manifest import keyless, seal
 from nsabench.manifest.keys import Signer, load_signer
+from nsabench.manifest.seal import BUNDLE, MANIFEST
 from nsabench.manifest.statement import Trust
 from nsabench.run import Finished
 
@@ -25,15 +26,25 @@ def prepare() -> Signer:
 def finish(finished: Finished, signer: Signer) -> str:
     """Write what people and programs read of a run into its folder, and sign it.
 
+    A run that is signed is left as it is, but for a signature by identity that it still lacks.
     Returns a sentence about the signature, and one about a report that could not be written.
     """
-    decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
+    path = finished.folder.path
     with finished.folder.writing():
-        threshold.write(decisions, finished.folder.thresholds)
-        lacking = _report(finished)
-        by = seal(finished.folder.path, signer).predicate.signer
-        if keyless.is_wanted(os.environ):
-            keyless.sign(finished.folder.path)
+        if (path / MANIFEST).exists():
+            said = "it was signed before, and is left as it is"
+        else:
+            said = _seal(finished, signer)
+        if keyless.is_wanted(os.environ) and not (path / BUNDLE).exists():
+            keyless.sign(path)
+    return said
+
+
+def _seal(finished: Finished, signer: Signer) -> str:
+    decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
+    threshold.write(decisions, finished.folder.thresholds)
+    lacking = _report(finished)
+    by = seal(finished.folder.path, signer).predicate.signer
     if by.trust is Trust.EPHEMERAL:
         signed = (
             "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -44,7 +46,7 @@ class Entry(BaseModel):
 
 
 class Confirmation(BaseModel):
-    """A second look, in a fresh process, at cells of a case whose verdict hangs on little."""
+    """A second look, in another process, at cells of a case whose verdict hangs on little."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,10 +85,34 @@ class Contents:
     apart: list[Apart] = field(default_factory=list)
 
     @property
+    def ceilings(self) -> Ceilings:
+        """What the device was measured to do at best, and the worst that its timer was off: a run
+        that was resumed was calibrated each time. Raises `IndexError` without a header."""
+        first, *later = (header.ceilings for header in self.headers)
+        return reduce(_best_of, later, first)
+
+    @property
     def measuring_s(self) -> float:
         lines: list[Entry | Confirmation | Apart]
         lines = [*self.entries, *self.confirmations, *self.apart]
         return sum(line.measuring_s for line in lines)
+
+
+def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:
+    def known(choose: Callable[..., float], *values: float | None) -> float | None:
+        return choose((v for v in values if v is not None), default=None)
+
+    rates = one.tflop_s.keys() | other.tflop_s.keys()
+    return Ceilings(
+        copy_gb_s=known(max, one.copy_gb_s, other.copy_gb_s),
+        l2_gb_s=known(max, one.l2_gb_s, other.l2_gb_s),
+        tflop_s={d: max(one.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)},
+        timer_floor_ms=known(min, one.timer_floor_ms, other.timer_floor_ms),
+        timer_offset_ms=known(min, one.timer_offset_ms, other.timer_offset_ms),
+        known_duration_error=known(
+            partial(max, key=abs), one.known_duration_error, other.known_duration_error
+        ),
+    )
 
 
 class Journal:
@@ -138,9 +164,8 @@ def _read(path: Path) -> tuple[Contents, int]:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", "give the folder that nsabench made."
         ) from None
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
+    # Only a newline ends a line: a stray \r must not pass for a torn last one.
+    for number, line in enumerate(text.split(b"\n")[:-1], 1):
         try:
             parsed = LINE.validate_json(line)
         except ValidationError:
@@ -157,5 +182,5 @@ def _read(path: Path) -> tuple[Contents, int]:
                 contents.confirmations.append(parsed)
             case Apart():
                 contents.apart.append(parsed)
-        whole += len(line)
+        whole += len(line) + 1
     return contents, whole

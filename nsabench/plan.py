@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from nsabench import __version__, matrix
 from nsabench.case import Case
@@ -117,7 +117,7 @@ class Plan(BaseModel):
             content = path.read_bytes()
             plan = cls.model_validate(yaml.load(content, _FAST_LOADER))
             plan._content = content
-        except (OSError, yaml.YAMLError, ValidationError) as error:
+        except (OSError, yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
             first = str(error).splitlines()[0]
             raise UsageError(
                 f"{path} is not the plan of a run: {first}", "give the folder that nsabench made."

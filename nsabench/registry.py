@@ -269,9 +269,12 @@ def _import(load_it: Callable[[], Any], what: str) -> None:
         raise
     except (Exception, SystemExit) as error:
         where = _last_line_of(error)
+        remedy = "fix the import, or run it with `python FILE.py` to see the whole traceback."
+        if isinstance(error, ModuleNotFoundError):
+            # What lies beside a kernels file is not looked for: no hash of a run would cover it.
+            remedy = "install that module as a package, or write what it has into the file."
         raise UsageError(
-            f"{what} cannot be imported: {type(error).__name__}: {error}{where}",
-            "fix the import, or run it with `python FILE.py` to see the whole traceback.",
+            f"{what} cannot be imported: {type(error).__name__}: {error}{where}", remedy
         ) from error
 
 
@@ -314,7 +317,7 @@ def _validate(found: Sequence[Implementation]) -> None:
                 "rename one of them.",
             )
         try:
-            signature, options = inspect.signature(item.call), dict.fromkeys(op.options)
+            signature, options = _signature(item.call), dict.fromkeys(op.options)
             signature.bind(*op.arguments, **options)
             signature.bind(*op.arguments, *op.optional, **options)
         except TypeError as error:
@@ -331,6 +334,13 @@ def _validate(found: Sequence[Implementation]) -> None:
                 f"of {item.op}",
                 "name the baseline that it is without its trick, or leave `wraps` away.",
             )
+
+
+def _signature(call: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(call)
+    except ValueError:  # a builtin does not tell: its first call will
+        return inspect.signature(lambda *args, **options: None)
 
 
 def _validate_control(item: Implementation) -> None:

@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nsabench import apart, confirm, journal, registry
+from nsabench import apart, confirm, doctor, journal, registry
 from nsabench import plan as planning
 from nsabench.environment.collect import collect
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.journal import Header, Journal
+from nsabench.manifest import refuse_altered
+from nsabench.manifest.statement import Trust
 from nsabench.messages import Ceilings, Described, Step
 from nsabench.plan import Device, Plan
 from nsabench.results import parquet
-from nsabench.results.assemble import Results, assess, belongs
+from nsabench.results.assemble import Results, assemble, assess, belongs
 from nsabench.run_folder import RunFolder
 from nsabench.supervisor import schedule
 from nsabench.supervisor.executor import GroupLost, WorkerExecutor
@@ -43,7 +45,6 @@ class Finished:
     folder: RunFolder
     plan: Plan
     results: Results
-    ceilings: Ceilings
     wall_s: float
     measuring_s: float
 
@@ -90,25 +91,34 @@ def make_plan(
     )
 
 
-def start(plan: Plan, out: Path | None, view: View) -> Finished:
-    """Run a plan into a new folder."""
+def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Finished:
+    """Run a plan into a new folder.
+
+    fit: look at the machine first; raises `EnvironmentRefused` when measuring on it is pointless.
+    """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
-    return _measure(folder, plan, view)
+    return _measure(folder, plan, view, fit)
 
 
-def resume(path: Path, view: View) -> Finished:
-    """Go on with a run that was interrupted; cases that are journaled are not run again."""
+def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
+    """Go on with a run that was interrupted; cases that are journaled are not run again.
+
+    A run that is signed is left as it is. Raises `VerificationFailed` when it was altered since.
+    """
     folder = RunFolder.existing(path)
+    if refuse_altered(path) is not Trust.UNSIGNED:
+        contents = journal.read(folder.journal)
+        plan = Plan.read(folder.plan)
+        return Finished(folder, plan, assemble(plan, contents), wall_s=0, measuring_s=0)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    plan = Plan.read(folder.plan)
-    return _measure(folder, plan, view)
+    return _measure(folder, Plan.read(folder.plan), view, fit)
 
 
-def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
+def _measure(folder: RunFolder, plan: Plan, view: View, fit: bool) -> Finished:
     began = time.monotonic()
     kernels = Path(plan.kernels) if plan.kernels else None
     sources = plan.sources or None  # none: a plan made before they were recorded
@@ -121,7 +131,7 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
             if any(planned.id not in records.done for planned in plan.cases):
                 executor = WorkerExecutor(plan.device, kernels, sources=sources, on_step=view.step)
                 with closing(executor):
-                    _open(folder, plan, executor, records, view)
+                    _open(folder, plan, executor, records, view, fit)
                     schedule.run(plan, executor, records, folder.logs, view)
             contents = journal.read(folder.journal)
             assessed = assess(plan, contents)
@@ -142,21 +152,29 @@ def _measure(folder: RunFolder, plan: Plan, view: View) -> Finished:
         folder,
         plan,
         results,
-        contents.headers[0].ceilings,
         time.monotonic() - began,
         contents.measuring_s - measured_before,
     )
 
 
 def _open(
-    folder: RunFolder, plan: Plan, executor: WorkerExecutor, records: Journal, view: View
+    folder: RunFolder,
+    plan: Plan,
+    executor: WorkerExecutor,
+    records: Journal,
+    view: View,
+    fit: bool,
 ) -> None:
     """Describe and calibrate the device, and journal that before the first case."""
     earlier = journal.read(folder.journal).headers
     described = _same_machine(executor, earlier)
+    # As the machine is before we load it ourselves: clocks, temperature, other processes.
+    environment = collect(described, plan)
     if not earlier:
-        # As the machine is before we load it ourselves: clocks, temperature, other processes.
-        _write_environment(folder, plan, described)
+        whole(folder.environment, f"{environment.model_dump_json(indent=1)}\n".encode())
+    if fit:
+        for problem in doctor.refuse_unfit(environment, results=folder.path):
+            view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
     try:
         ceilings = executor.calibrate()
     except GroupLost as lost:
@@ -191,8 +209,10 @@ def _same_machine(executor: WorkerExecutor, earlier: Sequence[Header]) -> Descri
     for what, then, now in (
         *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
         ("device", before.device.get("name"), described.device.get("name")),
+        ("CPU", before.device.get("capability"), described.device.get("capability")),
         ("torch", before.software.get("torch"), described.software.get("torch")),
         ("triton", before.software.get("triton"), described.software.get("triton")),
+        ("driver", before.software.get("cuda_driver"), described.software.get("cuda_driver")),
     ):
         if then != now:
             raise UsageError(
@@ -200,8 +220,3 @@ def _same_machine(executor: WorkerExecutor, earlier: Sequence[Header]) -> Descri
                 "start a new run here.",
             )
     return described
-
-
-def _write_environment(folder: RunFolder, plan: Plan, described: Described) -> None:
-    text = collect(described, plan).model_dump_json(indent=1)
-    whole(folder.environment, f"{text}\n".encode())

@@ -116,7 +116,6 @@ class Progress:
         self.console.print(
             f"[{self._number}/{self._total}] {planned.case.label}: {said} ({entry.wall_s:.1f} s)",
             highlight=False,
-            markup=False,
         )
 
     def note(self, text: str) -> None:
@@ -322,6 +321,9 @@ def number(value: float | None, form: str) -> str:
 
 
 def console() -> Console:
-    """Standard output; wide enough for its tables when that is no terminal."""
+    """Standard output; wide enough for its tables when that is no terminal.
+
+    Without markup: names and reasons are of others, and `[/usr/lib/x.so]` would be a closing tag.
+    """
     width = None if sys.stdout.isatty() else 160
-    return Console(width=width, soft_wrap=False)
+    return Console(width=width, soft_wrap=False, markup=False)

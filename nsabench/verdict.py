@@ -131,8 +131,8 @@ def hangs_on_little(judgement: Judgement) -> bool:
         or abs(judgement.speedup_lo - 1) < NEAR
         or abs(judgement.speedup_hi - 1) < NEAR
     )
-    decided = judgement.verdict in (Verdict.FASTER, Verdict.SLOWER)
-    return (decided and by_little) or at_margin
+    # What is inconclusive stays so, and whose verdict is "same" is far from the margin.
+    return judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
 def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgement:

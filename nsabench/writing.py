@@ -32,13 +32,18 @@ def writing(where: Path | None = None, then: str = "try again") -> Iterator[None
         ) from error
 
 
+def unfinished(path: Path) -> Path:
+    """Where `replacing` fills what is to be `path`; one that was killed leaves it there."""
+    return path.with_suffix(".tmp")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file to fill, which then takes the place of `path`; it is gone if that fails.
 
     Whoever looks, also after a crash, sees all of the new file or what was before.
     """
-    temporary = path.with_suffix(".tmp")
+    temporary = unfinished(path)
     try:
         yield temporary
         with temporary.open("rb") as file:

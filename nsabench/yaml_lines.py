@@ -50,6 +50,8 @@ def read(path: Path) -> list[Document]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{path} cannot be read: {why}", "check the path.") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply", "write it flatter.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
@@ -85,6 +87,11 @@ def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> An
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
+    except (KeyError, AttributeError):  # of constructors that got what they do not know
+        kind = node.tag.rpartition(":")[2]
+        raise UsageError(
+            f"{file}:{lines[at]}: {node.value!r} is no {kind}", "mend the value there."
+        ) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise UsageError(f"{file}:{lines[at]}: {error}", "mend the value there.") from None
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsabench.checks import Effect, Finding, Row
-from nsabench.journal import Apart, Confirmation
+from nsabench.journal import Apart, Confirmation, Journal, read
 from nsabench.messages import Conditions, Outcome, Samples
+from nsabench.outcome import failures
+from nsabench.plan import Plan
+from nsabench.results.assemble import assemble
 from nsabench.verdict import Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.words import DType, Role, Status, Verdict
+from tests.runs import Made, make_run
 
 
 def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
@@ -268,3 +274,29 @@ def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
     judgement = verdict(1.5, alone=Apart(case_id="c", reason="killed by SIGSEGV"))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "SIGSEGV" in judgement.why
+
+
+def test_the_record_of_such_a_candidate_is_not_ok(tmp_path: Path) -> None:
+    """An exit code and a gate look at the status."""
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    folder = make_run(tmp_path / "run", made)
+    plan = Plan.read(folder / "plan.yaml")
+    wrong = Outcome(implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5")
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.append(Confirmation(case_id=plan.cases[0].id, outcomes=[wrong]))
+    results = assemble(plan, read(folder / "journal.jsonl"))
+    [mine] = [
+        r
+        for r in results.records
+        if r["implementation"] == "mine" and r["case_id"] == plan.cases[0].id
+    ]
+    assert (mine["status"], mine["verdict"], mine["median_ms"]) == ("wrong", "invalid", None)
+    assert mine["reason"] == "in a second process: mean absolute error 0.5"
+    assert any("mean absolute error 0.5" in line for line in failures(results))
+
+
+def test_what_is_inconclusive_already_needs_no_second_look() -> None:
+    hot = Finding("clocks", Effect.INCONCLUSIVE, "throttled", case_id="c")
+    judgement = verdict(1.2, findings=(hot,))
+    assert not hangs_on_little(judgement)
+    assert verdict(1.2, findings=(hot,), second=again(1.2)).why == "throttled"

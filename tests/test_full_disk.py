@@ -13,7 +13,6 @@ from nsabench.errors import EnvironmentRefused
 from nsabench.finish import finish
 from nsabench.manifest import verify
 from nsabench.manifest.keys import Signer
-from nsabench.messages import Ceilings
 from nsabench.plan import Plan
 from nsabench.results.assemble import assemble
 from nsabench.run import Finished
@@ -43,7 +42,7 @@ def test_at_the_end(tmp_path: Path, name: str) -> None:
     folder = RunFolder(make_run(tmp_path / "run"))
     plan = Plan.read(folder.plan)
     results = assemble(plan, journal.read(folder.journal))
-    finished = Finished(folder, plan, results, Ceilings(), 1.0, 1.0)
+    finished = Finished(folder, plan, results, 1.0, 1.0)
     signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     (folder.path / name).symlink_to("/dev/full")
     with pytest.raises(EnvironmentRefused, match=FULL) as caught:

@@ -12,8 +12,11 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.journal import Entry, Journal, read
+from nsabench.messages import Ceilings
+from nsabench.plan import Plan
 from nsabench.results import parquet
-from nsabench.results.assemble import Results
+from nsabench.results.assemble import Results, assemble
+from tests.runs import make_run
 
 
 def entry(case_id: str) -> Entry:
@@ -85,3 +88,33 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
     path.write_text(line({**samples, **nonsense}))
     with pytest.raises(UsageError, match="not a line of a run's journal"):
         read(path)
+
+
+def test_ceilings_of_a_run_that_was_resumed_are_the_best_and_its_timer_the_worst(
+    tmp_path: Path,
+) -> None:
+    first = Ceilings(copy_gb_s=4000.0, tflop_s={"float16": 700.0}, known_duration_error=0.001)
+    second = Ceilings(copy_gb_s=3000.0, tflop_s={"float16": 750.0}, known_duration_error=-0.2)
+    folder = make_run(tmp_path / "run")
+    contents = read(folder / "journal.jsonl")
+    [header] = contents.headers
+    contents.headers = [
+        header.model_copy(update={"ceilings": ceilings}) for ceilings in (first, second)
+    ]
+    found = contents.ceilings
+    assert (found.copy_gb_s, found.tflop_s) == (4000.0, {"float16": 750.0})
+    assert found.known_duration_error == -0.2 and found.l2_gb_s is None
+    results = assemble(Plan.read(folder / "plan.yaml"), contents)
+    assert [f.sentence for f in results.findings if f.check == "timer"] == [
+        "the timer reads a kernel of known duration -20.0% off, over the 2% allowed"
+    ]
+
+
+def test_a_byte_that_looks_like_the_end_of_a_line_cuts_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    whole = bytearray(written(path, "a", "b", "c"))
+    whole[len(whole) // 2] = ord("\r")
+    path.write_bytes(whole)
+    with pytest.raises(UsageError, match=":2: not a line"):
+        Journal(path)
+    assert path.read_bytes() == whole

@@ -123,6 +123,15 @@ def test_an_id_depends_on_what_is_measured_only(tmp_path: Path) -> None:
         ),
         ("op: selection_rows\nop: selection_rows\n", "m.yaml:2: op is given twice", "remove"),
         ("op: [\n", "not YAML", "mend"),
+        ("op: !!bool maybe\n", "m.yaml:1: 'maybe' is no bool", "mend"),
+        ("op: !!timestamp foo\n", "m.yaml:1: 'foo' is no timestamp", "mend"),
+        ("op: " + "[" * 3000 + "\n", "nested too deeply", "flatter"),
+        (
+            "op: selection_rows\naxes: {N: 1, H: 1, L: 4, D: 8}\n"
+            "timing:\n  stopping: {kind: ratio_ci, max_rounds: 10}\n",
+            "max_rounds 10 is below min_rounds 20",
+            "correct",
+        ),
         ("- 1\n", "m.yaml:1: the document", "correct"),
         ("", "op is missing", "add it"),
         (

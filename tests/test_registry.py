@@ -110,3 +110,20 @@ def test_a_run_may_be_resumed_from_another_folder(
     plan = make_plan(["quick"], "cpu", Path("mine.py"))
     assert plan.kernels == str(tmp_path / "mine.py")
     assert "mine" in {i.name for i in plan.implementations}
+
+
+def test_what_lies_beside_a_kernels_file_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    (tmp_path / "mine.py").write_text("import helper\n" + MINE)
+    said = load_in_a_process(tmp_path / "mine.py", None)
+    assert "No module named 'helper'" in said
+    assert "install that module as a package" in said
+
+
+def test_a_builtin_may_be_an_implementation(tmp_path: Path) -> None:
+    """It tells nothing of its arguments; what comes of a call says whether they were right."""
+    (tmp_path / "mine.py").write_text(
+        "import operator\nfrom nsabench import implementation\n"
+        'implementation(op="selection_rows", name="mine")(__builtins__["max"])\n'
+    )
+    assert "mine.py@" in load_in_a_process(tmp_path / "mine.py", None)

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from nsabench import apart, run
 from nsabench.case import Case
+from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.journal import read
 from nsabench.messages import Described, Measured
@@ -120,3 +122,30 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
     with pytest.raises(EnvironmentRefused, match="enough was seen"):
         run.resume(folder, Silent())
     assert seen == [True]
+
+
+def test_a_machine_that_is_unfit_is_not_measured_on(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unfinished(tmp_path / "run", 1.5)
+    (folder / "journal.jsonl").unlink()
+    with pytest.raises(EnvironmentRefused, match=r"torch 2\.11\.0 was built without CUDA"):
+        run.resume(folder, Silent(), fit=True)
+    assert read(folder / "journal.jsonl").headers == []
+    with pytest.raises(AttributeError, match="calibrate"):  # which is what comes next
+        run.resume(folder, Silent(), fit=False)
+
+
+@pytest.mark.parametrize(("name", "fit"), [("all", True), ("run", False)])
+def test_all_looks_at_the_machine_first_and_run_does_not(
+    monkeypatch: pytest.MonkeyPatch, name: str, fit: bool
+) -> None:
+    seen: list[bool] = []
+
+    def start(plan: Plan, out: Path | None, view: object, *, fit: bool) -> None:
+        seen.append(fit)
+        raise EnvironmentRefused("enough was seen")
+
+    monkeypatch.setattr(run, "start", start)
+    CliRunner().invoke(group, [name, "quick", "--device", "cpu"])
+    assert seen == [fit]

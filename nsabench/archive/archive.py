@@ -39,9 +39,16 @@ class Kept:
     def run_id(self) -> str:
         return self.statement.predicate.run_id
 
+    def digest(self, table: str) -> str:
+        """Raises `VerificationFailed` when the run was signed without it."""
+        try:
+            return self.statement.digests[f"{table}.parquet"]
+        except KeyError:
+            raise VerificationFailed(f"its manifest names no {table}.parquet") from None
+
     def object(self, table: str) -> str:
         """Name of the object that holds a table of the run."""
-        return self.prefix + _object(table, self.statement.digests[f"{table}.parquet"])
+        return self.prefix + _object(table, self.digest(table))
 
 
 class Archive:
@@ -118,7 +125,7 @@ class Archive:
             raise VerificationFailed(f"it is {trust} and {require} is required")
         for table in TABLES:
             data = self.store.read(kept.object(table))
-            if hashlib.sha256(data).hexdigest() != statement.digests[f"{table}.parquet"]:
+            if hashlib.sha256(data).hexdigest() != kept.digest(table):
                 raise VerificationFailed(f"{table}.parquet was changed after the signature")
         return predicate.run_id
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 
 _INSTALL = "install it: pip install 'nsabench[archive]'."
 try:
@@ -62,8 +62,12 @@ class Store:
         return sorted(entry["path"] for entry in found)
 
     def read(self, name: str) -> bytes:
+        """Raises `VerificationFailed` when there is no such object."""
         with self._errors():
-            return bytes(obstore.get(self._store, name).bytes())
+            try:
+                return bytes(obstore.get(self._store, name).bytes())
+            except FileNotFoundError:
+                raise VerificationFailed(f"{name} is missing") from None
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where there is none. False: there is one already, left as it is."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from nsabench.audit.table import Line, Table
 from nsabench.checks import Effect, Finding
 
 CHECK = "completeness"
-FAILED = ("fail", "error", "crash", "timeout", "oom", "nan", "inf")
+FAILED = re.compile(r"fail|error|crash|timeout|timed out|out of memory|\b(oom|nan|inf)\b", re.I)
 
 
 def check(table: Table) -> list[Finding]:
@@ -52,4 +53,4 @@ def _failed(table: Table) -> Iterator[Finding]:
 
 def _says(table: Table, line: Line) -> str:
     status = line.cells.get(table.others.get("status", ""), "")
-    return status if any(word in status.lower() for word in FAILED) else ""
+    return status if FAILED.search(status) else ""

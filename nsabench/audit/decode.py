@@ -25,13 +25,13 @@ def _branches(table: Table) -> Iterator[Finding]:
         return
     for line in table.lines:
         whole = table.time_ms(line, total)
-        times = [t for c in parts if (t := table.time_ms(line, c)) is not None]
-        if whole is None or len(times) < 2 or min(times) < AS_MUCH_AS * whole:
+        times = {c: t for c in parts if (t := table.time_ms(line, c)) is not None}
+        if whole is None or len(times) < 2 or min(times.values()) < AS_MUCH_AS * whole:
             continue
-        names = ", ".join(f"{name_of(c)} {t:g}" for c, t in zip(parts, times, strict=True))
+        names = ", ".join(f"{name_of(c)} {t:g}" for c, t in times.items())
         sentence = (
             f"each branch costs as much as the total of {whole:g} ms ({names}; together "
-            f"{sum(times):g}): whatever was switched off ran all the same"
+            f"{sum(times.values()):g}): whatever was switched off ran all the same"
         )
         yield Finding(CHECK, Effect.IMPLAUSIBLE, sentence, table.label(line))
 
@@ -44,9 +44,10 @@ def _counts(table: Table) -> Iterator[Finding]:
         actual = [line.value(column) for line in table.lines]
         sizes = [v for line in table.lines if (v := line.value(axis))]
         expected = f"{column.removesuffix('_actual')}_expected"
-        if len(set(actual)) == 1 and len(sizes) > 1 and max(sizes) >= GROWTH * min(sizes):
+        counted = [a for a in actual if a is not None]
+        if len(set(counted)) == 1 and len(sizes) > 1 and max(sizes) >= GROWTH * min(sizes):
             sentence = (
-                f"{column} is {actual[0]:g} in every row while {axis} grows from {min(sizes):g} "
+                f"{column} is {counted[0]:g} in every row while {axis} grows from {min(sizes):g} "
                 f"to {max(sizes):g}: it was not counted, or counts something else"
             )
             yield Finding(CHECK, Effect.IMPLAUSIBLE, sentence)

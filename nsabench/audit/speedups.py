@@ -33,5 +33,6 @@ def check(table: Table) -> list[Finding]:
 
 def _rounding(line: Line, column: str) -> float:
     """Half a unit in the last digit that is written."""
-    _, _, decimals = line.cells[column].lower().partition(".")
-    return 0.0 if "e" in decimals else float(0.5 * 10.0 ** -len(decimals))
+    digits, _, exponent = line.cells[column].strip().lower().partition("e")
+    decimals = len(digits.partition(".")[2])
+    return float(0.5 * 10.0 ** (int(exponent or 0) - decimals))

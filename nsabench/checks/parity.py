@@ -58,10 +58,11 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
             )
         elif row.rel_l2 is not None:
             epsilon = noise(row.dtype, row.shape.get("D", 0) + row.length)
-            yardstick = (
-                f"the best valid baseline has {best:.3g}" if best else "there is no baseline"
-            )
-            limit = max(row.rel_l2_ratio * best, epsilon) if best else row.rel_l2_ratio * epsilon
+            yardstick = "there is no baseline"
+            limit = row.rel_l2_ratio * epsilon
+            if best is not None:
+                yardstick = f"the best valid baseline has {best:.3g}"
+                limit = max(row.rel_l2_ratio * best, epsilon)
             if not row.rel_l2 <= limit:
                 sentence = (
                     f"relative L2 error {row.rel_l2:.3g} is over {limit:.3g}: {yardstick}, "

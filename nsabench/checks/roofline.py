@@ -31,4 +31,4 @@ def impossible(row: Row, limits: Limits) -> Iterator[str]:
         )
     floor = limits.timer_floor_ms
     if floor is not None and time * limits.margin < floor:
-        yield f"{time:.3g} ms is below the {floor:.3g} ms that the timer reads for an empty kernel"
+        yield f"{time:.3g} ms is below the {floor:.3g} ms that the timer reads for an empty call"

@@ -18,8 +18,10 @@ def measure(
     resume: Path | None,
     kernels: Path | None,
     shard: str,
+    *,
+    fit: bool,
 ) -> Finished:
-    """Start or resume a run as the options say."""
+    """Start or resume a run as the options say. fit: look first whether the machine is."""
     console = terminal.console()
     if resume is not None:
         if matrices or quick or out or kernels or shard != "1/1" or device != "auto":
@@ -29,11 +31,11 @@ def measure(
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:
-            return run.resume(resume, progress)
+            return run.resume(resume, progress, fit=fit)
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
         ["quick"] if quick else matrices, run.choose_device(device), kernels, shard
     )
     with terminal.Progress(console) as progress:
-        return run.start(plan, out, progress)
+        return run.start(plan, out, progress, fit=fit)

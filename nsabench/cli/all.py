@@ -31,7 +31,7 @@ def command(
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     signer = prepare()
-    finished = measure(matrices, device, quick, out, resume, kernels, shard)
+    finished = measure(matrices, device, quick, out, resume, kernels, shard, fit=True)
     signed = finish(finished, signer)
     terminal.summary(finished, terminal.console())
     click.echo(signed)

@@ -112,8 +112,13 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
         click.echo(json.dumps({"sound": sound, "broken": broken, "unfinished": stray}, indent=1))
     else:
         click.echo(f"{len(sound)} runs are sound, {len(broken)} broken; {stray} unfinished objects")
+    for sentence in broken:
+        click.echo(f"nsabench: {sentence}", err=True)
     if broken:
-        raise VerificationFailed(broken[0], "get the run again from where it was made.")
+        raise VerificationFailed(
+            f"{len(broken)} of {len(sound) + len(broken)} runs are broken",
+            "get them again from where they were made.",
+        )
     return 0
 
 

@@ -89,8 +89,9 @@ def command(
     with report.Progress(console, lambda line: click.echo(line, err=True)) as progress:
         try:
             cells = run.run(order, progress.done, finished)
-        except KeyboardInterrupt:
-            _write(complete, out)
+        except BaseException:  # whatever ends it, what is complete is kept
+            if complete:
+                _write(complete, out)
             raise
     _write(cells, out)
     failed = sum(c.failed for c in cells)

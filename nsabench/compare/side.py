@@ -113,6 +113,8 @@ def _read(path: Path) -> Side:
 
 def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:
     """The times of each record, sorted."""
+    if not table.num_rows:  # nothing was timed
+        return {}
     table = table.combine_chunks()
     codes, names = [], []
     for column in ("case_id", "implementation"):

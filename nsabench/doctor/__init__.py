@@ -10,8 +10,9 @@ from nsabench.doctor import driver, gpu, host, software, variables
 from nsabench.doctor.problem import Problem, Severity
 from nsabench.doctor.render import as_json, render
 from nsabench.environment.model import Environment
+from nsabench.errors import EnvironmentRefused
 
-__all__ = ["Problem", "Severity", "as_json", "examine", "render", "worst"]
+__all__ = ["Problem", "Severity", "as_json", "examine", "refuse_unfit", "render", "worst"]
 
 
 def examine(environment: Environment, *, results: Path) -> list[Problem]:
@@ -27,6 +28,18 @@ def examine(environment: Environment, *, results: Path) -> list[Problem]:
     problems = [problem for problem in found if problem is not None]
     order = list(Severity)
     return sorted(problems, key=lambda problem: order.index(problem.severity))
+
+
+def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
+    """Everything graver than a note that a run on this machine suffers from, worst first.
+
+    Raises `EnvironmentRefused` for an error where the device of the run is a GPU.
+    """
+    problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
+    if environment.run.device == "cuda" and worst(problems) is Severity.ERROR:
+        more = "" if len(problems) == 1 else " `nsabench doctor` says what else is wrong."
+        raise EnvironmentRefused(problems[0].what.removesuffix("."), problems[0].remedy + more)
+    return problems
 
 
 def worst(problems: list[Problem]) -> Severity | None:

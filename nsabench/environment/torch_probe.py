@@ -31,7 +31,7 @@ DeviceFacts = dict[str, str | int | float | None]
 
 
 def describe(device: str) -> Described:
-    """Tell about torch, triton, their libraries, and `device` ("cpu", "cuda" or "cuda:1")."""
+    """Tell about torch, triton, their libraries, and `device` ("cpu" or "cuda")."""
     software: Software = {}
     torch = _import("torch", software)
     triton = _import("triton", software)

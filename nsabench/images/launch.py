@@ -6,8 +6,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class Launch:
     user: str = ""  # UID:GID; the caller's where it is not given
     memory: str = "16g"
     time_limit_s: float = 6 * 3600.0
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
@@ -99,11 +98,7 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=4g"},
         "volumes": volumes,
         "device_requests": requests,
-        "environment": {
-            DIGEST_VARIABLE: digest,
-            COMBO_VARIABLE: launch.combo,
-            **launch.variables,
-        },
+        "environment": {DIGEST_VARIABLE: digest, COMBO_VARIABLE: launch.combo},
         # It would start a second torch beside the one that is being timed.
         "healthcheck": {"test": ["NONE"]},
         "init": True,

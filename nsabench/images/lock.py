@@ -12,6 +12,7 @@ from typing import Any
 
 from nsabench.images import programs
 from nsabench.images.combos import Checkout, Combo
+from nsabench.writing import replacing
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
@@ -75,15 +76,16 @@ def _write(
     checkout: Checkout, name: str, wanted: list[str], exclude_newer: str, options: list[str]
 ) -> Path:
     target = checkout.lock(name)
-    _compile(wanted, target, [*options, "--exclude-newer", exclude_newer])
     head = [f"{name}: made by `nsabench images lock {name} --exclude-newer {exclude_newer}`"]
     head += [f"asked: {requirement}" for requirement in wanted]
-    target.write_text("".join(f"# {line}\n" for line in head) + target.read_text())
+    target.parent.mkdir(exist_ok=True)
+    with replacing(target) as temporary:
+        _compile(wanted, temporary, [*options, "--exclude-newer", exclude_newer])
+        temporary.write_text("".join(f"# {line}\n" for line in head) + temporary.read_text())
     return target
 
 
 def _compile(wanted: list[str], target: Path, options: list[str]) -> None:
-    target.parent.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", suffix=".in") as asked:
         asked.write("\n".join(wanted) + "\n")
         asked.flush()

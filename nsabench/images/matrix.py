@@ -21,7 +21,8 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "records.parquet").is_file()
+        # Any other code, and what lies there may be an earlier run's.
+        return self.exit_code in (0, 1) and (self.folder / "records.parquet").is_file()
 
 
 def run_all(

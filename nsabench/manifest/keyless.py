@@ -13,6 +13,7 @@ from pathlib import Path
 from nsabench.errors import EnvironmentRefused, VerificationFailed
 from nsabench.manifest.dsse import PAYLOAD_TYPE, Envelope
 from nsabench.manifest.seal import BUNDLE, MANIFEST
+from nsabench.writing import whole
 
 WANTED = "NSABENCH_SIGN_KEYLESS"
 _INSTALL = "install it: pip install 'nsabench[sigstore]'."
@@ -57,7 +58,7 @@ def sign(folder: Path) -> None:
         raise EnvironmentRefused(
             f"sigstore did not sign: {error}", f"try again, or unset {WANTED}."
         ) from error
-    (folder / BUNDLE).write_text(bundle.to_json() + "\n")
+    whole(folder / BUNDLE, f"{bundle.to_json()}\n".encode())
 
 
 def check(folder: Path, identity: str, issuer: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from nsabench.manifest.statement import (
 )
 from nsabench.plan import Plan
 from nsabench.results.columns import SCHEMA_VERSION
+from nsabench.writing import replacing, unfinished
 
 MANIFEST = "manifest.dsse.json"
 # A signature by identity over the same statement; made after it, so no subject of it.
@@ -43,19 +43,12 @@ def seal(folder: Path, signer: Signer) -> Statement:
     Raises `VerificationFailed` when the folder holds a link or a name that no run has, and
     `UsageError` when it holds no run.
     """
-    temporary = folder / f"{MANIFEST}.tmp"
-    temporary.unlink(missing_ok=True)  # of a seal that was killed: it is none of the run's files
+    path = folder / MANIFEST
+    unfinished(path).unlink(missing_ok=True)  # of a seal that was killed: no file of the run's
     statement = describe(folder, signer)
-    data = dsse.sign(statement.to_json(), signer.key).to_json()
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path) as temporary:
+        temporary.write_bytes(dsse.sign(statement.to_json(), signer.key).to_json())
         (folder / BUNDLE).unlink(missing_ok=True)  # it speaks of the manifest before
-        temporary.replace(folder / MANIFEST)
-    finally:
-        temporary.unlink(missing_ok=True)
     return statement
 
 

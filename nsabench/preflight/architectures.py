@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsabench.environment.pairs import numbers
@@ -65,10 +64,6 @@ def parse(given: str) -> list[Architecture]:
 def declared(triton: str, architecture: str) -> bool:
     """Whether this Triton is meant to compile for the architecture: a failure then counts."""
     return numbers(triton)[:2] >= OLDEST_TRITON.get(architecture, OLDEST_SUPPORTED)
-
-
-def supported_by(triton: str) -> Sequence[str]:
-    return [name for name in ARCHITECTURES if declared(triton, name)]
 
 
 def occupancy(architecture: Architecture, warps: int, registers: int, shared: int) -> float:

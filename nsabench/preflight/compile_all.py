@@ -121,9 +121,9 @@ class Compiler:
                 )
 
     def _build(self, launch: Launch, cases: list[Case]) -> Built:
-        if self._worker is None:
-            self._record(cases)
         try:
+            if self._worker is None:
+                self._record(cases)
             built = self._ask(Build(key=launch.key), Built)
         except WorkerLost as lost:
             status, reason = classify(lost)
@@ -156,7 +156,6 @@ class Compiler:
         if self._kernels is not None:
             options += ["--kernels", str(self._kernels)]
         environment = worker_environment("cuda")
-        environment.pop("TRITON_INTERPRET", None)
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["TRITON_CACHE_DIR"] = self._cache.name
         if self._task.folder is not None:

@@ -31,7 +31,7 @@ __all__ = ["MARGIN", "Facts", "Record", "Standing", "quoted", "standings"]
 Record = dict[str, Any]
 
 # What the doctor says of the disk is about now, not about the machine as it was during the run.
-OF_NOW = frozenset({"disk_low", "low_disk", "unwritable"})
+OF_NOW = frozenset({"low_disk", "unwritable"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Facts:
 
     @property
     def ceilings(self) -> Ceilings:
-        return self.contents.headers[0].ceilings
+        return self.contents.ceilings
 
     @cached_property
     def environment(self) -> Environment | None:

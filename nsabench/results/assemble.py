@@ -16,13 +16,13 @@ from nsabench.checks.finding import Effect, Finding
 from nsabench.checks.limits import Limits, least
 from nsabench.checks.row import Row
 from nsabench.errors import UsageError
-from nsabench.journal import Apart, Contents, Entry, Header
-from nsabench.messages import Conditions, Outcome, Samples
+from nsabench.journal import Apart, Confirmation, Contents, Entry, Header
+from nsabench.messages import Ceilings, Conditions, Outcome, Samples
 from nsabench.plan import Plan
 from nsabench.results.columns import SCHEMA_VERSION
 from nsabench.timing.statistics import quantile
 from nsabench.verdict import Judgement, Key, judge, look_again
-from nsabench.words import Mode, Status
+from nsabench.words import BENIGN, Mode, Role, Status
 
 _STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -43,6 +43,7 @@ class Assessed:
 
     plan: Plan
     header: Header
+    ceilings: Ceilings
     limits: Limits
     outcomes: dict[Key, Outcome]
     rows: list[Row]
@@ -90,7 +91,7 @@ class Assessed:
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
             )
-            for row in self.rows
+            for row in _after_second_look(self.rows, contents.confirmations)
         ]
         taken = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         return Results(records, taken, self.findings, judgements)
@@ -110,13 +111,23 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
         )
     header = contents.headers[0]
     sheet = datasheet.known(str(header.described.device.get("name") or ""))
-    limits = Limits.measured(header.ceilings, sheet.limits() if sheet else None)
+    limits = Limits.measured(contents.ceilings, sheet.limits() if sheet else None)
     outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
     rows = _rows(plan, contents.entries)
     findings, catches = checks.judge_all(rows, limits)
     rows = _with_findings(rows, findings)
     first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
-    return Assessed(plan, header, limits, outcomes, rows, findings, catches, first_look)
+    return Assessed(
+        plan=plan,
+        header=header,
+        ceilings=contents.ceilings,
+        limits=limits,
+        outcomes=outcomes,
+        rows=rows,
+        findings=findings,
+        catches=catches,
+        first_look=first_look,
+    )
 
 
 def belongs(plan: Plan, contents: Contents) -> None:
@@ -190,6 +201,24 @@ def _rows_of(
             )
         )
     return rows
+
+
+def _after_second_look(rows: Sequence[Row], seconds: Sequence[Confirmation]) -> list[Row]:
+    """Rows of candidates that a second process found failing are no longer ok."""
+    failed = {
+        (second.case_id, outcome.implementation): outcome
+        for second in seconds
+        for outcome in second.outcomes
+        if outcome.status not in BENIGN
+    }
+    return [
+        replace(row, status=found.status, reason=f"in a second process: {found.reason}")
+        if row.role is Role.CANDIDATE
+        and row.status is Status.OK
+        and (found := failed.get((row.case_id, row.implementation)))
+        else row
+        for row in rows
+    ]
 
 
 def _mcycles(taken: Samples) -> float | None:
@@ -279,7 +308,7 @@ def _record(
 
 
 def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:
-    offset = assessed.header.ceilings.timer_offset_ms
+    offset = assessed.ceilings.timer_offset_ms
     case = assessed.plan.by_id[row.case_id].case
     # A replayed graph reaches its first kernel on another way, whose length is not known.
     if median is None or offset is None or case.timing.mode is Mode.GRAPH:

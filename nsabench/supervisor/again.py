@@ -24,8 +24,8 @@ def cooled(measure: Callable[[], Measured]) -> Measured:
     return measured
 
 
-def in_a_fresh_worker(measure: Callable[[], Measured]) -> Measured:
-    """Once more if the worker was lost before it had called any implementation of the case.
+def unless_lost_early(measure: Callable[[], Measured]) -> Measured:
+    """Once more, in a worker that is new, if one was lost before it had called anybody.
 
     It was warm: what an earlier case left in it (a thread, say) may have ended it. Raises
     `GroupLost`; of `BEFORE_ANY` only when that happened in a worker that was new.

@@ -11,7 +11,7 @@ from nsabench.case import Case
 from nsabench.journal import Entry, Journal
 from nsabench.messages import Conditions, Measured, Outcome
 from nsabench.plan import Plan, PlannedCase
-from nsabench.supervisor.again import BEFORE_ANY, cooled, in_a_fresh_worker
+from nsabench.supervisor.again import BEFORE_ANY, cooled, unless_lost_early
 from nsabench.supervisor.executor import Executor, GroupLost
 from nsabench.words import Mode, Runs, Status
 
@@ -76,7 +76,7 @@ class _Group:
 
     def _measure(self, names: list[str]) -> Measured:
         session = next(self.sessions)
-        measured = in_a_fresh_worker(lambda: self.executor.measure(self.case, names, session))
+        measured = unless_lost_early(lambda: self.executor.measure(self.case, names, session))
         if [outcome.implementation for outcome in measured.outcomes] != names:
             raise GroupLost(
                 "", Status.CRASHED, "the worker answered for others than it was asked", ""

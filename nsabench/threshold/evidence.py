@@ -55,10 +55,11 @@ class Tested:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was tested, and for a run or GPU why it may decide nothing."""
+    """All that was tested, and why it may decide nothing; of_op: nothing for one op."""
 
     tested: list[Tested]
     objections: list[str] = field(default_factory=list)
+    of_op: Mapping[str, str] = field(default_factory=dict)
 
 
 def of_run(folder: Path) -> Evidence:
@@ -82,7 +83,7 @@ def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
     """
     records = [r for r in records if r["direction"] == Direction.FORWARD]
     tested = [_of_record(r) for r in records if r["role"] == Role.CANDIDATE]
-    return Evidence(tested, list(_objections(records)))
+    return Evidence(tested, list(_objections(records)), _unproven(records))
 
 
 def _of_record(record: Mapping[str, Any]) -> Tested:
@@ -110,17 +111,20 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
 def _objections(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     if any(r["device"] != "cuda" for r in records):
         yield "it was measured on a CPU, which decides nothing for a GPU"
-    became = {
-        (r["op"], r["implementation"]): r["caught"] for r in records if r["role"] == Role.CONTROL
-    }
     missed = sorted({r["implementation"] for r in records if r.get("caught") == Catch.MISSED})
     if missed:
         yield f"controls were not caught: {', '.join(missed)}"
-    for op in sorted({r["op"] for r in records if r["role"] == Role.CANDIDATE}):
-        caught = any(r["op"] == op and r.get("caught") == Catch.CAUGHT for r in records)
-        if not caught and not missed:
-            ran = "none was caught" if any(o == op for o, _ in became) else "none ran"
-            yield f"no control shows that a mistake in {op} would be noticed: {ran}"
+
+
+def _unproven(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Ops of which no control was caught or missed, each with an objection."""
+    found = {}
+    for op in {r["op"] for r in records if r["role"] == Role.CANDIDATE}:
+        became = {r.get("caught") for r in records if r["op"] == op and r["role"] == Role.CONTROL}
+        if became.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
+            ran = "none was caught" if became else "none ran"
+            found[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
+    return found
 
 
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
@@ -133,7 +137,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     tested, objections = [], []
     for path in paths:
         for finding in audit.audit_csv(path, gpu):
-            if finding.effect not in (Effect.NOTE, Effect.INCONCLUSIVE):
+            if finding.effect is not Effect.NOTE:
                 where = f"{finding.case_id}: " if finding.case_id else ""
                 objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
         rows = table.read(path).rows()

@@ -27,6 +27,7 @@ MIN_ESCAPE_S = 200e-6
 
 # Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
 _Event = torch._C._CudaEventBase
+_amax = torch.amax
 _sleep = torch.cuda._sleep
 _synchronize = torch._C._cuda_synchronize
 _current_stream = torch.cuda.current_stream
@@ -82,7 +83,7 @@ class CudaTimer:
         # can warm the L2 while the device is held.
         if spin:
             _sleep(spin)
-        torch.amax(self._flush, dim=0, out=self._sink)
+        _amax(self._flush, dim=0, out=self._sink)
         self._start.record(stream)
         result = call()
         self._end.record(stream)

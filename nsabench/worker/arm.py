@@ -25,6 +25,9 @@ from nsabench.worker.inputs import InputSets, poison_like
 from nsabench.worker.parity import Errors, WrongValues
 from nsabench.worker.streams import own_streams
 
+# Bound here, before foreign code is imported.
+_sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
+
 T = TypeVar("T")
 
 # What a call returned: one answer a stream.
@@ -70,7 +73,9 @@ class CaseArm:
         self._watched = False
         self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
-        self._previous: dict[str, Tensor] = {}  # what the call before was expected to return
+        # What the call before, and the last one, were expected to return.
+        self._previous: dict[str, Tensor] = {}
+        self._expected: dict[str, Tensor] = {}
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
 
     def ready(self, index: int) -> Call:
@@ -133,7 +138,8 @@ class CaseArm:
         return answers
 
     def _next(self, index: int) -> Call:
-        """The next call that is timed or stands for one, made ready."""
+        """The next call, made ready: a replay, where there are graphs."""
+        self._previous, self._expected = self._expected, self.sets.expected[index]
         return partial(self._replay, index) if self._graphs else self.ready(index)
 
     # --- parity, before anything is timed
@@ -146,7 +152,6 @@ class CaseArm:
         start = now_s()
         self._checked_call(0)
         self.compile_s = now_s() - start
-        self._previous = self.sets.expected[0]
         self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
         self._ordered_call()
@@ -168,7 +173,7 @@ class CaseArm:
 
     def _checked_call(self, index: int) -> Errors:
         self.sets.heal()
-        call = self._guarded(partial(self.ready, index))
+        call = self._guarded(partial(self._next, index))
         self._poison(index)
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -244,8 +249,8 @@ class CaseArm:
 
         def queue() -> Answers:
             if self.device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda._sleep(ORDER_SPIN_CYCLES)
+                _synchronize()
+                _sleep(ORDER_SPIN_CYCLES)
             self.sets.swap(0, self._rng)
             return [
                 replace(answer, values={n: _copied(v) for n, v in answer.values.items()})

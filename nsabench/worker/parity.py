@@ -83,6 +83,7 @@ def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor])
         ("shape", tuple(output.shape), tuple(oracle.shape)),
         ("dtype", output.dtype, first.dtype),
         ("device", output.device.type, first.device.type),
+        ("layout", output.layout, first.layout),  # a sparse one has no storage to look at
     ):
         if got != expected:
             raise Failure(Status.WRONG, f"its {name} has {what} {got}; the op's is {expected}")

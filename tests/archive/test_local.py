@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.manifest import seal
+from nsabench.manifest import MANIFEST, dsse, seal
 from nsabench.manifest.keys import load_signer
+from nsabench.manifest.seal import describe
 from nsabench.manifest.statement import Trust
 from tests.archive.conftest import MakeSigned
 from tests.cli.conftest import Nsabench, command
@@ -140,3 +141,34 @@ def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) ->
     assert done.stdout.split() == ['"x"', "1"]
     done = nsabench("archive", "list", "nowhere")
     assert done.returncode == 2 and "no archive in nowhere" in done.stderr
+
+
+def test_what_is_gone_is_one_broken_run_and_hides_no_other(
+    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
+) -> None:
+    archive = Archive(str(tmp_path / "a"), create=True)
+    prefixes = [archive.add(signed(i))[1] for i in range(3)]
+    [gone] = (tmp_path / "a" / prefixes[0]).glob("records-*.parquet")
+    gone.unlink()
+    [spoiled] = (tmp_path / "a" / prefixes[1]).glob("samples-*.parquet")
+    spoiled.write_bytes(b"PAR1")
+    done = nsabench("archive", "verify", "a")
+    assert done.returncode == 4
+    assert f"{gone.name} is missing" in done.stderr
+    assert "samples.parquet was changed" in done.stderr
+    assert "2 of 3 runs are broken" in done.stderr
+
+
+def test_a_manifest_that_names_no_table_is_broken(archive: Archive, signed: MakeSigned) -> None:
+    run = signed()
+    _, prefix = archive.add(run)
+    signer = load_signer({})
+    statement = describe(run, signer)
+    named = [s for s in statement.subject if s.name != "records.parquet"]
+    statement = statement.model_copy(update={"subject": named})
+    assert archive.store.folder is not None
+    (archive.store.folder / prefix / MANIFEST).write_bytes(
+        dsse.sign(statement.to_json(), signer.key).to_json()
+    )
+    _, [sentence], _ = check(archive)
+    assert sentence.endswith("its manifest names no records.parquet")

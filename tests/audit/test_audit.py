@@ -162,3 +162,27 @@ def test_a_row_without_sizes_is_named(audit):
 def test_a_length_beyond_any_memory_is_audited(audit):
     rows = [f"1,8,128,128,{length},0.1,9,90,0.15,FASTER" for length in (64, 1 << 20, 1 << 24)]
     assert {f.check for f in audit(HEADER, *rows)} >= {"parity", "roofline"}
+
+
+def test_a_speedup_of_times_with_exponents(audit):
+    found = audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,9.0,2e-5,FASTER")
+    assert "speedup" in {f.check for f in found}
+    assert audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,1.00,2e-5,SAME") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"),
+    [("inference ok", False), ("financed", False), ("inf", True), ("OOM", True), ("IOError", True)],
+)
+def test_a_status_is_read_by_words(audit, status, failed):
+    found = audit(HEADER, f"1024,8,128,128,1024,0.1362,0.1368,1.00,2e-5,{status}")
+    assert bool(found) is failed
+
+
+def test_empty_cells_of_a_decode_table(audit):
+    found = audit(
+        "S,total_ms,cmp_ms,sel_ms,win_ms,reads_actual",
+        "1024,1.0,0.95,,0.96,",
+        "4096,1.0,0.95,0.97,0.96,",
+    )
+    assert {f.effect for f in found if f.check == "decode"} == {Effect.IMPLAUSIBLE}

@@ -111,3 +111,11 @@ def test_float32_on_tensor_cores_is_honest():
         worst = max(worst, np.linalg.norm(off) / np.linalg.norm(expected))
     few = math.sqrt(16 + 32) * 2**-23
     assert few < worst < noise(DType.FLOAT32, 16 + 32) < 3 * few
+
+
+def test_a_baseline_without_an_error_is_a_yardstick(make_row):
+    rows = [make_row("best", "baseline", rel_l2=0.0, dtype="float32")]
+    limit = noise(DType.FLOAT32, 128 + 1024)
+    mine = make_row(rel_l2=1.5 * limit, dtype="float32")
+    [finding] = check([*rows, mine], NONE)
+    assert "the best valid baseline has 0" in finding.sentence

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from nsabench.checks import Effect, Limits
 from nsabench.checks.roofline import check
+from nsabench.messages import Ceilings
 from nsabench.words import Status
 
 H200 = Limits("measured in this run", memory_gb_s=4250.0, l2_gb_s=6200.0)
@@ -39,9 +42,9 @@ def test_faster_than_the_arithmetic(make_row):
     assert check([make_row(dtype="bfloat16", median_ms=0.03)], limits) == []
 
 
-def test_faster_than_an_empty_kernel(make_row):
+def test_faster_than_an_empty_call(make_row):
     limits = Limits(timer_floor_ms=0.002)
-    assert "empty kernel" in check([make_row(median_ms=0.0005)], limits)[0].sentence
+    assert "empty call" in check([make_row(median_ms=0.0005)], limits)[0].sentence
     assert check([make_row(median_ms=0.0021)], limits) == []
 
 
@@ -49,3 +52,13 @@ def test_without_ceilings_and_without_times_nothing_is_held(make_row):
     assert check([make_row(median_ms=1e-9)], Limits()) == []
     failed = make_row(median_ms=1e-9, status=Status.WRONG)
     assert check([failed, make_row(median_ms=None)], H200) == []
+
+
+def test_float32_on_tensor_cores_is_possible(make_row):
+    """Three TF32 products: 125 TFLOP/s on a device whose float32 matmul reaches 50."""
+    rates = {"float16": 740.0, "bfloat16": 750.0, "float32": 50.0}
+    limits = Limits.measured(Ceilings(copy_gb_s=1e6, tflop_s=rates))
+    row = make_row(N=8192, dtype="float32")
+    assert check([replace(row, median_ms=row.flops / 110e9)], limits) == []
+    assert check([replace(row, median_ms=row.flops / 160e9)], limits) != []
+    assert Limits.measured(Ceilings(tflop_s={"float32": 1.0})).tflop_s == {"float32": 1.0}

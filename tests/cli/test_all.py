@@ -107,13 +107,39 @@ def test_every_control_that_ran_was_caught(finished: Path) -> None:
     assert all("key 0 only" in r["diagnosis"] for r in earlier)
 
 
-def test_a_finished_run_resumes_to_itself(finished: Path, nsabench: Nsabench) -> None:
-    journal = (finished / "journal.jsonl").read_bytes()
-    before = records(finished)
-    done = nsabench("all", "--resume", finished)
-    assert done.returncode == 0
-    assert (finished / "journal.jsonl").read_bytes() == journal
-    assert records(finished) == before
+def test_a_signed_run_is_left_as_it_is(finished: Path, nsabench: Nsabench) -> None:
+    """Above all its signature: signing again would vouch for whatever the files hold by now."""
+
+    def content() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
+
+    before = content()
+    for command_ in ("all", "run"):
+        done = nsabench(command_, "--resume", finished)
+        assert done.returncode == 0, done.stderr
+        assert "complete" in done.stdout
+        assert content() == before
+
+
+def test_an_altered_run_is_not_signed_again(
+    tmp_path: Path, finished: Path, nsabench: Nsabench
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    edit(run / "journal.jsonl", '"mae":', '"mae":1')
+    done = nsabench("all", "--resume", run)
+    assert done.returncode == 4
+    assert "journal.jsonl was changed after the signature" in done.stderr
+
+
+def test_a_run_that_nobody_signed_is_signed_when_it_is_resumed(
+    tmp_path: Path, finished: Path, nsabench: Nsabench
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "manifest.dsse.json").unlink()
+    assert nsabench("all", "--resume", run).returncode == 0
+    assert nsabench("verify", run).returncode == 0
 
 
 @pytest.mark.parametrize("journaled", [0, 1, 2])

@@ -30,7 +30,11 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str, remedy: str) 
 @pytest.mark.parametrize(
     ("source", "sentence", "remedy"),
     [
-        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError", "fix the import"),
+        (
+            "import no_such_module\n",
+            "cannot be imported: ModuleNotFoundError",
+            "install that module as a package",
+        ),
         ("def (:\n", "cannot be imported: SyntaxError", "fix the import"),
         ("raise SystemExit(0)\n", "cannot be imported: SystemExit", "fix the import"),
         (GOOD.format(op="selection_row", name="m", parameters="q"), "no op", "selection_rows"),

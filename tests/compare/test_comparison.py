@@ -233,3 +233,9 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
     assert len(found.cells) == 32
     assert found.cells[0].label == "later T64 block_size=64 fp16 backward dense"
     assert {cell.steps[0].difference for cell in found.cells} == {Difference.SAME}
+
+
+def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
+    nothing = Made(status=lambda length: Status.CRASHED, samples=0)
+    found = compared(nothing, nothing)
+    assert {len(side.samples) for side in found.sides} == {0}

@@ -24,3 +24,8 @@ def test_only_finished_combos_are_compared(tmp_path: Path) -> None:
         "needs_a_newer_torch is measured only in torch2.13.0 (16 cases)",
     )
     assert compared(outcomes[:2]) is None
+
+
+def test_what_lies_there_from_before_is_not_compared(tmp_path: Path) -> None:
+    """2: the folder was not empty."""
+    assert not Outcome("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 2).finished

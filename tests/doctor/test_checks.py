@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from nsabench.doctor import Problem, Severity, examine, host
+from nsabench.doctor import Problem, Severity, examine, host, refuse_unfit
 from nsabench.environment.model import NO_WORKER, Cgroup, Distribution, Driver, Environment
+from nsabench.errors import EnvironmentRefused
 
 Change = Callable[..., Environment]
 GIB = 1 << 30
@@ -414,3 +415,26 @@ def test_variables_do_not_matter_without_a_gpu(
 ) -> None:
     machine = but(cpu_only, run={"variables": {"TRITON_INTERPRET": "1"}})
     assert only(machine, tmp_path).code == "no_gpu"
+
+
+# --- what a run makes of it
+
+
+def test_a_run_on_a_gpu_is_refused_for_an_error_only(but: Change, tmp_path: Path) -> None:
+    on_gpu = {"device": "cuda"}
+    ill = but(run={**on_gpu, "variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, gpu={"temperature_c": 86})
+    with pytest.raises(EnvironmentRefused, match="every launch waits") as caught:
+        refuse_unfit(ill, results=tmp_path)
+    assert caught.value.remedy == (
+        "Run `unset CUDA_LAUNCH_BLOCKING`. `nsabench doctor` says what else is wrong."
+    )
+    warm = but(run=on_gpu, gpu={"temperature_c": 86, "mig": True})
+    assert {p.severity for p in refuse_unfit(warm, results=tmp_path)} == {Severity.WARNING}
+
+
+def test_a_run_on_a_cpu_is_told_and_not_refused(
+    but: Change, cpu_only: Environment, tmp_path: Path
+) -> None:
+    hidden = but(cpu_only, run={"device": "cpu"}, driver={"pci_devices": 1})
+    [problem] = refuse_unfit(hidden, results=tmp_path)
+    assert problem.severity is Severity.ERROR

@@ -203,3 +203,24 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         timeout=60,
     )
     assert done.returncode == 0 and f"nsabench images {name}" in done.stdout
+
+
+def test_a_lock_that_cannot_be_resolved_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("docker/combos.yaml", "docker/locks/cpu.txt", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHECKOUT.root / name, tmp_path / name)
+    (tmp_path / "kernels").mkdir()
+    shutil.copy(CHECKOUT.root / "kernels/pyproject.toml", tmp_path / "kernels")
+    copied = combos.Checkout(tmp_path)
+    before = copied.lock("cpu").read_bytes()
+
+    def fails(command: list[str], what: str, limit_s: float) -> None:
+        raise EnvironmentRefused("the index cannot be reached")
+
+    monkeypatch.setattr("nsabench.images.programs.run", fails)
+    with pytest.raises(EnvironmentRefused):
+        lock.lock(copied, "cpu", copied.combos().get("cpu"), "2026-11-01")
+    assert copied.lock("cpu").read_bytes() == before
+    assert [p.name for p in copied.lock("cpu").parent.iterdir()] == ["cpu.txt"]

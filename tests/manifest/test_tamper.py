@@ -21,6 +21,7 @@ from nsabench.manifest import MANIFEST, dsse, seal, verify
 from nsabench.manifest.keys import Signer
 from nsabench.manifest.statement import Trust
 from nsabench.manifest.strict_json import MAX_BYTES
+from nsabench.writing import unfinished
 
 
 def test_an_unharmed_run_passes_every_check(run: Path, signer: Signer) -> None:
@@ -279,7 +280,7 @@ def test_an_unsigned_run_passes_only_where_that_is_enough(run: Path) -> None:
 
 
 def test_what_a_killed_seal_left_is_none_of_the_run(run: Path, signer: Signer) -> None:
-    (run / f"{MANIFEST}.tmp").write_text('{"payload": "torn')
+    unfinished(run / MANIFEST).write_text('{"payload": "torn')
     seal(run, signer)
     assert verify(run).broken is None
 

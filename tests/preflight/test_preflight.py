@@ -5,16 +5,24 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
-from nsabench.errors import UsageError
-from nsabench.preflight import architectures, tritons
+from nsabench.cli import group
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.messages import Message, Step
+from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
+from nsabench.preflight.cell import Cell
+from nsabench.preflight.messages import Build, Built, Launch, Record, Recorded
 from nsabench.preflight.run import installed_triton
+from nsabench.supervisor.process import Log, WorkerTimedOut
+from nsabench.words import Status
 
 pytest.importorskip("triton")
 
@@ -252,3 +260,68 @@ def test_its_help_has_an_example() -> None:
         timeout=60,
     )
     assert done.returncode == 0 and "Example: nsabench preflight" in done.stdout
+
+
+class LostTwice:
+    """A worker that dies of its second build, and whose successor dies before it has begun."""
+
+    made = 0
+
+    def __init__(self, program: object) -> None:
+        LostTwice.made += 1
+        self.number, self.log = LostTwice.made, Log()
+
+    def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
+        if self.number == 2:
+            raise WorkerTimedOut(Step(phase="start"), limit_s)
+        if isinstance(request, Record):
+            launches = [
+                Launch(
+                    key=key,
+                    op="selection_rows",
+                    implementation="mine",
+                    kernel="k",
+                    signature="",
+                    constants="",
+                    options="",
+                    example="",
+                    cases=1,
+                )
+                for key in "abcd"
+            ]
+            yield Recorded(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
+        elif isinstance(request, Build) and request.key == "b":
+            raise WorkerTimedOut(Step(phase="build"), limit_s)
+        else:
+            yield Built(status=Status.OK)
+
+    def stop(self) -> None: ...
+
+
+def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
+    task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
+    cells = compile_all.Compiler(task, None, 1.0, lambda cell: None).run([])
+    assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
+
+
+def test_whatever_ends_it_keeps_what_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "p.parquet"
+
+    def ends(order: object, done: object, finished: Callable[[list[Cell]], None]) -> None:
+        if out.exists():
+            raise EnvironmentRefused("there is no Triton")
+        task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
+        finished(compile_all.Compiler(task, None, 1.0, lambda cell: None).run([]))
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
+    monkeypatch.setattr("nsabench.preflight.run.run", ends)
+    for error in (RuntimeError, EnvironmentRefused):
+        done = CliRunner().invoke(group, ["preflight", "--out", str(out)])
+        assert isinstance(done.exception, error)
+        assert pq.read_table(out).num_rows == 4

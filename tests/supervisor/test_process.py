@@ -131,3 +131,9 @@ def test_the_watchdog_looks_again_for_what_shows_no_mark_at_first(
     watchdog.main(mark)
     ends = worker.wait(60), orphan.wait(60)
     assert ends == (-9, -9)
+
+
+def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "TRITON_INTERPRET" not in process.worker_environment("cuda")
+    assert process.worker_environment("cpu")["TRITON_INTERPRET"] == "1"

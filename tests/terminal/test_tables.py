@@ -52,3 +52,13 @@ def test_no_number_and_no_verdict_is_cut_off(width: int) -> None:
     for whole in ("out_of_memory", "1.2e-05", "190.4", "98%", "0.612 [0.003, 171.700]"):
         assert whole in text
     assert "inconclusive" in text
+
+
+def test_what_others_wrote_is_no_markup() -> None:
+    reason = "ImportError: [/usr/lib/x.so] of [bold]"
+    console = terminal.console()
+    console.file, console.width = StringIO(), 200
+    console.print(
+        terminal.baselines_table([record(role="baseline", status="crashed", reason=reason)])
+    )
+    assert reason in console.file.getvalue()

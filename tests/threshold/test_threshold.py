@@ -130,29 +130,41 @@ def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
     assert policy.Policy.from_thresholds(path).min_len is None
 
 
+A_RECORD = {
+    "run_id": "r",
+    "case_id": "c",
+    "op": "selection_rows",
+    "implementation": "mine",
+    "role": "candidate",
+    "direction": "forward",
+    "device": "cuda",
+    "length": 64,
+    "distribution": "dense",
+    "status": "ok",
+    "verdict": "faster",
+    "speedup_lo": 1.5,
+    "caught": "caught",
+    "gpu_name": "NVIDIA H200",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "cuda": "13.0",
+    "dtype": "bfloat16",
+    "streams": 1,
+}
+
+
 def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Cell]:
     """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
     records = [
         {
-            "run_id": "r",
+            **A_RECORD,
             "case_id": f"{op} {distribution} {length}",
             "op": op,
-            "implementation": "mine",
             "role": role,
-            "direction": "forward",
-            "device": "cuda",
             "length": length,
             "distribution": distribution,
-            "status": "ok",
             "verdict": "faster" if lo > 1 else "same",
             "speedup_lo": lo,
-            "caught": "caught",
-            "gpu_name": "NVIDIA H200",
-            "torch": "2.11.0",
-            "triton": "3.6.0",
-            "cuda": "13.0",
-            "dtype": "bfloat16",
-            "streams": 1,
         }
         for length, lo in lengths.items()
         for role in ("candidate", "control")
@@ -271,3 +283,42 @@ def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
     with pytest.raises(UsageError, match="has no column direction"):
         of_run(path.parent)
+
+
+def test_a_table_that_an_audit_does_not_rely_on_decides_nothing(tmp_path: Path) -> None:
+    """Times that do not grow with the work, of data that fit into an L2."""
+    path = tmp_path / "flat.csv"
+    lines = [f"64,{h},{d},{n},0.02,0.1" for h in (4, 8) for d in (64, 128) for n in (64, 256, 1024)]
+    path.write_text("N,H,D,L,triton_ms,sdpa_ms\n" + "\n".join(lines))
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert decision.min_length is None
+    assert any("scaling" in reason for reason in decision.reasons)
+
+
+def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:
+    mine = rows_of("selection_rows", dict.fromkeys((64, 128, 256), 1.5))
+    bare = replace(rows_of("sliding_window", {64: 1.5})[0], op="sliding_window")
+    objection = "no control shows that a mistake in sliding_window would be noticed: none ran"
+    together = Evidence([*mine, bare], of_op={"sliding_window": objection})
+    reasons = {d.op: d.reasons for d in decide_all([together])}
+    assert objection in reasons["sliding_window"]
+    assert objection not in reasons["selection_rows"]
+
+
+def test_an_op_of_which_no_control_was_caught_is_named() -> None:
+    records = [
+        {**one, "op": op, "role": role, "implementation": name, "caught": caught}
+        for op, role, name, caught in (
+            ("selection_rows", "candidate", "mine", None),
+            ("selection_rows", "control", "cheat", "caught"),
+            ("sliding_window", "candidate", "mine", None),
+            ("sliding_window", "control", "cheat", "declined"),
+            ("compressed", "candidate", "mine", None),
+        )
+        for one in [A_RECORD]
+    ]
+    found = of_records(records)
+    assert found.objections == []
+    assert found.of_op.keys() == {"sliding_window", "compressed"}
+    assert found.of_op["sliding_window"].endswith("none was caught")
+    assert found.of_op["compressed"].endswith("none ran")

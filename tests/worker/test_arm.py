@@ -45,9 +45,11 @@ def item(call: Callable[..., Tensor] = honest, name: str = "mine") -> Implementa
     return Implementation("selection_rows", name, Role.CANDIDATE, (Runs.CPU,), "", "test", call)
 
 
-def outcomes(*calls: Callable[..., Tensor], timer: CpuTimer | None = None) -> list[Outcome]:
+def outcomes(
+    *calls: Callable[..., Tensor], timer: CpuTimer | None = None, case: Case = CASE
+) -> list[Outcome]:
     return measure(
-        CASE,
+        case,
         [item(call, f"arm{place}") for place, call in enumerate(calls)],
         device="cpu",
         session=1,
@@ -279,3 +281,30 @@ def test_nobody_is_watched_for_what_a_failed_implementation_changed() -> None:
 
     outcomes(fails, looks)
     assert not any(watched)
+
+
+def test_a_sparse_result_is_wrong() -> None:
+    def sparse(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return honest(q, k, v, sm_scale=sm_scale).to_sparse()
+
+    [found] = outcomes(sparse)
+    assert found.status is Status.WRONG
+    assert "its output has layout torch.sparse_coo" in found.reason
+
+
+def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
+    """Right in the parity checks, and one call late from then on. With many sets, the first call's
+    data are hardly ever those of the call before."""
+    case = CASE.model_copy(update={"timing": Timing(rotate=20)})
+    late: list[Tensor] = []
+    calls = 0
+
+    def lagging(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        late.append(honest(q, k, v, sm_scale=sm_scale))
+        return late[-1 if calls <= 3 else -2].clone()
+
+    [found] = outcomes(lagging, case=case)
+    assert found.status is Status.WRONG
+    assert "is the output of an earlier call" in found.diagnosis
