@@ -16,6 +16,8 @@ from .decode import (
     gated_sum,
 )
 from .gate import selection_attention
+from .layer import NSAttention
+from .layer_cache import NSACache
 from .policy import REASONS, Policy, default_policy
 from .ranges import selection_ranges
 from .routing import reset_routing_report, routing_report
@@ -28,6 +30,8 @@ __all__ = [
     "REASONS",
     "BlockPlan",
     "Config",
+    "NSACache",
+    "NSAttention",
     "Policy",
     "block_selection_attention",
     "chosen_config",

@@ -318,6 +318,11 @@ class _Attention(torch.autograd.Function):
     def backward(
         ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: the result would pass for a constant
+            raise RuntimeError(
+                "sliding_window and compressed_attention have no second derivative; "
+                "take their gradient without create_graph"
+            )
         *saved, out, lse = ctx.saved_tensors
         if grad is None:
             grad = torch.zeros_like(out)

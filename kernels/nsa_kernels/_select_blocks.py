@@ -45,13 +45,13 @@ def select_blocks_kernel(
     wait_for_last_launch(PDL)
     score = tl.load(scores_ptr + row * n_blocks + blocks, mask=blocks < n_blocks, other=0.0)
     own = position // SIZE
-    # The bits of a NaN are above those of a forced block.
-    score = tl.where(score == score, score, 0.0)
+    # What is below zero, -0.0 and a NaN have bits above those of a forced block.
+    score = tl.where(score > 0, score, 0.0)
     forced = (blocks == 0) | (blocks > own - LOCAL)
     score = tl.where(forced, float("inf"), score)
     # One key to compare by: scores are not negative, so that their bits are in their order, and of
     # equal ones the lowest index is the greatest.
-    key = tl.abs(score).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    key = score.to(tl.int32, bitcast=True).to(tl.int64) << 32
     key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
     if WITH_WINDOW:
         row = row // H * (2 * H) + row % H
@@ -85,7 +85,8 @@ def select_blocks(
     lowest index where scores are equal.
 
     Args:
-        scores: float32 [B, T, H, n_blocks], not negative, contiguous; up to 65536 blocks.
+        scores: float32 [B, T, H, n_blocks], up to 65536 blocks, that hold the queries; what is
+            negative or NaN counts as 0.
         first_position: of the first of the T queries.
 
     Returns:
@@ -93,7 +94,9 @@ def select_blocks(
         (0, 0) where there are fewer.
 
     Raises:
-        ValueError: ``count`` does not hold the forced blocks, too many blocks, wrong device.
+        TypeError: scores of another dtype.
+        ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
+            blocks than the queries lie in, or too many, wrong device.
     """
     if traced(scores):
         found: torch.Tensor = _operator(scores, count, block_size, first_position, local)
@@ -104,6 +107,19 @@ def select_blocks(
 def _launch(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
+    if scores.dtype != torch.float32:
+        raise TypeError(f"select_blocks: scores must be float32; got {scores.dtype}")
+    check.require(
+        scores.dim() == 4 and block_size >= 1 and first_position >= 0 and local >= 0,
+        f"select_blocks: expected scores [B,T,H,n_blocks], a block_size of at least 1, and "
+        f"first_position and local not negative; got {tuple(scores.shape)}, {block_size}, "
+        f"{first_position}, {local}",
+    )
+    tokens, blocks = first_position + scores.shape[1], scores.shape[3]
+    check.require(
+        blocks * block_size >= tokens,
+        f"select_blocks: {blocks} blocks of {block_size} do not hold {tokens} tokens",
+    )
     return launch(scores, count, block_size, first_position, local)
 
 

@@ -57,7 +57,8 @@ def block_selection_attention(
         cu_seqlens: int32 [sequences + 1], when B = 1 and T packs several sequences. Its values are
             never read on the host; tokens in no sequence give 0.
         plan: what ``plan_blocks`` made of the same block_indices, block_size and cu_seqlens.
-        workspace_bytes: bound of the memory needed besides arguments and results.
+        workspace_bytes: bound of the memory needed besides arguments and results; lists of which
+            query a block belongs to come on top (half as much again at a million tokens).
         return_lse: also return the log-sum-exp, not differentiable.
 
     Returns:

@@ -9,8 +9,8 @@ changes, its number of multiprocessors and its shared memory, enters the rules a
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -86,7 +86,7 @@ def check_heads(op: str, config: Config, h: int) -> None:
 def check_chunks(op: str, splits: int, chunk: int, tile: int, length: int) -> None:
     """Raises ValueError for given shares of a row that leave out, or repeat, some of its keys."""
     require(
-        splits >= 1 and splits * chunk >= length and chunk % tile == 0,
+        chunk >= tile > 0 and chunk % tile == 0 and splits == max(cdiv(length, chunk), 1),
         f"{op}: {splits} shares of {chunk} keys, in tiles of {tile}, are not for rows of {length} "
         "keys; choose config or plan from these tensors, or leave it out",
     )
@@ -190,7 +190,7 @@ def rows_config(
     multiprocessor, but into no share below 128 keys, which would cost more to merge than it saves.
     """
     limits = device_limits(device)
-    programs = n * cdiv(h, 64)
+    programs = max(n * cdiv(h, 64), 1)
     splits = 1
     if 2 * programs < 3 * limits.processors:
         splits = min(max(limits.processors // programs, 1), max(length // 128, 1))
@@ -269,7 +269,7 @@ def ranges_config(
     row has shares of 128 keys, and the programs left over end at once.
     """
     limits = device_limits(device)
-    programs = rows * cdiv(h, 64)
+    programs = max(rows * cdiv(h, 64), 1)
     bound = s_kv if selected_len is None else min(selected_len, s_kv)
     splits = 1
     if 2 * programs < 3 * limits.processors:
@@ -314,28 +314,29 @@ def chosen_config(
     k: torch.Tensor,
     v: torch.Tensor,
     extra: torch.Tensor | None = None,
-) -> dict[str, Any]:
-    """The configuration that ``op`` would launch with on these tensors, for a record of it.
+    *,
+    longest: int | None = None,
+) -> Config:
+    """The configuration that ``op`` would launch with on these tensors: for its ``config``, or for
+    a record of it.
 
     Args:
         op: "selection_rows", "selection_varlen" or "selection_ranges".
         q, k, v: as the op takes them.
         extra: cu_seqlens or ranges, for the ops that take one.
+        longest: as the op's max_seqlen or selected_len.
 
     Raises:
         ValueError: an unknown op.
     """
     d, dv = q.shape[-1], v.shape[-1]
-    where = (d, dv)
     if op == "selection_rows":
-        config = rows_config(q.shape[0], q.shape[1], k.shape[1], *where, q.dtype, q.device)
-    elif op == "selection_varlen":
-        config = varlen_config(q.shape[0], q.shape[1], k.shape[0], *where, None, q.dtype, q.device)
-    elif op == "selection_ranges" and extra is not None:
+        return rows_config(q.shape[0], q.shape[1], k.shape[1], d, dv, q.dtype, q.device)
+    if op == "selection_varlen":
+        n, h, total = q.shape[0], q.shape[1], k.shape[0]
+        return varlen_config(n, h, total, d, dv, longest, q.dtype, q.device)
+    if op == "selection_ranges" and extra is not None:
         b, s, g, h, _ = q.shape
-        config = ranges_config(
-            b * s * g, h, extra.shape[-2], k.shape[2], *where, None, q.dtype, q.device
-        )
-    else:
-        raise ValueError(f"there is no configuration for op {op!r} with these tensors")
-    return asdict(config)
+        spans, s_kv = extra.shape[-2], k.shape[2]
+        return ranges_config(b * s * g, h, spans, s_kv, d, dv, longest, q.dtype, q.device)
+    raise ValueError(f"there is no configuration for op {op!r} with these tensors")

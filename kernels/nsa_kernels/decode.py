@@ -43,13 +43,23 @@ def _check_groups(op: str, hq: int, h: int) -> None:
     check.require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
 
 
+def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    fits = q.dim() == 3 and k.dim() == v.dim() == 4
+    check.require(
+        fits and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0],
+        f"{op}: expected q [B,HQ,D], k [B,H,S,D], v [B,H,S,Dv]; "
+        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
+    )
+    _check_groups(op, q.shape[1], k.shape[1])
+
+
 def _rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+    op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each head of k, v [B,H,L,...] a row: out [B,HQ,Dv] and lse [B,HQ]."""
+    _check_cache(op, q, k, v)
     b, hq, d = q.shape
     h = k.shape[1]
-    _check_groups("decode", hq, h)
     out, lse = selection_rows(
         q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
     )
@@ -61,9 +71,10 @@ def decode_compressed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The compression branch: q [B,HQ,D] over all keys of k_cmp, v_cmp [B,H,Nc,...].
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``.
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
+    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
     """
-    return _rows(q, k_cmp, v_cmp, sm_scale)
+    return _rows("decode_compressed", q, k_cmp, v_cmp, sm_scale)
 
 
 def decode_window(
@@ -76,11 +87,13 @@ def decode_window(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``.
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
+    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
     """
+    _check_cache("decode_window", q, k, v)
     check.require(window >= 1, f"decode_window: window must be at least 1; got {window}")
     first = max(k.shape[2] - window, 0)
-    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
+    return _rows("decode_window", q, k[:, :, first:], v[:, :, first:], sm_scale)
 
 
 def decode_selected(
@@ -96,9 +109,9 @@ def decode_selected(
 
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``.
     """
+    _check_cache("decode_selected", q, k, v)
     b, hq, d = q.shape
     h = k.shape[1]
-    _check_groups("decode_selected", hq, h)
     out, lse = selection_ranges(
         q.reshape(b, 1, h, hq // h, d),
         k,

@@ -48,8 +48,13 @@ class NSACache:
             compress_k, compress_v: from [B, L, H, ...] to [B, (L - block) // stride + 1, H, ...].
 
         Raises:
-            ValueError: tensors of other sizes, dtype or device than what the cache holds.
+            ValueError: tensors of other sizes, dtype or device than what the cache holds, or k and
+                v for other tokens.
         """
+        if k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"NSACache: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the same tokens"
+            )
         for name, x in (("k", k), ("v", v)):
             held = self._buffers.get(name)
             if held is not None and (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ DEVICES = ("cuda", "interpreter")
 def _config_of(op: str) -> Callable[..., str]:
     """What the library would launch with on these arguments, for the record."""
 
-    def config(*tensors: torch.Tensor, sm_scale: float) -> str:
-        return _shown(nsa_kernels.chosen_config(op, *tensors))
+    def config(*tensors: torch.Tensor, sm_scale: float, **longest: int) -> str:
+        (bound,) = longest.values() or (None,)
+        return _shown(asdict(nsa_kernels.chosen_config(op, *tensors, longest=bound)))
 
     return config
 
@@ -59,9 +61,13 @@ def varlen_items(
     cu_seqlens: torch.Tensor,
     *,
     sm_scale: float,
+    max_seqlen: int,
 ) -> torch.Tensor:
     """Packed keys cut into equal work items, so that one long row does not hold up the rest."""
-    return nsa_kernels.selection_varlen(q, k, v, cu_seqlens, sm_scale=sm_scale)[0]
+    found = nsa_kernels.selection_varlen(
+        q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen
+    )
+    return found[0]
 
 
 @implementation(
@@ -77,9 +83,13 @@ def ranges_in_place(
     ranges: torch.Tensor,
     *,
     sm_scale: float,
+    selected_len: int,
 ) -> torch.Tensor:
     """Spans read where they are, without packing."""
-    return nsa_kernels.selection_ranges(q, k, v, ranges, sm_scale=sm_scale)[0]
+    found = nsa_kernels.selection_ranges(
+        q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len
+    )
+    return found[0]
 
 
 def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
@@ -106,8 +116,8 @@ def _ahead(op: str) -> Callable[[int], Iterator[KernelVariant]]:
 def _plan_of(plan: Callable[..., cuda.Plan]) -> Callable[..., str]:
     """How the CUDA C++ kernels would be launched on these arguments, for the record."""
 
-    def config(*tensors: torch.Tensor, sm_scale: float) -> str:
-        chosen = plan(*tensors)
+    def config(*tensors: torch.Tensor, sm_scale: float, **longest: int) -> str:
+        chosen = plan(*tensors, *longest.values())
         return _shown({**chosen.tile._asdict(), "splits": chosen.splits, "chunk": chosen.chunk})
 
     return config
@@ -145,10 +155,12 @@ def ranges_cuda(
     ranges: torch.Tensor,
     *,
     sm_scale: float,
+    selected_len: int,
 ) -> torch.Tensor:
     """`ranges_in_place` in CUDA C++."""
     try:
-        return cuda.selection_ranges(q, k, v, ranges, sm_scale=sm_scale)[0]
+        found = cuda.selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+        return found[0]
     except cuda.Unsupported as why:
         raise Unsupported(str(why)) from why
 

@@ -189,7 +189,12 @@ def choose(
             f"got {q.device}, {k.device}, {v.device}"
         )
     dtype = q.dtype
-    if dtype not in DTYPES or k.dtype is not dtype or v.dtype is not dtype:
+    if k.dtype is not dtype or v.dtype is not dtype:
+        raise TypeError(
+            f"selection_attention: q, k and v must share one dtype; "
+            f"got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if dtype not in DTYPES:
         return "dtype"
     if not (MIN_DIM <= q.size(-1) <= MAX_DIM and MIN_DIM <= v.size(-1) <= MAX_DIM):
         return "head_dim"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from . import _checks as check
 from .ranges import check_ranges
 from .spans import disjoint_spans
 
@@ -34,7 +35,9 @@ def packed_sdpa(
     ranges = check_ranges(q, k, v, ranges)
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
-    width = s_kv if selected_len is None else min(selected_len, s_kv)
+    bound = s_kv if selected_len is None else selected_len
+    check.require(bound >= 0, f"packed_sdpa: selected_len must not be negative; got {bound}")
+    width = min(max(bound, 1), s_kv)
     if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
         # Zeros that autograd connects to the inputs, whatever their values.
         return q.new_zeros((b, s, g, h, dv)) + sum(x[:0].sum() for x in (q, k, v))
@@ -43,7 +46,7 @@ def packed_sdpa(
     start, before = start.view(rows, -1), before.view(rows, -1)
     count = before[:, -1:]
     if selected_len is not None:
-        torch._assert_async((count <= width).all())
+        torch._assert_async((count <= bound).all())
     step = torch.arange(width, dtype=torch.int32, device=q.device).expand(rows, width).contiguous()
     span = torch.searchsorted(before[:, 1:].contiguous(), step, right=True)
     span = span.clamp_(max=start.shape[1] - 1)

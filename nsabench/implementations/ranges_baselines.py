@@ -1,8 +1,9 @@
 """PyTorch's own attention on spans of a shared K/V: what reading the spans in place has to beat.
 
 `masked_sdpa` and `flex_attention` attend to all keys under a mask; `packed_sdpa` and `flash_varlen`
-first gather the selected keys, on the device and vectorised. A gather must size its output, so
-these two read one number back on the host; nothing loops over rows or spans.
+first gather the selected keys, on the device and vectorised, sized by the `selected_len` that the
+caller knows. `packed_sdpa_unmasked` reads two numbers back on the host, to leave the mask away
+where all rows select as many keys. Nothing loops over rows or spans.
 """
 
 from __future__ import annotations
@@ -48,6 +49,21 @@ def _first_keys(q: Tensor, s_kv: int) -> Tensor:
     return base.expand(b, s, g).reshape(-1)
 
 
+def packed_index(start: Tensor, before: Tensor, first_keys: Tensor, room: int) -> Tensor:
+    """Of each place in the packing, int64 [room], the key that belongs there.
+
+    start [R,n] and before [R,n+1] as `_disjoint` gives them; first_keys [R]. Behind the last key
+    any other follows.
+    """
+    # One entry a span: its keys are consecutive in the packing as they are in K.
+    length = before.diff(dim=1).flatten()
+    ends = length.cumsum(0)
+    shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)
+    place = torch.arange(room, device=start.device)
+    span = torch.searchsorted(ends, place, right=True).clamp_(max=ends.numel() - 1)
+    return torch.where(place < ends[-1], shift[span] + place, 0)
+
+
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` of x. Where a gradient is needed they are taken from a float32 copy: torch adds
     up the gradients of a row that is taken often in its own dtype, and bfloat16 sums of some
@@ -64,7 +80,9 @@ def _refuse(elements: int, limit: int, what: str) -> None:
 
 
 @implementation(op="selection_ranges", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
-def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+def masked_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
+) -> Tensor:
     """Attention over all S_kv keys under the union mask; K, V and mask are not copied per head."""
     b, s, g, h, d = q.shape
     s_kv = k.shape[2]
@@ -84,24 +102,49 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: fl
 
 
 @implementation(op="selection_ranges", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
-def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
-    """Each row's keys gathered side by side, then SDPA; no mask if all rows have as many."""
+def packed_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
+) -> Tensor:
+    """Each row's keys gathered side by side, then SDPA under a mask."""
+    start, before = _disjoint(ranges, k.shape[2])
+    return _packed(q, k, v, start, before, min(selected_len, k.shape[2]), sm_scale, masked=True)
+
+
+@implementation(
+    op="selection_ranges", name="packed_sdpa_unmasked", role="baseline", devices=("cuda", "cpu")
+)
+def packed_sdpa_unmasked(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
+) -> Tensor:
+    """The same without a mask, which takes a faster SDPA, where all rows select as many keys."""
+    start, before = _disjoint(ranges, k.shape[2])
+    fewest, width = torch.stack(before[:, -1].aminmax()).tolist()
+    if fewest < width or width == 0:
+        raise Unsupported("rows select unequal numbers of keys, or none")
+    return _packed(q, k, v, start, before, width, sm_scale, masked=False)
+
+
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    before: Tensor,
+    width: int,
+    sm_scale: float,
+    *,
+    masked: bool,
+) -> Tensor:
     b, s, g, h, d = q.shape
     rows, s_kv, dv = b * s * g, k.shape[2], v.shape[3]
-    start, before = _disjoint(ranges, s_kv)
     counts = before[:, -1]
-    fewest, width = torch.stack(counts.aminmax()).tolist()
-    if width == 0:
-        return q.new_zeros(b, s, g, h, dv)
     _refuse(rows * width * (d + dv) * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
     step = torch.arange(width, device=q.device).expand(rows, width)
     span = torch.searchsorted(before[:, 1:].contiguous(), step.contiguous(), right=True)
     span.clamp_(max=start.shape[1] - 1)
     key = start.gather(1, span) + step - before.gather(1, span)
     index = (key.clamp_(0, s_kv - 1) + _first_keys(q, s_kv).unsqueeze(1)).flatten()
-    mask = None
-    if fewest < width:
-        mask = (step < counts.clamp(min=1).unsqueeze(1))[:, None, None]
+    mask = (step < counts.clamp(min=1).unsqueeze(1))[:, None, None] if masked else None
     out = scaled_dot_product_attention(
         q.reshape(rows, 1, h, d),
         take(k.reshape(-1, d), index).view(rows, 1, width, d),
@@ -110,42 +153,37 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: fl
         scale=sm_scale,
     )
     out = out.reshape(b, s, g, h, dv)
-    return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if fewest == 0 else out
+    return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if masked else out
 
 
 @implementation(op="selection_ranges", name="flash_varlen", role="baseline", devices=("cuda",))
-def flash_varlen(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+def flash_varlen(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
+) -> Tensor:
     """The selected keys of all rows gathered without padding, then FlashAttention's varlen form."""
     b, s, g, h, d = q.shape
     rows, s_kv = b * s * g, k.shape[2]
     check_flash(q, v)
     start, before = _disjoint(ranges, s_kv)
-    counts = before[:, -1]
-    cu_k = pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    total = int(cu_k[-1])
-    if total == 0:
-        return torch.zeros_like(q)
-    _refuse(2 * total * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
-    # One entry a span: its keys are consecutive in the packing as they are in K.
-    length = before.diff(dim=1).flatten()
-    first = (start + _first_keys(q, s_kv).unsqueeze(1)).flatten()
-    shift = first - (length.cumsum(0) - length)
-    index = torch.repeat_interleave(shift, length, output_size=total)
-    index += torch.arange(total, device=q.device)
+    cu_k = pad(before[:, -1].cumsum(0, dtype=torch.int32), (1, 0))
+    longest = min(selected_len, s_kv)
+    _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
+    index = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
     out = flash(
         q.reshape(rows * h, 1, d),
         take(k.reshape(-1, d), index).unsqueeze(1),
         take(v.reshape(-1, d), index).unsqueeze(1),
-        every(h, rows, q.device),
-        cu_k,
-        h,
+        (every(h, rows, q.device), cu_k),
+        (h, longest),
         sm_scale,
     )
     return out.view(b, s, g, h, d)
 
 
 @implementation(op="selection_ranges", name="flex_attention", role="baseline", devices=("cuda",))
-def flex_attention(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float) -> Tensor:
+def flex_attention(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
+) -> Tensor:
     """FlexAttention, heads as queries; blocks of keys that no query of a block selects are free."""
     attend, module = flex()
     b, s, g, h, d = q.shape

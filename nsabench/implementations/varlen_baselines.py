@@ -7,6 +7,8 @@ and through the public `varlen_attn` where there is one.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,21 +24,32 @@ from nsabench.implementations._band import (
 
 
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, sm_scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    sm_scale: float,
 ) -> Tensor:
-    """FlashAttention over packed sequences: q [total_q,Hq,D], k, v [total_k,Hk,D]."""
+    """FlashAttention over packed sequences: q [total_q,Hq,D], k, v [total_k,Hk,D].
+
+    longest: of the queries and of the keys. Told more keys than a row has, it splits none of them.
+    """
     if k.shape[0] == 0:
         return torch.zeros_like(q)
-    return aten_flash(q, k, v, (cu_q, cu_k), (max_q, k.shape[0]), sm_scale, causal=False)
+    return aten_flash(q, k, v, cu, longest, sm_scale, causal=False)
 
 
+@lru_cache(maxsize=64)
 def every(step: int, rows: int, device: torch.device) -> Tensor:
-    """cu_seqlens of `rows` sequences of `step` each."""
+    """cu_seqlens of `rows` sequences of `step` each; made once, since they hang on shapes only."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
 
 
 @implementation(op="selection_varlen", name="flash_varlen", role="baseline", devices=("cuda",))
-def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+def flash_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
     """The H heads as H queries of one head."""
     check_flash(q, v)
     rows, heads, width = q.shape
@@ -44,9 +57,8 @@ def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scal
         q.reshape(rows * heads, 1, width),
         k.unsqueeze(1),
         v.unsqueeze(1),
-        every(heads, rows, q.device),
-        cu_seqlens,
-        heads,
+        (every(heads, rows, q.device), cu_seqlens),
+        (heads, max_seqlen),
         sm_scale,
     )
     return out.view(rows, heads, width)
@@ -54,16 +66,18 @@ def flash_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scal
 
 @implementation(op="selection_varlen", name="flash_varlen_gqa", role="baseline", devices=("cuda",))
 def flash_varlen_gqa(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
 ) -> Tensor:
     """One query of H heads a row over one K/V head."""
     check_flash(q, v)
-    cu_q = every(1, q.shape[0], q.device)
-    return flash(q, k.unsqueeze(1), v.unsqueeze(1), cu_q, cu_seqlens, 1, sm_scale)
+    cu = (every(1, q.shape[0], q.device), cu_seqlens)
+    return flash(q, k.unsqueeze(1), v.unsqueeze(1), cu, (1, max_seqlen), sm_scale)
 
 
 @implementation(op="selection_varlen", name="varlen_attn", role="baseline", devices=("cuda",))
-def varlen_attn(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+def varlen_attn(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
     """The public API, the H heads as H queries of one head."""
     check_flash(q, v)
     attend = varlen_attention()
@@ -81,21 +95,19 @@ def varlen_attn(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale
         every(heads, rows, q.device),
         cu_seqlens,
         heads,
-        k.shape[0],
+        max_seqlen,
         **scaled,
     )
     return out.view(rows, heads, width)
 
 
 @implementation(op="selection_varlen", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
-def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
-    """Rows padded to the longest by one gather on the device, then SDPA under a mask.
-
-    The longest length sizes the tensors, so it is read once on the host.
-    """
+def packed_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
+    """Rows padded to the longest by one gather on the device, then SDPA under a mask."""
     lengths = cu_seqlens.diff()
-    widest = max(int(lengths.amax()), 1)
-    step = torch.arange(widest, device=q.device)
+    step = torch.arange(max_seqlen, device=q.device)
     valid = step < lengths.unsqueeze(1)
     index = (cu_seqlens[:-1].unsqueeze(1) + step).clamp_(max=max(k.shape[0] - 1, 0))
     if k.shape[0] == 0:
@@ -112,7 +124,9 @@ def packed_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale
 
 
 @implementation(op="selection_varlen", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
-def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float) -> Tensor:
+def masked_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
     """Every row over all packed keys, those of the other rows masked out."""
     rows, total = q.shape[0], k.shape[0]
     refuse_mask(rows, total)

@@ -38,8 +38,8 @@ def normal(dtype: str, device: str, seed: int) -> Callable[..., Tensor]:
 def shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
     """Turn normal queries and keys, in place, into what a distribution of `VALUES` asks for.
 
-    large_logits: scaled logits of about +-1e4. one_hot: every query is sixteen times a multiple of
-    the first key's direction, so that nearly all weight is on few keys. negative_zero: half of all
+    large_logits: scaled logits of about +-1e4. one_hot: every element of a query is +-16, so that
+    nearly all weight is on few keys. negative_zero: half of all
     elements are -0.0.
     """
     if distribution == "large_logits":
@@ -56,8 +56,8 @@ def shape_values(distribution: str, q: Tensor, k: Tensor) -> None:
 def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
     """Lengths of packed rows, at most `longest`, in an order that depends on the seed.
 
-    spread: evenly from 1 to `longest`. equal: all `longest`. mixed: three quarters an eighth as
-    long. empty_rows: a quarter has no key. all_empty: none has.
+    spread: evenly from 1 to `longest`, which a single row has. equal: all `longest`. mixed: three
+    quarters an eighth as long. empty_rows: a quarter has no key. all_empty: none has.
     """
     steps = np.arange(rows)
     if distribution == "all_empty":
@@ -67,7 +67,7 @@ def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
     elif distribution == "mixed":
         found = np.where(steps % 4 == 0, longest, max(1, longest // 8))
     else:
-        found = 1 + steps * (longest - 1) // max(rows - 1, 1)
+        found = longest - (rows - 1 - steps) * (longest - 1) // max(rows - 1, 1)
         if distribution == "empty_rows":
             found = np.where(steps % 4 == 0, 0, found)
     return np.random.default_rng(seed).permutation(found).astype(np.int64)

@@ -47,15 +47,13 @@ class CompressedShape(HeadsShape):
 
 class Compressed(Op):
     name = "compressed"
-    arguments = ("q", "k", "v", "cu_seqlens", "cu_keys")
+    arguments = ("q", "k", "v")
+    optional = ("cu_seqlens", "cu_keys")
     options = ("block", "stride", "sm_scale")
     shape_model = CompressedShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
     length_axis = "T"
     distributions = _banded.DISTRIBUTIONS
-
-    def call_form(self, name: str) -> str:
-        return f"{name}(q, k, v, cu_seqlens=None, cu_keys=None, *, block, stride, sm_scale)"
 
     def length(self, shape: Shape) -> int:
         assert isinstance(shape, CompressedShape)

@@ -2,8 +2,9 @@
 
 q [B,S,G,h,D], k [B,G,S_kv,D], v [B,G,S_kv,Dv], ranges int32 [B,S,G,n,2] -> out [B,S,G,h,Dv].
 Spans are half-open; overlaps count once; what lies outside the keys is cut off; a span whose end is
-not behind its start is empty; a query without keys gives zeros. (arXiv 2502.11089, section 3.3.2,
-without the gather.)
+not behind its start is empty; a query without keys gives zeros. selected_len: no query selects more
+keys, as a model knows on the host (n blocks of l'). (arXiv 2502.11089, section 3.3.2, without the
+gather.)
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class RangesShape(Shape):
 class SelectionRanges(Op):
     name = "selection_ranges"
     arguments = ("q", "k", "v", "ranges")
+    options = ("sm_scale", "selected_len")
     shape_model = RangesShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
     distributions = (
@@ -118,7 +120,7 @@ class SelectionRanges(Op):
                 "v": normal(shape.B, shape.G, shape.S_kv, shape.Dv),
                 "ranges": torch.from_numpy(spans).to(device),
             },
-            {"sm_scale": shape.D**-0.5},
+            {"sm_scale": shape.D**-0.5, "selected_len": shape.L},
         )
 
     def oracle(self, inputs: Inputs) -> Tensor:

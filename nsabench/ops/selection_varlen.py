@@ -1,7 +1,8 @@
 """selection_varlen: rows of unequal length, their keys packed one after another.
 
 q [N,H,D], k [total,D], v [total,Dv], cu_seqlens int32 [N+1] -> out [N,H,Dv]; row i attends to keys
-cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros.
+cu_seqlens[i] up to cu_seqlens[i+1]. A row without keys gives zeros. max_seqlen: no row has more
+keys, as whoever calls a varlen attention knows on the host.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class VarlenShape(RowsShape):
 class SelectionVarlen(Op):
     name = "selection_varlen"
     arguments = ("q", "k", "v", "cu_seqlens")
+    options = ("sm_scale", "max_seqlen")
     shape_model = VarlenShape
     distributions = ("spread", "equal", "mixed", "empty_rows", "all_empty", *_draws.VALUES)
 
@@ -57,7 +59,7 @@ class SelectionVarlen(Op):
                 "v": normal(int(ends[-1]), shape.Dv),
                 "cu_seqlens": torch.from_numpy(ends).to(device),
             },
-            {"sm_scale": shape.D**-0.5},
+            {"sm_scale": shape.D**-0.5, "max_seqlen": shape.L},
         )
 
     def oracle(self, inputs: Inputs) -> Tensor:

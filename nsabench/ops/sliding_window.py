@@ -39,15 +39,13 @@ class SlidingShape(HeadsShape):
 
 class SlidingWindow(Op):
     name = "sliding_window"
-    arguments = ("q", "k", "v", "cu_seqlens")
+    arguments = ("q", "k", "v")
+    optional = ("cu_seqlens",)
     options = ("window", "sm_scale")
     shape_model = SlidingShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
     length_axis = "T"
     distributions = _banded.DISTRIBUTIONS
-
-    def call_form(self, name: str) -> str:
-        return f"{name}(q, k, v, cu_seqlens=None, *, window, sm_scale)"
 
     def length(self, shape: Shape) -> int:
         assert isinstance(shape, SlidingShape)

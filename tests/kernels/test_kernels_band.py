@@ -247,3 +247,16 @@ def test_bad_compressed_inputs_are_refused() -> None:
         nsa_kernels.compressed_attention_with_scores(q, k, v, block=30)
     with pytest.raises(ValueError, match="must divide"):
         nsa_kernels.compressed_attention_with_scores(q, k, v, stride=0)
+
+
+@pytest.mark.parametrize("of", ["window", "compressed"])
+def test_a_gradient_of_a_gradient_is_an_error(of) -> None:
+    """There is none, and zero would be a wrong one."""
+    q, k, v = (x.requires_grad_() for x in heads(1, 40, 40, 2, 1, 16, 16))
+    if of == "window":
+        out, _ = nsa_kernels.sliding_window(q, k, v, window=9)
+    else:
+        n = (40 - 8) // 4 + 1
+        out, _ = nsa_kernels.compressed_attention(q, k[:, :n], v[:, :n], block=8, stride=4)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)

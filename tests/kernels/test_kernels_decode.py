@@ -263,3 +263,33 @@ def test_blocks_are_selected_on_a_gpu_only(monkeypatch) -> None:
     monkeypatch.setattr("nsa_kernels._checks.CPU_ALLOWED", False)
     with pytest.raises(ValueError, match="needs CUDA tensors"):
         nsa_kernels.select_blocks(torch.zeros(1, 1, 1, 4), 3)
+
+
+@pytest.mark.parametrize(
+    ("scores", "how", "error", "said"),
+    [
+        (torch.zeros(1, 1, 1, 4), {"first_position": 1000}, ValueError, "do not hold 1001 tokens"),
+        (torch.zeros(1, 1, 1, 4), {"block_size": 0}, ValueError, "block_size of at least 1"),
+        (torch.zeros(1, 1, 4), {}, ValueError, "expected scores"),
+        (torch.zeros(1, 1, 1, 4).half(), {}, TypeError, "must be float32"),
+        (torch.zeros(1, 1, 1, 4).long(), {}, TypeError, "must be float32"),
+    ],
+)
+def test_scores_that_cannot_be_chosen_from_are_refused(scores, how, error, said) -> None:
+    with pytest.raises(error, match=said):
+        nsa_kernels.select_blocks(scores.to(DEVICE), 4, **how)
+
+
+def test_scores_below_zero_and_nan_count_as_zero() -> None:
+    scores = torch.zeros(1, 1, 1, 10, device=DEVICE)
+    scores[..., 3:7] = torch.tensor([-5.0, 1.0, float("nan"), -0.0])
+    ranges = nsa_kernels.select_blocks(scores, 6, block_size=8, first_position=79)
+    assert chosen(ranges[0, 0, 0], 8) == [0, 8, 9, 4, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["decode_compressed", "decode_window", "decode_selected"])
+def test_a_branch_names_itself_and_the_shapes_it_was_given(name) -> None:
+    more = {"decode_window": {"window": 4}, "decode_selected": {"ranges": torch.zeros(1)}}
+    q, k = randn(4, 2, 16), randn(2, 2, 9, 16)
+    with pytest.raises(ValueError, match=rf"{name}: expected .* got \(4, 2, 16\), \(2, 2, 9, 16\)"):
+        getattr(nsa_kernels, name)(q, k, k, **more.get(name, {}))

@@ -192,7 +192,7 @@ def test_choice_is_cheap() -> None:
 def test_chosen_config_is_reported() -> None:
     q, k, v, r = draw()
     config = nsa_kernels.chosen_config("selection_ranges", q, k, v, r)
-    assert config["block_l"] >= 16 and config["splits"] >= 1
+    assert config.block_l >= 16 and config.splits >= 1
     with pytest.raises(ValueError, match="no configuration"):
         nsa_kernels.chosen_config("selection_blocks", q, k, v)
     assert routing.routing_report()["kernel"] == 0
@@ -221,7 +221,7 @@ def test_nothing_selected_of_large_values_is_zero_with_zero_gradients() -> None:
     """Their sum is infinite in float16, and 0 times that is NaN."""
     q, k, v, r = (x.abs().half() * 3e4 if x.is_floating_point() else x for x in draw())
     leaves = [x.clamp(max=6e4).requires_grad_() for x in (q, k, v)]
-    for call in ({"ranges": r[..., :0, :]}, {"ranges": r, "selected_len": 0}):
+    for call in ({"ranges": r[..., :0, :]}, {"ranges": torch.zeros_like(r), "selected_len": 0}):
         out = nsa_kernels.packed_sdpa(*leaves, **call)
         grads = torch.autograd.grad(out.float().sum(), leaves)
         assert all((x == 0).all() for x in (out, *grads))
@@ -233,3 +233,21 @@ def test_a_copied_policy_is_its_own() -> None:
     for other in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)):
         assert other.handle != policy.handle and by_handle(other.handle) is other
         assert repr(other) == repr(policy) and other.off == "disabled" and not other.plain
+
+
+def test_no_keys_promised_and_some_selected_is_an_error_in_the_fallback() -> None:
+    if DEVICE == "cuda":
+        pytest.skip("a failed device assertion would end the CUDA context")
+    q, k, v, r = draw()
+    with pytest.raises(RuntimeError):
+        nsa_kernels.packed_sdpa(q, k, v, r, selected_len=0)
+    assert not nsa_kernels.packed_sdpa(q, k, v, torch.zeros_like(r), selected_len=0).any()
+    with pytest.raises(ValueError, match="must not be negative"):
+        nsa_kernels.packed_sdpa(q, k, v, r, selected_len=-1)
+
+
+def test_a_mix_of_dtypes_is_no_reason_to_fall_back() -> None:
+    q, k, v, r = draw()
+    with pytest.raises(TypeError, match="must share one dtype"):
+        nsa_kernels.selection_attention(q, k.half(), v.half(), r)
+    assert report() == (0, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import nsa_kernels
 import pytest
 import torch
 from nsa_kernels.layer import NSAttention
@@ -129,3 +130,26 @@ def test_a_failing_step_leaves_the_cache_as_it_was() -> None:
             of.window = SIZES["window"]
             steps.append(of(x[:, t : t + 1], cache))
         torch.testing.assert_close(torch.cat(steps, 1), of(x), atol=2e-5, rtol=1e-4)
+
+
+def test_fixed_gates_move_with_the_layer_and_are_no_weights() -> None:
+    of = layer(gates=(0.0, 0.25, 0.75))
+    assert "fixed_gates" in dict(of.named_buffers())
+    assert not any("gates" in name for name in of.state_dict())
+    *_, gates = of.double().project(tokens(3).double())
+    assert gates.dtype == torch.float64 and gates[0, 0, 0].tolist() == [0.0, 0.25, 0.75]
+
+
+def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
+    cache, compress = nsa_kernels.NSACache(), layer().compress_k
+    k = torch.zeros(1, 3, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="not of the same tokens"):
+        cache.append(k, k[:, :2], compress, compress)
+    assert cache.tokens == 0
+    cache.append(k, k, compress, compress)
+    assert cache.k.shape == cache.v.shape == (1, 2, 3, 16)
+
+
+def test_a_layer_without_key_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="kv_heads=0"):
+        nsa_kernels.NSAttention(24, 4, 0, 16)

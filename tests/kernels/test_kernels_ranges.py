@@ -181,7 +181,7 @@ def test_bad_inputs_are_refused(change, error, word) -> None:
 def test_a_config_of_another_shape_is_refused() -> None:
     few, many = draw(h=2), draw(h=100)
     r = spans_of([(3, 90), (80, 140)])
-    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_ranges", *few, r))
+    config = nsa_kernels.chosen_config("selection_ranges", *few, r)
     with pytest.raises(ValueError, match="q has 100"):
         nsa_kernels.selection_ranges(*many, r, config=config)
     with pytest.raises(ValueError, match="no splits"):
@@ -190,3 +190,9 @@ def test_a_config_of_another_shape_is_refused() -> None:
     r = spans_of([(3, 90), (80, 840)])
     got = nsa_kernels.selection_ranges(*long, r, config=config)
     oracle.assert_close(got, oracle.ranges(*long, r), torch.float32)
+
+
+def test_no_rows_have_a_config_too() -> None:
+    r = spans_of([(0, 5)])
+    q, k, v = (x[:0] for x in draw())
+    assert nsa_kernels.chosen_config("selection_ranges", q, k, v, r[:0]).splits == 1

@@ -147,7 +147,7 @@ def test_a_gradient_is_not_lost_in_silence(kernel, which) -> None:
 def test_a_config_of_another_shape_is_refused() -> None:
     """It would attend to the first keys only, or leave heads unwritten."""
     small, long = draw(4, 2, 16, 16, 64, torch.float32), draw(4, 2, 16, 16, 512, torch.float32)
-    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_rows", *small))
+    config = nsa_kernels.chosen_config("selection_rows", *small)
     with pytest.raises(ValueError, match="512 keys"):
         nsa_kernels.selection_rows(*long, config=config)
     many = draw(4, 100, 16, 16, 64, torch.float32)
@@ -156,7 +156,22 @@ def test_a_config_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="in tiles of"):
         odd = dataclasses.replace(config, chunk=config.block_l + 8)
         nsa_kernels.selection_rows(*small, config=odd)
-    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_rows", *long))
+    config = nsa_kernels.chosen_config("selection_rows", *long)
     for args in (small, long):
         got = nsa_kernels.selection_rows(*args, config=config)
         oracle.assert_close(got, oracle.rows(*args), torch.float32)
+
+
+@pytest.mark.parametrize("length", [100, 200, 256, 512])
+def test_a_config_with_more_shares_than_the_row_fills_is_refused(length) -> None:
+    """An empty share would be a NaN, and a row that is no whole number of tiles another row's."""
+    config = nsa_kernels.chosen_config("selection_rows", *draw(1, 2, 16, 16, 1024, torch.float32))
+    assert config.splits * config.chunk >= 1024 and config.splits > 1
+    args = draw(1, 2, 16, 16, length, torch.float32)
+    with pytest.raises(ValueError, match=f"rows of {length} keys"):
+        nsa_kernels.selection_rows(*args, config=config)
+
+
+def test_no_rows_have_a_config_too() -> None:
+    config = nsa_kernels.chosen_config("selection_rows", *draw(0, 2, 16, 16, 64, torch.float32))
+    assert config.splits == 1

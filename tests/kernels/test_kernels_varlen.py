@@ -128,7 +128,7 @@ def test_a_gradient_is_not_lost_in_silence(which) -> None:
 
 def test_a_config_of_another_shape_is_refused() -> None:
     few, many = draw([5, 9], 4, 16, 16, torch.float32), draw([5, 9], 100, 16, 16, torch.float32)
-    config = nsa_kernels.Config(**nsa_kernels.chosen_config("selection_varlen", *few[:3]))
+    config = nsa_kernels.chosen_config("selection_varlen", *few[:3])
     with pytest.raises(ValueError, match="q has 100"):
         nsa_kernels.selection_varlen(*many, config=config)
     with pytest.raises(ValueError, match="no keys a work item"):

@@ -1,0 +1,113 @@
+"""What PyTorch's own kernels are given: the bounds a caller knows, made before the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.implementations import ranges_baselines, varlen_baselines
+from nsabench.ops.contract import Inputs
+from nsabench.words import DType
+
+VARLEN = {"N": 5, "H": 2, "D": 16, "L": 40}
+RANGES = {"B": 2, "S": 3, "G": 2, "H": 2, "D": 16, "S_kv": 60, "n_spans": 3, "L": 24}
+
+
+def drawn(op: str, shape: dict[str, int], distribution: str) -> Inputs:
+    of = ops.get(op)
+    return of.draw(
+        of.shape_model.model_validate(shape), DType.BFLOAT16, distribution, seed=1, device="cpu"
+    )
+
+
+def attend_by_row(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    sm_scale: float,
+    **_: Any,
+) -> Tensor:
+    """FlashAttention's varlen forward, in plain PyTorch."""
+    out = torch.zeros_like(q)
+    for i in range(len(cu[0]) - 1):
+        rows = slice(int(cu[0][i]), int(cu[0][i + 1]))
+        keys = slice(int(cu[1][i]), int(cu[1][i + 1]))
+        assert rows.stop - rows.start <= longest[0] and keys.stop - keys.start <= longest[1]
+        if keys.stop > keys.start:
+            scores = q[rows].float().transpose(0, 1) @ k[keys].float().permute(1, 2, 0) * sm_scale
+            out[rows] = (
+                (scores.softmax(-1) @ v[keys].float().transpose(0, 1)).transpose(0, 1).bfloat16()
+            )
+    return out
+
+
+def assert_right(op: str, found: Tensor, inputs: Inputs) -> None:
+    torch.testing.assert_close(found.double(), ops.get(op).oracle(inputs), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["flash_varlen", "flash_varlen_gqa"])
+@pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
+def test_flash_attention_is_told_the_longest_row(
+    monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
+) -> None:
+    """Told the length of the packing, it splits none of a few long rows and takes four times as
+    long (H200)."""
+    told: list[tuple[int, int]] = []
+
+    def flash(*given: Any, **how: Any) -> Tensor:
+        told.append(given[4])
+        return attend_by_row(*given[:6], **how)
+
+    monkeypatch.setattr(varlen_baselines, "aten_flash", flash)
+    inputs = drawn("selection_varlen", VARLEN, distribution)
+    found = getattr(varlen_baselines, name)(*inputs.tensors.values(), **inputs.options)
+    assert_right("selection_varlen", found, inputs)
+    assert {longest[1] for longest in told} <= {40}
+
+
+@pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)
+def test_selected_keys_are_packed_without_a_look_at_the_device(
+    monkeypatch: pytest.MonkeyPatch, distribution: str
+) -> None:
+    for method in ("item", "tolist", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, method, _looked)
+    inputs = drawn("selection_ranges", RANGES, distribution)
+    calls = []
+    monkeypatch.setattr(ranges_baselines, "flash", lambda *given: calls.append(given) or given[0])
+    ranges_baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
+    ranges_baselines.packed_sdpa(*inputs.tensors.values(), **inputs.options)
+    monkeypatch.undo()
+    monkeypatch.setattr(ranges_baselines, "flash", attend_by_row)
+    for of in (ranges_baselines.flash_varlen, ranges_baselines.packed_sdpa):
+        assert_right("selection_ranges", of(*inputs.tensors.values(), **inputs.options), inputs)
+    assert calls[0][4] == (2, 24)
+
+
+def _looked(*_: object) -> None:
+    raise AssertionError("the host looked at a value that is on the device")
+
+
+def test_a_look_that_saves_the_mask_is_a_baseline_of_its_own() -> None:
+    equal = drawn("selection_ranges", RANGES, "disjoint")
+    found = ranges_baselines.packed_sdpa_unmasked(*equal.tensors.values(), **equal.options)
+    assert_right("selection_ranges", found, equal)
+    unequal = drawn("selection_ranges", RANGES, "empty_rows")
+    with pytest.raises(ranges_baselines.Unsupported, match="unequal"):
+        ranges_baselines.packed_sdpa_unmasked(*unequal.tensors.values(), **unequal.options)
+
+
+def test_what_hangs_on_shapes_is_made_once() -> None:
+    where = torch.device("cpu")
+    assert varlen_baselines.every(4, 3, where).tolist() == [0, 4, 8, 12]
+    assert varlen_baselines.every(4, 3, where) is varlen_baselines.every(4, 3, where)
+
+
+def test_a_single_row_is_as_long_as_its_case_says() -> None:
+    inputs = drawn("selection_varlen", {**VARLEN, "N": 1}, "spread")
+    assert inputs.tensors["cu_seqlens"].tolist() == [0, 40]
