@@ -1,12 +1,15 @@
-"""What a finished run means as an exit code: did something in it fail?"""
+"""What failed in a finished run: as lines, by which it has an exit code, and as findings."""
 
 from __future__ import annotations
 
 from nsabench import labels
 from nsabench.checks.controls import CHECK, Catch
-from nsabench.checks.finding import Effect
+from nsabench.checks.finding import Effect, Finding
 from nsabench.results.assemble import Results
-from nsabench.words import BENIGN, Role
+from nsabench.words import BENIGN, Role, Status
+
+PARITY = "parity"
+FAILING = (Effect.WRONG, Effect.IMPLAUSIBLE)
 
 
 def failures(results: Results) -> list[str]:
@@ -25,3 +28,21 @@ def failures(results: Results) -> list[str]:
         elif record["status"] not in BENIGN:
             lines.append(f"{who}: {record['status']}: {record['reason']}")
     return lines
+
+
+def found_while_measuring(results: Results) -> list[Finding]:
+    """Failures of candidates and baselines that no check found, since the worker did."""
+    told = {(f.case_id, f.implementation) for f in results.findings if f.effect in FAILING}
+    return [
+        Finding(
+            PARITY if r["status"] == Status.WRONG else "outcome",
+            Effect.WRONG,
+            f"{r['status']}: {r['reason']}",
+            r["case_id"],
+            r["implementation"],
+        )
+        for r in results.records
+        if r["role"] != Role.CONTROL
+        and r["status"] not in BENIGN
+        and (r["case_id"], r["implementation"]) not in told
+    ]

@@ -120,6 +120,7 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
 
 def _measure(folder: RunFolder, plan: Plan, view: View, fit: bool) -> Finished:
     began = time.monotonic()
+    view.note(f"results go to {folder.path}")
     kernels = Path(plan.kernels) if plan.kernels else None
     sources = plan.sources or None  # none: a plan made before they were recorded
     measured_before = 0.0

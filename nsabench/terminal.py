@@ -228,9 +228,13 @@ def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
             role,
             ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
             str(best[name]) if role == Role.BASELINE else _catches(rows),
-            reasons[0][:100] if reasons else "",
+            _short(reasons[0]) if reasons else "",
         )
     return table
+
+
+def _short(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _catches(rows: Sequence[dict[str, Any]]) -> str:

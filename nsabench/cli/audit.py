@@ -11,7 +11,8 @@ import click
 from nsabench import audit, journal, terminal
 from nsabench.checks import Effect, Finding
 from nsabench.cli import _options
-from nsabench.manifest import refuse_altered
+from nsabench.cli._trust import admit
+from nsabench.outcome import found_while_measuring
 from nsabench.plan import Plan
 from nsabench.results.assemble import assemble
 from nsabench.run_folder import RunFolder
@@ -32,16 +33,18 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
     cases: dict[str, str] = {}
     if path.is_dir():
         folder = RunFolder.existing(path)
-        refuse_altered(path)
+        admit(path)
         plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
         cases = {planned.id: planned.case.named for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         # What is found in a control is what it is there for, unless it got away.
+        results = assemble(plan, contents)
         findings = [
             f
-            for f in assemble(plan, contents).findings
+            for f in results.findings
             if f.effect is Effect.INVALID or f.implementation not in controls
         ]
+        findings += found_while_measuring(results)
         missing = {planned.id for planned in plan.cases} - {e.case_id for e in contents.entries}
         if missing:
             sentence = f"{len(missing)} of {len(plan.cases)} cases were not measured"

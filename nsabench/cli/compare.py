@@ -10,7 +10,9 @@ import click
 
 from nsabench import compare, terminal
 from nsabench.cli import _options
+from nsabench.cli._trust import say_unsigned
 from nsabench.compare import document, markdown, tables
+from nsabench.manifest.statement import Trust
 
 
 @click.command("compare")
@@ -75,7 +77,11 @@ def command(
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    found = compare.compare(compare.read(runs), intersection=intersection, only=only, band=band)
+    sides = compare.read(runs)
+    for side in sides:
+        if side.trust is Trust.UNSIGNED:
+            say_unsigned(side.folder)
+    found = compare.compare(sides, intersection=intersection, only=only, band=band)
     if html is not None:
         from nsabench.compare import page
 

@@ -9,8 +9,9 @@ import click
 
 from nsabench import report
 from nsabench.cli import _options
+from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
-from nsabench.manifest import MANIFEST, refuse_altered
+from nsabench.manifest import is_in_signed
 
 
 @click.command("report")
@@ -27,14 +28,14 @@ def command(run: Path, out: Path | None, as_json: bool) -> None:
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
     """
-    refuse_altered(run)
+    admit(run)
     facts = report.Facts.read(run)
-    if out is None and (run / MANIFEST).exists():
+    folder = out or run
+    if is_in_signed(folder):
         raise UsageError(
             f"{run} is signed, and a new report would not be what was signed",
             "give --out another folder.",
         )
-    folder = out or run
     folder.mkdir(parents=True, exist_ok=True)
     written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
     if as_json:

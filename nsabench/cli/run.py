@@ -23,7 +23,8 @@ def command(
     kernels: Path | None,
     shard: str,
 ) -> int:
-    """Parity and timing only, without looking at the machine first.
+    """Parity and timing only: without looking at the machine first, and nothing is decided,
+    reported or signed.
 
     Example: nsabench run quick --device cpu
     """

@@ -9,8 +9,8 @@ import click
 
 from nsabench import threshold
 from nsabench.cli import _options
+from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
-from nsabench.manifest import refuse_altered
 from nsabench.threshold.decide import SELECTED, per_gpu
 from nsabench.threshold.document import as_data
 from nsabench.threshold.evidence import Evidence
@@ -75,6 +75,6 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
     found = [threshold.of_tables(tables, gpu)] if tables and gpu else []
     for path in paths:
         if path.is_dir():
-            refuse_altered(path)
+            admit(path)
             found.append(threshold.of_run(path))
     return found

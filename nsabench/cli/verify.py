@@ -15,7 +15,7 @@ from nsabench.manifest.statement import Trust
 
 
 @click.command("verify")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "--key",
     "public",

@@ -17,15 +17,18 @@ from nsabench.ops.contract import Inputs, Op
 from nsabench.timing.clock import now_s
 
 EXPLAINS = 0.2  # an explanation leaves at most this share of the error
+WORTH_SAYING = 0.5  # one that leaves more than this says nothing
 BETTER = 0.9  # a later hypothesis must beat an earlier one by this much
 TIME_LIMIT_S = 2.0
+UNWRITTEN = "NaN is also what the bench leaves where a kernel does not write"
 
 
 def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> str:
     """The hypothesis that reproduces the output, or else where the output is off."""
     bad = ~torch.isfinite(output)
     if bad.any():
-        return f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
+        said = f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
+        return said + (f"; {UNWRITTEN}" if output.isnan().any() else "")
     evidence = gather(op, inputs, output, previous, getattr(_of_the_op(op), "take", None))
     mae = _mae(evidence.output, evidence.oracle)
     best, error = _best(evidence)
@@ -33,7 +36,9 @@ def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> 
         where = "" if evidence.wrong.all() else f" in {locate(evidence.wrong)}"
         distances = f"MAE {error:.2g} against that hypothesis, {mae:.3g} against the op"
         return f"{best.text}{where} ({distances})"
-    nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {mae:.2g}" if best else ""
+    nearest = ""
+    if best is not None and error <= WORTH_SAYING * mae:
+        nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {mae:.2g}"
     where = locate(evidence.off >= evidence.off.max() / FAR_OFF)
     return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
 

@@ -12,7 +12,19 @@ from nsabench.doctor.render import as_json, render
 from nsabench.environment.model import Environment
 from nsabench.errors import EnvironmentRefused
 
-__all__ = ["Problem", "Severity", "as_json", "examine", "refuse_unfit", "render", "worst"]
+# Codes of what is about the folder of the results, and not about the machine.
+OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
+
+__all__ = [
+    "OF_THE_FOLDER",
+    "Problem",
+    "Severity",
+    "as_json",
+    "examine",
+    "refuse_unfit",
+    "render",
+    "worst",
+]
 
 
 def examine(environment: Environment, *, results: Path) -> list[Problem]:
@@ -33,12 +45,14 @@ def examine(environment: Environment, *, results: Path) -> list[Problem]:
 def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
     """Everything graver than a note that a run on this machine suffers from, worst first.
 
-    Raises `EnvironmentRefused` for an error where the device of the run is a GPU.
+    Raises `EnvironmentRefused` for an error: on a CPU, for one of the folder only.
     """
     problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
-    if environment.run.device == "cuda" and worst(problems) is Severity.ERROR:
-        more = "" if len(problems) == 1 else " `nsabench doctor` says what else is wrong."
-        raise EnvironmentRefused(problems[0].what.removesuffix("."), problems[0].remedy + more)
+    on_gpu = environment.run.device == "cuda"
+    for problem in problems:
+        if problem.severity is Severity.ERROR and (on_gpu or problem.code in OF_THE_FOLDER):
+            more = "" if len(problems) == 1 else " `nsabench doctor` says what else is wrong."
+            raise EnvironmentRefused(problem.what.removesuffix("."), problem.remedy + more)
     return problems
 
 

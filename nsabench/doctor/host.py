@@ -100,7 +100,7 @@ def low_disk(free_bytes: int | None) -> Problem | None:
     make = error if free_bytes < _LEAST_DISK_BYTES else warning
     return make(
         "low_disk",
-        f"Only {free_bytes / _GIB:.2f} GiB of disk are free where the results go.",
+        f"Only {free_bytes / (1 << 20):.0f} MiB of disk are free where the results go.",
         "Free some, or choose another place with `--out`.",
     )
 

@@ -61,11 +61,17 @@ class Report:
 
     def raise_if_broken(self) -> None:
         """Raises `VerificationFailed` with the first broken thing."""
-        if self.broken:
-            raise VerificationFailed(
-                f"{self.folder} is not what it claims to be: {self.broken}",
-                "do not rely on it; get the run again from where it was made.",
+        if not self.broken:
+            return
+        remedy = "do not rely on it; get the run again from where it was made."
+        if self.outcomes["manifest"] == "broken" and not os.path.lexists(self.folder / MANIFEST):
+            remedy = (
+                "`nsabench all` signs a run at its end, `run` does not; "
+                f"`nsabench all --resume {self.folder}` goes on with one and signs it."
             )
+        raise VerificationFailed(
+            f"{self.folder} is not what it claims to be: {self.broken}", remedy
+        )
 
 
 def verify(
@@ -95,6 +101,12 @@ def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
     report = verify(folder, trusted=trusted)
     report.raise_if_broken()
     return report.trust
+
+
+def is_in_signed(path: Path) -> bool:
+    """Whether a file in `path`, a folder that need not exist, would be one of a signed run's."""
+    whole = path.resolve()
+    return any(os.path.lexists(folder / MANIFEST) for folder in (whole, *whole.parents))
 
 
 class _Stopped(Exception):

@@ -30,9 +30,6 @@ __all__ = ["MARGIN", "Facts", "Record", "Standing", "quoted", "standings"]
 
 Record = dict[str, Any]
 
-# What the doctor says of the disk is about now, not about the machine as it was during the run.
-OF_NOW = frozenset({"low_disk", "unwritable"})
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -82,7 +79,8 @@ class Facts:
         if self.environment is None:
             return []
         found = doctor.examine(self.environment, results=self.folder.path)
-        return [problem for problem in found if problem.code not in OF_NOW]
+        # The disk is as it is now, not as it was during the run.
+        return [problem for problem in found if problem.code not in doctor.OF_THE_FOLDER]
 
     @cached_property
     def thresholds(self) -> dict[str, Any] | None:

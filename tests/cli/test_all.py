@@ -16,7 +16,9 @@ import pytest
 
 from nsabench.plan import Plan
 from nsabench.results.columns import RECORDS, SAMPLES
+from nsabench.words import Status
 from tests.cli.conftest import Nsabench, command
+from tests.runs import Made, make_run
 
 
 def records(run: Path) -> list[dict[str, Any]]:
@@ -333,3 +335,36 @@ def test_a_wrong_candidate_fails_the_run(tmp_path: Path, tiny: Path, nsabench: N
     [mine] = [r for r in records(tmp_path / "run") if r["implementation"] == "mine"]
     assert (mine["status"], mine["verdict"], mine["speedup"]) == ("wrong", "invalid", None)
     assert "scale" in mine["diagnosis"]
+
+
+def test_a_failed_run_fails_its_audit_and_is_called_unsigned(
+    tmp_path: Path, nsabench: Nsabench
+) -> None:
+    """The worker found it wrong, so that no check of the supervisor has to."""
+    run = make_run(tmp_path / "run", Made(lengths=(64,), status=lambda length: Status.WRONG))
+    for command_ in ("audit", "threshold", "report"):
+        done = nsabench(command_, run)
+        assert f"{run} is unsigned" in done.stderr
+        assert (done.returncode == 1) is (command_ == "audit")
+        if command_ == "audit":
+            assert "parity: mine on" in done.stdout and "wrong: as the test wants" in done.stdout
+    page = (run / "report.html").read_text()
+    rows = [row for row in page.split("<tr>") if "<code>parity</code>" in row]
+    assert "wrong</span>" in rows[0] and "✓ none" not in rows[0]
+    done = nsabench("compare", run, run)
+    assert done.stderr.count("is unsigned") == 2
+
+
+def test_what_is_no_run_is_not_called_altered(tmp_path: Path, nsabench: Nsabench) -> None:
+    done = nsabench("verify", "nowhere")
+    assert done.returncode == 2 and "does not exist" in done.stderr
+    run = make_run(tmp_path / "run")
+    done = nsabench("verify", run)
+    assert done.returncode == 4 and f"`nsabench all --resume {run}`" in done.stderr
+
+
+def test_where_the_results_go_is_said_first(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:
+    done = nsabench("run", tiny, "--device", "cpu")
+    said = done.stdout.splitlines()[0]
+    assert said.startswith("results go to results/")
+    assert (tmp_path / said.removeprefix("results go to ") / "records.parquet").is_file()

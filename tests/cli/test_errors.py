@@ -154,9 +154,10 @@ def test_a_report_onto_a_full_disk(tmp_path: Path, nsabench: Nsabench) -> None:
     (out / "selection_report.tmp").symlink_to("/dev/full")
     done = nsabench("report", make_run(tmp_path / "run"), "--out", out)
     assert done.returncode == 3
-    lines = done.stderr.splitlines()
-    assert lines[0].endswith("selection_report.md cannot be written: No space left on device")
-    assert lines[1] == "  remedy: make room, then try again."
+    unsigned, said, remedy = done.stderr.splitlines()
+    assert unsigned.endswith("is unsigned: nothing shows that it was not altered")
+    assert said.endswith("selection_report.md cannot be written: No space left on device")
+    assert remedy == "  remedy: make room, then try again."
 
 
 @pytest.mark.parametrize("command", ["report", "audit", "threshold"])

@@ -143,7 +143,7 @@ def test_what_nothing_explains_is_at_least_located():
     output[6:, 1] += torch.randn(64, generator=torch.Generator().manual_seed(0))
     said = diagnose(OP, inputs, output)
     assert said.startswith("no hypothesis explains it")
-    assert "axis 0: 6 to 7 of 8, axis 1: 1 of 4" in said
+    assert "axis 0 (of 8): 6 to 7, axis 1 (of 4): index 1" in said
 
 
 def test_a_mistake_in_a_few_rows_of_many_is_found():
@@ -151,16 +151,17 @@ def test_a_mistake_in_a_few_rows_of_many_is_found():
     output = attend(inputs)
     output[101:104] = attend(inputs, slice(0, 448))[101:104]
     said = diagnose(OP, inputs, output)
-    assert said.startswith("attends to the first 448 of 512 keys in axis 0: 101 to 103 of 300")
+    assert said.startswith("attends to the first 448 of 512 keys in axis 0 (of 300): 101 to 103")
 
 
 def test_nan_is_located():
     inputs = draw()
     output = attend(inputs)
     output[5:] = math.nan
-    assert "768 of 2048 elements are NaN or infinite: axis 0: 5 to 7 of 8" in diagnose(
-        OP, inputs, output
-    )
+    said = diagnose(OP, inputs, output)
+    assert "768 of 2048 elements are NaN or infinite: axis 0 (of 8): 5 to 7; NaN is also" in said
+    output[5:] = math.inf
+    assert diagnose(OP, inputs, output).endswith("axis 0 (of 8): 5 to 7")
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
@@ -274,7 +275,7 @@ def test_wrong_queries_of_many_are_found_and_said():
     output = op.oracle(inputs).half()
     output[1, 2:4, 0] = with_keys(op, inputs, lambda at: at[:64])[1, 2:4, 0]
     said = diagnose(op, inputs, output)
-    assert "attends to the first 64 of 150 keys in axis 0: 1 of 2, axis 1: 2 to 3 of 6" in said
+    assert "attends to the first 64 of 150 keys in axis 0 (of 2): index 1, axis 1 (of 6)" in said
 
 
 def test_nothing_selected_has_nothing_to_be_mistaken_in():

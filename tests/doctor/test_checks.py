@@ -438,3 +438,11 @@ def test_a_run_on_a_cpu_is_told_and_not_refused(
     hidden = but(cpu_only, run={"device": "cpu"}, driver={"pci_devices": 1})
     [problem] = refuse_unfit(hidden, results=tmp_path)
     assert problem.severity is Severity.ERROR
+
+
+def test_a_full_disk_refuses_any_run(
+    but: Change, cpu_only: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsabench.doctor._free_bytes", lambda folder: 300 << 10)
+    with pytest.raises(EnvironmentRefused, match="Only 0 MiB of disk"):
+        refuse_unfit(but(cpu_only, run={"device": "cpu"}), results=tmp_path)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
-from nsabench.manifest import seal
+from nsabench.manifest import seal, verify
 from nsabench.manifest.keys import load_signer
 from nsabench.report import Facts, write_markdown
 from nsabench.report.statistics import by_length
@@ -70,7 +70,7 @@ def test_ranges_of_length_count_what_exists(run: Path) -> None:
 def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(run), "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["valid"] is True
+    assert json.loads(done.stdout)["valid"] is True
     assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
 
 
@@ -78,6 +78,10 @@ def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
     signed = make_whole_run(tmp_path / "signed")
     seal(signed, load_signer({}))
     before = sorted(path.name for path in signed.iterdir())
-    done = CliRunner().invoke(command, [str(signed)])
-    assert isinstance(done.exception, UsageError)
-    assert sorted(path.name for path in signed.iterdir()) == before
+    (tmp_path / "link").symlink_to(signed)
+    for out in (None, signed, signed / "logs", signed / "new", tmp_path / "link"):
+        given = [] if out is None else ["--out", str(out)]
+        done = CliRunner().invoke(command, [str(signed), *given])
+        assert isinstance(done.exception, UsageError), out
+        assert sorted(path.name for path in signed.iterdir()) == before
+    assert verify(signed).broken is None

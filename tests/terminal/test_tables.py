@@ -62,3 +62,11 @@ def test_what_others_wrote_is_no_markup() -> None:
         terminal.baselines_table([record(role="baseline", status="crashed", reason=reason)])
     )
     assert reason in console.file.getvalue()
+
+
+def test_what_is_cut_off_says_so() -> None:
+    console = terminal.console()
+    console.file, console.width = StringIO(), 240
+    crashed = record(role="control", status="wrong", reason="x" * 101, caught="caught")
+    console.print(terminal.baselines_table([crashed]))
+    assert "x" * 99 + "…" in console.file.getvalue()

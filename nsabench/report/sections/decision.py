@@ -8,6 +8,7 @@ from typing import Any
 from nsabench import checks, labels
 from nsabench.checks import Effect
 from nsabench.checks.controls import CHECK, Catch
+from nsabench.outcome import found_while_measuring
 from nsabench.report.facts import Facts, standings
 from nsabench.report.meanings import first_line
 
@@ -48,9 +49,10 @@ def _checks(facts: Facts) -> list[dict[str, Any]]:
     """One line a check: what it asks, and how many findings of which effect it had. What it finds
     in a control it was meant to find, and is counted apart."""
     controls = {(r["case_id"], r["implementation"]) for r in facts.controls}
+    findings = [*facts.results.findings, *found_while_measuring(facts.results)]
     lines = []
     for name in [*checks.all_checks(), CHECK]:
-        found = [f for f in facts.results.findings if f.check == name]
+        found = [f for f in findings if f.check == name]
         expected = [f for f in found if (f.case_id, f.implementation) in controls]
         others = [f for f in found if f not in expected]
         counts = Counter(f.effect for f in others)

@@ -1,0 +1,21 @@
+"""What commands that read a run have in common: is it what was signed?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsabench.manifest import refuse_altered
+from nsabench.manifest.statement import Trust
+
+
+def admit(run: Path) -> None:
+    """Say so if the run is unsigned. Raises `VerificationFailed` when it was altered."""
+    if refuse_altered(run) is Trust.UNSIGNED:
+        say_unsigned(run)
+
+
+def say_unsigned(run: Path) -> None:
+    """On standard error: what a command prints may be read by a program."""
+    click.echo(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)
