@@ -132,13 +132,40 @@ def padded(keys: Keys, count: Tensor | int) -> Tensor:
 
 
 def softmax(keys: Keys) -> Iterator[Hypothesis]:
-    """Softmax left out, or half of it."""
+    """Softmax left out, half of it, or its online form without what makes it one."""
     yield Hypothesis(
         "does not divide by the sum of the weights", lambda: keys.shaped(keys.weights @ keys.v)
     )
+    yield Hypothesis(
+        "neither subtracts the maximum nor divides by the sum of the weights",
+        lambda: keys.shaped((keys.weights * keys.top.exp()) @ keys.v),
+    )
+    yield from _not_rescaled(keys)
     yield Hypothesis("takes no softmax of the scores", lambda: keys.shaped(keys.scores @ keys.v))
     mean = keys.v.sum(1, keepdim=True) / keys.count.clamp(min=1).unsqueeze(-1)
     yield Hypothesis("is the plain mean of V", lambda: keys.shaped(mean.expand(-1, keys.heads, -1)))
+
+
+def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
+    """What a tile added stays in units of the maximum that was known then."""
+    for tile in TILES[:4]:
+        if keys.length > tile:
+            for left in (("output",), ("weights",), ("output", "weights")):
+                yield Hypothesis(
+                    f"does not rescale the {' and the '.join(left)} summed so far when the maximum "
+                    f"rises, in tiles of {tile}",
+                    partial(_online, keys, tile, left),
+                )
+
+
+def _online(keys: Keys, tile: int, left: tuple[str, ...]) -> Tensor:
+    """Online softmax that does not rescale what is `left`."""
+    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
+    highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
+    known = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
+    stale = keys.weights * torch.exp(keys.top - known)
+    output, weights = (stale if of in left else keys.weights for of in ("output", "weights"))
+    return keys.shaped((output @ keys.v / weights.sum(-1, keepdim=True)).nan_to_num())
 
 
 def accumulation(keys: Keys) -> Iterator[Hypothesis]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 
 from nsabench.failure import Failure
-from nsabench.registry import Unsupported
+from nsabench.registry import USER_MODULE, Unsupported
 from nsabench.words import Status
 
 T = TypeVar("T")
@@ -19,6 +20,9 @@ _COMPILER_ERRORS = (
     "UnsupportedLanguageConstruct",
 )
 _RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
+
+
+LINKS = 10  # of a chain of causes that are looked at
 
 
 class DevicePoisoned(Exception):
@@ -75,9 +79,23 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 
 def _location(error: BaseException) -> str:
-    trace: Any = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    return f" ({trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+    """The innermost line of the user's file, also of an error that this one came from (Triton's
+    interpreter raises its own); where there is none, the innermost line."""
+    lines = list(_lines(error))
+    own = getattr(sys.modules.get(USER_MODULE), "__file__", None)
+    path, number = next((line for line in lines if line[0] == own), next(iter(lines), ("", 0)))
+    return f" ({path.rsplit('/', 1)[-1]}:{number})" if path else ""
+
+
+def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Files and lines of an error, from the innermost out, then of what it came from."""
+    cause: BaseException | None = error
+    for _ in range(LINKS):  # they may form a ring
+        if cause is None:
+            return
+        trace, inward = cause.__traceback__, []
+        while trace is not None:
+            inward.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+            trace = trace.tb_next
+        yield from reversed(inward)
+        cause = cause.__cause__ or cause.__context__

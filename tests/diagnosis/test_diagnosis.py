@@ -77,6 +77,12 @@ MISTAKES = {
     "is zero everywhere": lambda i: torch.zeros_like(attend(i)),
     "is the plain mean of V": lambda i: i.tensors["v"].mean(1, keepdim=True).expand(-1, 4, -1),
     "does not divide by the sum": lambda i: unnormalised(i),
+    "neither subtracts the maximum nor divides": lambda i: unnormalised(i, top=False),
+    "does not rescale the output summed so far": lambda i: online(i, 64, output=False),
+    "does not rescale the weights summed so far": lambda i: online(i, 32, weights=False),
+    "the output and the weights summed so far when the maximum rises, in tiles of 16": (
+        lambda i: online(i, 16, output=False, weights=False)
+    ),
     "takes no softmax": lambda i: scores(i) @ i.tensors["v"],
     "off by a constant 0.005": lambda i: attend(i) + 0.005,
     "is 1.1 times the right one": lambda i: attend(i) * 1.1,
@@ -87,10 +93,24 @@ def scores(inputs):
     return inputs.tensors["q"] @ inputs.tensors["k"].mT * inputs.options["sm_scale"]
 
 
-def unnormalised(inputs):
+def unnormalised(inputs, top=True):
     s = scores(inputs).double()
-    weights = torch.exp(s - s.amax(-1, keepdim=True))
+    weights = torch.exp(s - s.amax(-1, keepdim=True) if top else s)
     return (weights @ inputs.tensors["v"].double()).half()
+
+
+def online(inputs, tile, output=True, weights=True):
+    """Softmax a tile at a time, without the rescaling of what is False."""
+    s, v = scores(inputs).double(), inputs.tensors["v"].double()
+    top = torch.full_like(s[..., :1], -math.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(s[..., :1] * v[:, :1])
+    for part, values in zip(s.split(tile, -1), v.split(tile, 1), strict=True):
+        higher = torch.maximum(top, part.amax(-1, keepdim=True))
+        alpha, top = torch.exp(top - higher), higher
+        p = torch.exp(part - top)
+        total = total * (alpha if weights else 1) + p.sum(-1, keepdim=True)
+        out = out * (alpha if output else 1) + p @ values
+    return (out / total).half()
 
 
 @pytest.mark.parametrize("expected", MISTAKES)
