@@ -8,7 +8,7 @@ from nsabench import report, threshold
 from nsabench.errors import EnvironmentRefused
 from nsabench.manifest import keyless, seal
 from nsabench.manifest.keys import Signer, load_signer
-from nsabench.manifest.seal import BUNDLE, MANIFEST
+from nsabench.manifest.seal import MANIFEST
 from nsabench.manifest.statement import Trust
 from nsabench.run import Finished
 
@@ -26,17 +26,20 @@ def prepare() -> Signer:
 def finish(finished: Finished, signer: Signer) -> str:
     """Write what people and programs read of a run into its folder, and sign it.
 
-    A run that is signed is left as it is, but for a signature by identity that it still lacks.
-    Returns a sentence about the signature, and one about a report that could not be written.
+    A run that is signed is left as it is. Returns a sentence about the signature, and one about a
+    report that could not be written.
     """
     path = finished.folder.path
     with finished.folder.writing():
         if (path / MANIFEST).exists():
-            said = "it was signed before, and is left as it is"
-        else:
-            said = _seal(finished, signer)
-        if keyless.is_wanted(os.environ) and not (path / BUNDLE).exists():
-            keyless.sign(path)
+            return "it was signed before, and is left as it is"
+        said = _seal(finished, signer)
+        if keyless.is_wanted(os.environ):
+            try:
+                keyless.sign(path)
+            except EnvironmentRefused:
+                (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
+                raise
     return said
 
 

@@ -87,7 +87,7 @@ class Contents:
     @property
     def ceilings(self) -> Ceilings:
         """What the device was measured to do at best, and the worst that its timer was off: a run
-        that was resumed was calibrated each time. Raises `IndexError` without a header."""
+        that was resumed was calibrated each time. Raises `ValueError` without a header."""
         first, *later = (header.ceilings for header in self.headers)
         return reduce(_best_of, later, first)
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from nsabench import ops, yaml_lines
-from nsabench.case import Case, Seed, Timing
+from nsabench.case import Case, RatioCI, Seed, Timing
 from nsabench.errors import UsageError
 from nsabench.ops.contract import Op, Tolerances
 from nsabench.words import Direction, DType
@@ -86,6 +86,14 @@ def load(path: Path) -> list[LoadedMatrix]:
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
     op = ops.get(matrix.op, document.where(("op",)))
+    stopping = matrix.timing.stopping
+    # Here and not in the model, which plans of earlier runs are read with.
+    if isinstance(stopping, RatioCI) and stopping.max_rounds < stopping.min_rounds:
+        where = document.where(("timing", "stopping", "max_rounds"))
+        raise UsageError(
+            f"{where} {stopping.max_rounds} is below min_rounds {stopping.min_rounds}",
+            "correct the value of one of them.",
+        )
     cases = list(_span(matrix, op, document))
     if not cases:
         raise UsageError(f"{path} spans no case", "exclude less, or give `axes` or `include`.")

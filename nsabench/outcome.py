@@ -36,7 +36,7 @@ def found_while_measuring(results: Results) -> list[Finding]:
     return [
         Finding(
             PARITY if r["status"] == Status.WRONG else "outcome",
-            Effect.WRONG,
+            Effect.WRONG if r["status"] == Status.WRONG else Effect.INVALID,
             f"{r['status']}: {r['reason']}",
             r["case_id"],
             r["implementation"],

@@ -213,7 +213,11 @@ def _same_machine(executor: WorkerExecutor, earlier: Sequence[Header]) -> Descri
         ("CPU", before.device.get("capability"), described.device.get("capability")),
         ("torch", before.software.get("torch"), described.software.get("torch")),
         ("triton", before.software.get("triton"), described.software.get("triton")),
-        ("driver", before.software.get("cuda_driver"), described.software.get("cuda_driver")),
+        (
+            "the driver's CUDA",
+            before.software.get("cuda_driver"),
+            described.software.get("cuda_driver"),
+        ),
     ):
         if then != now:
             raise UsageError(

@@ -122,9 +122,7 @@ class NSAttention(nn.Module):
         self.to_v = nn.Linear(dim, kv_heads * head_dim, bias=False)
         self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
         self.to_gates = nn.Linear(dim, heads * 3) if gates is None else None
-        # A buffer: made from numbers in a call, it would be copied to the device each time.
-        fixed = None if gates is None else torch.tensor(gates)
-        self.register_buffer("fixed_gates", fixed, persistent=False)
+        self.fixed_gates = gates
         self.compress_k, self.compress_v = (
             MeanCompression(block, stride)
             if compression == "mean"
@@ -146,7 +144,9 @@ class NSAttention(nn.Module):
             for to, h in zip((self.to_q, self.to_k, self.to_v), heads, strict=True)
         )
         if self.to_gates is None:
-            gates = self.fixed_gates.to(x.dtype).expand(*x.shape[:2], self.heads, 3)
+            # Filled on the device: a copy from the host could not be captured in a CUDA graph.
+            fixed = torch.stack([x.new_full((), gate) for gate in self.fixed_gates])
+            gates = fixed.expand(*x.shape[:2], self.heads, 3)
         else:
             gates = torch.sigmoid(self.to_gates(x)).unflatten(-1, (self.heads, 3))
         return q, k, v, gates

@@ -42,7 +42,8 @@ def _counts(table: Table) -> Iterator[Finding]:
         if not column.endswith("_actual") or axis is None:
             continue
         actual = [line.value(column) for line in table.lines]
-        sizes = [v for line in table.lines if (v := line.value(axis))]
+        filled = [line for line in table.lines if line.value(column) is not None]
+        sizes = [v for line in filled if (v := line.value(axis))]
         expected = f"{column.removesuffix('_actual')}_expected"
         counted = [a for a in actual if a is not None]
         if len(set(counted)) == 1 and len(sizes) > 1 and max(sizes) >= GROWTH * min(sizes):

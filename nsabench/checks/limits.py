@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nsabench.checks.row import Row
 from nsabench.messages import Ceilings
@@ -38,21 +38,11 @@ class Limits:
             source="measured in this run",
             memory_gb_s=ceilings.copy_gb_s,
             l2_gb_s=ceilings.l2_gb_s,
-            tflop_s=_by_any_unit(ceilings.tflop_s),
+            tflop_s=ceilings.tflop_s,
             timer_floor_ms=ceilings.timer_floor_ms,
             known_duration_error=ceilings.known_duration_error,
             sheet=sheet,
         )
-
-
-def _by_any_unit(tflop_s: Mapping[str, float]) -> dict[str, float]:
-    """float32 is also made of three TF32 products on tensor cores, whose rate is half of that of
-    the 16-bit formats; a matmul of torch's, which is what was measured, does not use them."""
-    half = max((rate for dtype, rate in tflop_s.items() if dtype != DType.FLOAT32), default=0.0)
-    return {
-        dtype: max(rate, half / 6) if dtype == DType.FLOAT32 else rate
-        for dtype, rate in tflop_s.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,18 @@ def least(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> Bound | N
 
 def beaten(row: Row, limits: Limits) -> Bound | None:
     """The lower bound that the record's time is below, by more than the margin; else None."""
-    bound = least(row, limits)
+    bound = least(row, _by_any_unit(limits) if row.dtype is DType.FLOAT32 else limits)
     if bound is None or row.median_ms is None or row.median_ms * limits.margin >= bound.ms:
         return None
     return bound
+
+
+def _by_any_unit(limits: Limits) -> Limits:
+    """What is possible in float32: three TF32 products on tensor cores, which torch's own matrix
+    product does not use, make one. TF32 runs at half of the rate of the 16-bit formats."""
+    sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
+    known = limits.tflop_s.get(DType.FLOAT32)
+    if known is None or not sixteen:
+        return limits
+    rates = {**limits.tflop_s, DType.FLOAT32: max(known, max(sixteen) / 2 / 3)}
+    return replace(limits, tflop_s=rates)

@@ -11,7 +11,7 @@ from nsabench import report
 from nsabench.cli import _options
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
-from nsabench.manifest import is_in_signed
+from nsabench.manifest import signed_around
 
 
 @click.command("report")
@@ -31,9 +31,10 @@ def command(run: Path, out: Path | None, as_json: bool) -> None:
     admit(run)
     facts = report.Facts.read(run)
     folder = out or run
-    if is_in_signed(folder):
+    signed = signed_around(folder)
+    if signed is not None:
         raise UsageError(
-            f"{run} is signed, and a new report would not be what was signed",
+            f"{signed if out else run} is signed, and a new report would not be what was signed",
             "give --out another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)

@@ -140,8 +140,8 @@ class Comparison:
 
     def failures(self, *, slower: bool) -> Iterator[str]:
         """Why a gate stays shut, a sentence each: what broke, and, if asked for, what got slower.
-        Nothing can be said of a run that decides nothing, so that is one as well."""
-        yield from (side.objection for side in self.sides if side.objection)
+        Of times in a run that decides nothing, nothing can be said, so that is one as well then."""
+        yield from (side.objection for side in self.sides if side.objection and slower)
         for later, side in enumerate(self.later):
             for cell, _ in self.broken(later):
                 before, after = cell.outcomes[0], cell.outcomes[later + 1]

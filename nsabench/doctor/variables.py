@@ -32,7 +32,6 @@ class Switch:
 
 
 SWITCHES = (
-    Switch("TRITON_INTERPRET", _on, Severity.ERROR, "Triton kernels are interpreted on the CPU"),
     Switch("CUDA_LAUNCH_BLOCKING", _on, Severity.ERROR, "every launch waits for the device"),
     Switch("CUDA_VISIBLE_DEVICES", _hides_all, Severity.ERROR, "every GPU is hidden"),
     Switch("CUDA_INJECTION64_PATH", _any, Severity.WARNING, "a profiler slows the device down"),

@@ -49,11 +49,12 @@ def _first_keys(q: Tensor, s_kv: int) -> Tensor:
     return base.expand(b, s, g).reshape(-1)
 
 
-def packed_index(start: Tensor, before: Tensor, first_keys: Tensor, room: int) -> Tensor:
-    """Of each place in the packing, int64 [room], the key that belongs there.
+def packed_index(
+    start: Tensor, before: Tensor, first_keys: Tensor, room: int
+) -> tuple[Tensor, Tensor]:
+    """Of each place in the packing, int64 [room], the key that belongs there, and whether one does.
 
-    start [R,n] and before [R,n+1] as `_disjoint` gives them; first_keys [R]. Behind the last key
-    any other follows.
+    start [R,n] and before [R,n+1] as `_disjoint` gives them; first_keys [R].
     """
     # One entry a span: its keys are consecutive in the packing as they are in K.
     length = before.diff(dim=1).flatten()
@@ -61,7 +62,8 @@ def packed_index(start: Tensor, before: Tensor, first_keys: Tensor, room: int) -
     shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)
     place = torch.arange(room, device=start.device)
     span = torch.searchsorted(ends, place, right=True).clamp_(max=ends.numel() - 1)
-    return torch.where(place < ends[-1], shift[span] + place, 0)
+    taken = place < ends[-1]
+    return torch.where(taken, shift[span] + place, 0), taken
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -72,6 +74,13 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)
+
+
+def _taken(x: Tensor, index: Tensor, taken: Tensor) -> Tensor:
+    """As `take`, without a gradient of places that hold no key: FlashAttention leaves theirs as the
+    memory was."""
+    rows = take(x, index)
+    return torch.where(taken.unsqueeze(1), rows, 0) if rows.requires_grad else rows
 
 
 def _refuse(elements: int, limit: int, what: str) -> None:
@@ -160,7 +169,7 @@ def _packed(
 def flash_varlen(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """The selected keys of all rows gathered without padding, then FlashAttention's varlen form."""
+    """The selected keys of all rows gathered one behind the other, then FlashAttention's varlen."""
     b, s, g, h, d = q.shape
     rows, s_kv = b * s * g, k.shape[2]
     check_flash(q, v)
@@ -168,11 +177,11 @@ def flash_varlen(
     cu_k = pad(before[:, -1].cumsum(0, dtype=torch.int32), (1, 0))
     longest = min(selected_len, s_kv)
     _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
-    index = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
+    index, taken = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
     out = flash(
         q.reshape(rows * h, 1, d),
-        take(k.reshape(-1, d), index).unsqueeze(1),
-        take(v.reshape(-1, d), index).unsqueeze(1),
+        _taken(k.reshape(-1, d), index, taken).unsqueeze(1),
+        _taken(v.reshape(-1, d), index, taken).unsqueeze(1),
         (every(h, rows, q.device), cu_k),
         (h, longest),
         sm_scale,

@@ -7,8 +7,6 @@ and through the public `varlen_attn` where there is one.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -33,16 +31,16 @@ def flash(
 ) -> Tensor:
     """FlashAttention over packed sequences: q [total_q,Hq,D], k, v [total_k,Hk,D].
 
-    longest: of the queries and of the keys. Told more keys than a row has, it splits none of them.
+    longest: of the queries and of the keys. Told more keys than a row has, the form with grouped
+    heads splits none of them over the device.
     """
     if k.shape[0] == 0:
         return torch.zeros_like(q)
     return aten_flash(q, k, v, cu, longest, sm_scale, causal=False)
 
 
-@lru_cache(maxsize=64)
 def every(step: int, rows: int, device: torch.device) -> Tensor:
-    """cu_seqlens of `rows` sequences of `step` each; made once, since they hang on shapes only."""
+    """cu_seqlens of `rows` sequences of `step` each."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
 
 

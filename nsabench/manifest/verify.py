@@ -103,10 +103,11 @@ def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
     return report.trust
 
 
-def is_in_signed(path: Path) -> bool:
-    """Whether a file in `path`, a folder that need not exist, would be one of a signed run's."""
+def signed_around(path: Path) -> Path | None:
+    """The signed run that `path` is or lies in, if there is one; `path` itself need not exist."""
     whole = path.resolve()
-    return any(os.path.lexists(folder / MANIFEST) for folder in (whole, *whole.parents))
+    folders = (whole, *whole.parents)
+    return next((folder for folder in folders if os.path.lexists(folder / MANIFEST)), None)
 
 
 class _Stopped(Exception):

@@ -67,7 +67,9 @@ def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
     elif distribution == "mixed":
         found = np.where(steps % 4 == 0, longest, max(1, longest // 8))
     else:
-        found = longest - (rows - 1 - steps) * (longest - 1) // max(rows - 1, 1)
+        found = 1 + steps * (longest - 1) // max(rows - 1, 1)
+        if rows == 1:
+            found[:] = longest
         if distribution == "empty_rows":
             found = np.where(steps % 4 == 0, 0, found)
     return np.random.default_rng(seed).permutation(found).astype(np.int64)

@@ -61,4 +61,6 @@ def test_float32_on_tensor_cores_is_possible(make_row):
     row = make_row(N=8192, dtype="float32")
     assert check([replace(row, median_ms=row.flops / 110e9)], limits) == []
     assert check([replace(row, median_ms=row.flops / 160e9)], limits) != []
-    assert Limits.measured(Ceilings(tflop_s={"float32": 1.0})).tflop_s == {"float32": 1.0}
+    assert limits.tflop_s == rates
+    alone = Limits.measured(Ceilings(tflop_s={"float32": 50.0}))
+    assert check([replace(row, median_ms=row.flops / 60e9)], alone) != []

@@ -29,7 +29,6 @@ INVALID = replace(NEWER, control_caught=False)
         (CRASHED, "status", 1),
         (CRASHED, "regression", 1),
         (INVALID, "regression", 1),
-        (INVALID, "status", 1),
     ],
 )
 def test_the_gate(

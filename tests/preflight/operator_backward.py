@@ -44,15 +44,15 @@ attend.register_autograd(backward, setup_context=setup)
 
 
 @implementation(op="selection_ranges", name="operator")
-def operator(q, k, v, ranges, *, sm_scale):
+def operator(q, k, v, ranges, *, sm_scale, selected_len):
     return attend(q, v)
 
 
 @implementation(op="selection_ranges", name="reads_values")
-def reads_values(q, k, v, ranges, *, sm_scale):
+def reads_values(q, k, v, ranges, *, sm_scale, selected_len):
     return attend(q, v) if int(ranges.max()) > 0 else q
 
 
 @implementation(op="selection_ranges", name="forward_only")
-def forward_only(q, k, v, ranges, *, sm_scale):
+def forward_only(q, k, v, ranges, *, sm_scale, selected_len):
     return attend(q.detach(), v.detach())

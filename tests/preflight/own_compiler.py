@@ -89,5 +89,5 @@ def aborts(q, k, v, *, sm_scale):
 
 
 @implementation(op="selection_ranges", name="elsewhere", compile_ahead=abort)
-def elsewhere(q, k, v, ranges, *, sm_scale):
+def elsewhere(q, k, v, ranges, *, sm_scale, selected_len):
     raise AssertionError("its op has no case in the matrix")

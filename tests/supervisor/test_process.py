@@ -124,6 +124,7 @@ def test_the_watchdog_looks_again_for_what_shows_no_mark_at_first(
         orphan.stdin.close()
         environment = Path(f"/proc/{orphan.pid}/environ")
         while mark not in environment.read_bytes():
+            assert orphan.poll() is None, "it ended by itself"
             os.sched_yield()
 
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=show))
