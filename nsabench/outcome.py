@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from nsabench import labels
 from nsabench.checks.controls import CHECK, Catch
 from nsabench.checks.finding import Effect, Finding
-from nsabench.results.assemble import Results
+from nsabench.results.assemble import STATUS_OF, Results
 from nsabench.words import BENIGN, Role, Status
-
-PARITY = "parity"
-FAILING = (Effect.WRONG, Effect.IMPLAUSIBLE)
 
 
 def failures(results: Results) -> list[str]:
@@ -22,27 +22,26 @@ def failures(results: Results) -> list[str]:
     ]
     for record in results.records:
         who = f"{record['implementation']} on {labels.named(record)}"
-        if record["role"] == Role.CONTROL:
-            if record["caught"] == Catch.MISSED:
-                lines.append(f"control {who} was not caught by {record['caught_by']}")
-        elif record["status"] not in BENIGN:
+        if record["caught"] == Catch.MISSED:
+            lines.append(f"control {who} was not caught by {record['caught_by']}")
+        elif _failed(record):
             lines.append(f"{who}: {record['status']}: {record['reason']}")
     return lines
 
 
 def found_while_measuring(results: Results) -> list[Finding]:
     """Failures of candidates and baselines that no check found, since the worker did."""
-    told = {(f.case_id, f.implementation) for f in results.findings if f.effect in FAILING}
-    return [
-        Finding(
-            PARITY if r["status"] == Status.WRONG else "outcome",
-            Effect.WRONG if r["status"] == Status.WRONG else Effect.INVALID,
-            f"{r['status']}: {r['reason']}",
-            r["case_id"],
-            r["implementation"],
-        )
-        for r in results.records
-        if r["role"] != Role.CONTROL
-        and r["status"] not in BENIGN
-        and (r["case_id"], r["implementation"]) not in told
-    ]
+    told = {(f.case_id, f.implementation) for f in results.findings if f.effect in STATUS_OF}
+    found = []
+    for record in results.records:
+        key = record["case_id"], record["implementation"]
+        if _failed(record) and key not in told:
+            wrong = record["status"] == Status.WRONG
+            check, effect = ("parity", Effect.WRONG) if wrong else ("outcome", Effect.INVALID)
+            sentence = f"{record['status']}: {record['reason']}"
+            found.append(Finding(check, effect, sentence, *key))
+    return found
+
+
+def _failed(record: Mapping[str, Any]) -> bool:
+    return record["role"] != Role.CONTROL and record["status"] not in BENIGN

@@ -169,13 +169,14 @@ def _open(
     """Describe and calibrate the device, and journal that before the first case."""
     earlier = journal.read(folder.journal).headers
     described = _same_machine(executor, earlier)
-    # As the machine is before we load it ourselves: clocks, temperature, other processes.
-    environment = collect(described, plan)
-    if not earlier:
-        whole(folder.environment, f"{environment.model_dump_json(indent=1)}\n".encode())
-    if fit:
-        for problem in doctor.refuse_unfit(environment, results=folder.path):
-            view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
+    if fit or not earlier:
+        # As the machine is before we load it ourselves: clocks, temperature, other processes.
+        environment = collect(described, plan)
+        if not earlier:
+            whole(folder.environment, f"{environment.model_dump_json(indent=1)}\n".encode())
+        if fit:
+            for problem in doctor.refuse_unfit(environment, results=folder.path):
+                view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
     try:
         ceilings = executor.calibrate()
     except GroupLost as lost:

@@ -54,10 +54,9 @@ def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
 
 
 def _rows(
-    op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each head of k, v [B,H,L,...] a row: out [B,HQ,Dv] and lse [B,HQ]."""
-    _check_cache(op, q, k, v)
+    """Each head of k, v [B,H,L,...] a row, checked: out [B,HQ,Dv] and lse [B,HQ]."""
     b, hq, d = q.shape
     h = k.shape[1]
     out, lse = selection_rows(
@@ -74,7 +73,8 @@ def decode_compressed(
     Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
     heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
     """
-    return _rows("decode_compressed", q, k_cmp, v_cmp, sm_scale)
+    _check_cache("decode_compressed", q, k_cmp, v_cmp)
+    return _rows(q, k_cmp, v_cmp, sm_scale)
 
 
 def decode_window(
@@ -93,7 +93,7 @@ def decode_window(
     _check_cache("decode_window", q, k, v)
     check.require(window >= 1, f"decode_window: window must be at least 1; got {window}")
     first = max(k.shape[2] - window, 0)
-    return _rows("decode_window", q, k[:, :, first:], v[:, :, first:], sm_scale)
+    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
 
 
 def decode_selected(

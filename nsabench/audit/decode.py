@@ -41,21 +41,21 @@ def _counts(table: Table) -> Iterator[Finding]:
     for column in table.columns:
         if not column.endswith("_actual") or axis is None:
             continue
-        actual = [line.value(column) for line in table.lines]
-        filled = [line for line in table.lines if line.value(column) is not None]
-        sizes = [v for line in filled if (v := line.value(axis))]
+        counted = [(line, a) for line in table.lines if (a := line.value(column)) is not None]
+        values = {a for _, a in counted}
+        sizes = [v for line, _ in counted if (v := line.value(axis))]
         expected = f"{column.removesuffix('_actual')}_expected"
-        counted = [a for a in actual if a is not None]
-        if len(set(counted)) == 1 and len(sizes) > 1 and max(sizes) >= GROWTH * min(sizes):
+        if len(values) == 1 and len(sizes) > 1 and max(sizes) >= GROWTH * min(sizes):
+            [value] = values
             sentence = (
-                f"{column} is {counted[0]:g} in every row while {axis} grows from {min(sizes):g} "
+                f"{column} is {value:g} in every row while {axis} grows from {min(sizes):g} "
                 f"to {max(sizes):g}: it was not counted, or counts something else"
             )
             yield Finding(CHECK, Effect.IMPLAUSIBLE, sentence)
         off = [
             (line, a, e)
-            for line, a in zip(table.lines, actual, strict=True)
-            if a is not None and (e := line.value(expected)) is not None and a != e
+            for line, a in counted
+            if (e := line.value(expected)) is not None and a != e
         ]
         if off:
             line, a, e = max(off, key=lambda o: abs(o[1] / o[2] - 1) if o[2] else 0)

@@ -148,22 +148,22 @@ def softmax(keys: Keys) -> Iterator[Hypothesis]:
 
 def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
     """What a tile added stays in units of the maximum that was known then."""
+    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
     for tile in TILES[:4]:
         if keys.length > tile:
+            highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
+            known = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
+            stale = keys.weights * torch.exp(keys.top - known)
             for left in (("output",), ("weights",), ("output", "weights")):
                 yield Hypothesis(
                     f"does not rescale the {' and the '.join(left)} summed so far when the maximum "
                     f"rises, in tiles of {tile}",
-                    partial(_online, keys, tile, left),
+                    partial(_online, keys, stale, left),
                 )
 
 
-def _online(keys: Keys, tile: int, left: tuple[str, ...]) -> Tensor:
-    """Online softmax that does not rescale what is `left`."""
-    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
-    highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
-    known = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
-    stale = keys.weights * torch.exp(keys.top - known)
+def _online(keys: Keys, stale: Tensor, left: tuple[str, ...]) -> Tensor:
+    """Online softmax with `stale` weights in what is `left` without rescaling."""
     output, weights = (stale if of in left else keys.weights for of in ("output", "weights"))
     return keys.shaped((output @ keys.v / weights.sum(-1, keepdim=True)).nan_to_num())
 

@@ -24,7 +24,7 @@ from nsabench.timing.statistics import quantile
 from nsabench.verdict import Judgement, Key, judge, look_again
 from nsabench.words import BENIGN, Mode, Role, Status
 
-_STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
+STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
         raise UsageError(
             "the journal has no header: nothing was measured", "go on with --resume RUN."
         )
-    header = contents.headers[0]
+    header, ceilings = contents.headers[0], contents.ceilings
     sheet = datasheet.known(str(header.described.device.get("name") or ""))
-    limits = Limits.measured(contents.ceilings, sheet.limits() if sheet else None)
+    limits = Limits.measured(ceilings, sheet.limits() if sheet else None)
     outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
     rows = _rows(plan, contents.entries)
     findings, catches = checks.judge_all(rows, limits)
@@ -120,7 +120,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
     return Assessed(
         plan=plan,
         header=header,
-        ceilings=contents.ceilings,
+        ceilings=ceilings,
         limits=limits,
         outcomes=outcomes,
         rows=rows,
@@ -234,7 +234,7 @@ def _share(flags: Sequence[bool], default: float) -> float:
 
 def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row]:
     """Rows that a check found wrong or implausible are no longer ok, for that reason."""
-    found = by_case(f for f in findings if f.effect in _STATUS_OF)
+    found = by_case(f for f in findings if f.effect in STATUS_OF)
     return [_with_finding(row, found.get(row.case_id, [])) for row in rows]
 
 
@@ -242,7 +242,7 @@ def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:
     if row.status is Status.OK:
         for finding in findings:
             if finding.concerns(row.case_id, row.implementation):
-                return replace(row, status=_STATUS_OF[finding.effect], reason=finding.sentence)
+                return replace(row, status=STATUS_OF[finding.effect], reason=finding.sentence)
     return row
 
 

@@ -64,8 +64,8 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
-            said = [*evidence.objections, *filter(None, [evidence.of_op.get(key[2])])]
-            objections[key] += [o for o in said if o not in objections[key]]
+            _, _, op, _ = key
+            objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
     return [
         min(
             (_decide(name, rows, objections[key], margin) for name, rows in group.items()),

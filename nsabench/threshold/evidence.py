@@ -61,6 +61,10 @@ class Evidence:
     objections: list[str] = field(default_factory=list)
     of_op: Mapping[str, str] = field(default_factory=dict)
 
+    def against(self, op: str) -> list[str]:
+        """Why it may decide nothing for this op."""
+        return [*self.objections, *([self.of_op[op]] if op in self.of_op else [])]
+
 
 def of_run(folder: Path) -> Evidence:
     """Raises `UsageError` when the folder holds no readable records."""

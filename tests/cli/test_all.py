@@ -53,6 +53,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture
+def run(tmp_path: Path, finished: Path) -> Path:
+    """The same, to be altered."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
 def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
     assert cells(finished) == planned(finished)
     environment = json.loads((finished / "environment.json").read_text())
@@ -123,11 +129,7 @@ def test_a_signed_run_is_left_as_it_is(finished: Path, nsabench: Nsabench) -> No
         assert content() == before
 
 
-def test_an_altered_run_is_not_signed_again(
-    tmp_path: Path, finished: Path, nsabench: Nsabench
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
+def test_an_altered_run_is_not_signed_again(run: Path, nsabench: Nsabench) -> None:
     edit(run / "journal.jsonl", '"mae":', '"mae":1')
     done = nsabench("all", "--resume", run)
     assert done.returncode == 4
@@ -135,10 +137,8 @@ def test_an_altered_run_is_not_signed_again(
 
 
 def test_a_run_that_nobody_signed_is_signed_when_it_is_resumed(
-    tmp_path: Path, finished: Path, nsabench: Nsabench
+    run: Path, nsabench: Nsabench
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
     (run / "manifest.dsse.json").unlink()
     assert nsabench("all", "--resume", run).returncode == 0
     assert nsabench("verify", run).returncode == 0
@@ -207,12 +207,8 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_a_run_whose_plan_was_changed_goes_no_further(
-    tmp_path: Path, finished: Path, nsabench: Nsabench
-) -> None:
+def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabench) -> None:
     """Tolerances and timing are no part of a case's id: only the journal binds them."""
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
     edit(run / "plan.yaml", "mae: 0.001", "mae: 0.5")
     done = nsabench("audit", run)
     assert done.returncode == 4
