@@ -133,7 +133,7 @@ def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from nsabench import implementation\n"
         '@implementation(op="sliding_window", name="mine")\n'
-        "def mine(q, k, v, cu_seqlens, *, window, sm_scale):\n    return q\n"
+        "def mine(q, k, v, cu_seqlens, *, window, sm_scale, max_seqlen):\n    return q\n"
     )
     said = load_in_a_process(tmp_path / "mine.py", None)
-    assert "mine(q, k, v, cu_seqlens=None, *, window, sm_scale)" in said
+    assert "mine(q, k, v, cu_seqlens=None, *, window, sm_scale, max_seqlen)" in said

@@ -222,6 +222,7 @@ def sliding_window(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> torch.Tensor:
     """Tiles of queries over the tiles of keys in their window, masked at its edges only."""
     return nsa_kernels.sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)[0]

@@ -43,6 +43,7 @@ def masked_sdpa(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> Tensor:
     """SDPA over all keys under a mask."""
     t = q.shape[1]
@@ -67,12 +68,13 @@ def flash_varlen(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> Tensor:
     """The FlashAttention-2 that torch bundles, packed, with its window."""
     _band.check_flash(q, v)
-    cu, t = _packed(q, cu_seqlens), q.shape[1]
+    cu, longest = _packed(q, cu_seqlens), (max_seqlen, max_seqlen)
     fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
-    return _band.aten_flash(fq, fk, fv, (cu, cu), (t, t), sm_scale, window).view_as(q)
+    return _band.aten_flash(fq, fk, fv, (cu, cu), longest, sm_scale, window).view_as(q)
 
 
 @implementation(op=OP, name="flash", role="baseline", devices=("cuda",))
@@ -84,12 +86,13 @@ def flash(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> Tensor:
     """The same without packing."""
     _band.check_flash(q, v)
     if cu_seqlens is not None:
         raise Unsupported("sequences are packed; flash_varlen is the form for them")
-    return _band.aten_flash(q, k, v, None, (q.shape[1], q.shape[1]), sm_scale, window)
+    return _band.aten_flash(q, k, v, None, (max_seqlen, max_seqlen), sm_scale, window)
 
 
 @implementation(op=OP, name="varlen_attn", role="baseline", devices=("cuda",))
@@ -101,17 +104,18 @@ def varlen_attn(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> Tensor:
     """The public varlen attention."""
     attend = _band.varlen_attention()
     _band.check_flash(q, v)
     if not _band.accepts(attend, "window_size", "scale"):
         raise Unsupported("this torch's varlen_attn takes no window or no scale")
-    cu, t = _packed(q, cu_seqlens), q.shape[1]
+    cu, longest = _packed(q, cu_seqlens), (max_seqlen, max_seqlen)
     grouped = {"enable_gqa": True} if _band.accepts(attend, "enable_gqa") else {}
     flat = (x.flatten(0, 1) for x in (q, k, v))
     out: Tensor = attend(
-        *flat, cu, cu, t, t, scale=sm_scale, window_size=(window - 1, 0), **grouped
+        *flat, cu, cu, *longest, scale=sm_scale, window_size=(window - 1, 0), **grouped
     )
     return out.view_as(q)
 
@@ -125,6 +129,7 @@ def flash_attn(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> Tensor:
     """The package of FlashAttention's authors."""
     name = "flash_attn_func" if cu_seqlens is None else "flash_attn_varlen_func"
@@ -140,8 +145,8 @@ def flash_attn(
     if cu_seqlens is None:
         out: Tensor = attend(q, k, v, **options)
         return out
-    t = q.shape[1]
-    out = attend(q[0], k[0], v[0], cu_seqlens, cu_seqlens, t, t, **options)
+    cu, longest = (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen)
+    out = attend(q[0], k[0], v[0], *cu, *longest, **options)
     return out.unsqueeze(0)
 
 
@@ -167,6 +172,7 @@ def flex_attention(
     *,
     window: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> Tensor:
     """FlexAttention with a block mask."""
     _band.refuse_mask(q.shape[1], q.shape[1])

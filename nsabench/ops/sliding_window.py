@@ -3,6 +3,7 @@
 q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] -> out [B,T,HQ,Dv]; query t sees the keys
 max(0, t - window + 1) .. t (arXiv 2502.11089, section 3.3.3). `packed`: B sequences of unequal
 lengths one after another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]; each sees itself only.
+max_seqlen: no sequence is longer, as whoever packs them knows on the host.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class SlidingWindow(Op):
     name = "sliding_window"
     arguments = ("q", "k", "v")
     optional = ("cu_seqlens",)
-    options = ("window", "sm_scale")
+    options = ("window", "sm_scale", "max_seqlen")
     shape_model = SlidingShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
     length_axis = "T"
@@ -74,11 +75,13 @@ class SlidingWindow(Op):
         q, k = normal(b, t, shape.HQ, shape.D), normal(b, t, shape.H, shape.D)
         _draws.shape_values(distribution, q, k)
         tensors = {"q": q, "k": k, "v": normal(b, t, shape.H, shape.Dv)}
+        lengths = _lengths(shape, distribution, seed)
         if packed:
-            ends = np.cumsum(_lengths(shape, distribution, seed))
-            cu = np.concatenate([[0], ends]).astype(np.int32)
+            cu = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             tensors["cu_seqlens"] = torch.from_numpy(cu).to(device)
-        return Inputs(tensors, {"window": shape.window, "sm_scale": shape.D**-0.5})
+        longest = int(lengths.max())
+        options = {"window": shape.window, "sm_scale": shape.D**-0.5, "max_seqlen": longest}
+        return Inputs(tensors, options)
 
     def oracle(self, inputs: Inputs) -> Tensor:
         return _banded.oracle(inputs, *_bounds(inputs))

@@ -145,7 +145,7 @@ class CaseArm:
     # --- parity, before anything is timed
 
     def check(self) -> None:
-        """First call, second call on other data at the same addresses, ordered call.
+        """First call, second call on other data at the same addresses, ordered calls.
 
         Raises `Failure` with the first thing that is wrong.
         """
@@ -155,6 +155,9 @@ class CaseArm:
         self.sets.swap(0, self._rng)
         self.errors = self._checked_call(0)
         self._ordered_call()
+        if self.device == "cuda":
+            # None of the streams that calls at once are made on.
+            self._ordered_call(own_streams(self.case.streams + 1)[-1])
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
             self.config = self._guarded(
@@ -237,12 +240,15 @@ class CaseArm:
                 raise WrongValues(when + error.reason, error.errors) from None
         return found
 
-    def _ordered_call(self) -> None:
+    def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
         """Is the work ordered on the caller's stream, as its next operation will assume?
 
         Data is exchanged for another set's in stream order behind a spin, then the call is queued,
         then the output is copied out in stream order: work that runs elsewhere sees old data, or
         comes too late.
+
+        stream: the caller's. None is the default one, on which what is launched there whoever
+        calls is in order by accident.
         """
         self.sets.heal()
         self._poison(0)
@@ -250,14 +256,17 @@ class CaseArm:
         def queue() -> Answers:
             if self.device == "cuda":
                 _synchronize()
-                _sleep(ORDER_SPIN_CYCLES)
-            self.sets.swap(0, self._rng)
-            return [
-                replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
-                for answer in self._next(0)()
-            ]
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                if self.device == "cuda":
+                    _sleep(ORDER_SPIN_CYCLES)
+                self.sets.swap(0, self._rng)
+                return [
+                    replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
+                    for answer in self._next(0)()
+                ]
 
-        self._compare(self._guarded(queue), "read in stream order, ")
+        where = "called on another stream than the default one and " if stream else ""
+        self._compare(self._guarded(queue), where + "read in stream order, ")
 
     # --- timing (the protocol of timing.sampling.Arm)
 

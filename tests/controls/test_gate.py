@@ -119,6 +119,7 @@ def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
     assert {c.name for c in controls} - on_cpu == {
         "side_stream_escape",
         "side_stream_unjoined",
+        "default_stream",
         "l2_warm_replay",
         "remembered_by_content",
     }

@@ -47,6 +47,8 @@ def test_every_control_is_caught_and_nobody_else(tmp_path: Path) -> None:
     amiss = [r for r in controls if r["caught"] not in ("caught", "declined")]
     amiss += [r for r in others if r["status"] not in ("ok", "unsupported")]
     assert [(r["implementation"], r["status"], r["caught"], r["reason"]) for r in amiss] == []
+    by_accident = [r["reason"] for r in controls if r["implementation"] == "default_stream"]
+    assert by_accident and all("another stream than the default" in r for r in by_accident)
 
 
 def test_graph_mode_measures_the_same_work(tmp_path: Path) -> None:

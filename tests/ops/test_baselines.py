@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.implementations import ranges_baselines, varlen_baselines
+from nsabench.implementations import (
+    _band,
+    ranges_baselines,
+    sliding_baselines,
+    varlen_baselines,
+)
 from nsabench.ops.contract import Inputs
 from nsabench.words import DType
 
@@ -69,6 +74,30 @@ def test_flash_attention_is_told_the_longest_row(
     found = getattr(varlen_baselines, name)(*inputs.tensors.values(), **inputs.options)
     assert_right("selection_varlen", found, inputs)
     assert {longest[1] for longest in told} <= {40}
+
+
+@pytest.mark.parametrize("distribution", ["dense", "packed"])
+@pytest.mark.parametrize("name", ["flash_varlen", "varlen_attn"])
+def test_windows_are_told_how_long_the_longest_sequence_is(
+    monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def aten(q: Tensor, k: Tensor, v: Tensor, cu: Any, longest: tuple[int, int], *_: Any) -> Tensor:
+        told.append(longest)
+        return q
+
+    def public(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        told.append((max_q, max_k))
+        return q
+
+    monkeypatch.setattr(_band, "aten_flash", aten)
+    monkeypatch.setattr(_band, "varlen_attention", lambda: public)
+    sizes = {"B": 3, "T": 40, "HQ": 2, "H": 1, "D": 16, "window": 8}
+    inputs = drawn("sliding_window", sizes, distribution)
+    getattr(sliding_baselines, name)(*inputs.tensors.values(), **inputs.options)
+    ends = inputs.tensors.get("cu_seqlens", torch.tensor([0, 40]))
+    assert set(told) == {(int(ends.diff().max()),) * 2}
 
 
 @pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)

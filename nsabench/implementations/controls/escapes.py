@@ -41,6 +41,14 @@ def side_stream_unjoined(honest: Attention, *tensors: Tensor, **options: Any) ->
         return honest(*tensors, **options)
 
 
+@of_every_op(caught_by="parity", cuda_only=True)
+def default_stream(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+    """Works on the default stream, whatever the caller's is, as a launch that names none does."""
+    decline_in_a_graph(tensors[0])
+    with torch.cuda.stream(torch.cuda.default_stream(tensors[0].device)):
+        return honest(*tensors, **options)
+
+
 @of_every_op(caught_by="parity")
 def worker_thread_escape(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
     """Hands the work to a thread and returns at once, the output still to be written."""
