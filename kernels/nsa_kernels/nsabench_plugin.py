@@ -239,6 +239,7 @@ def compressed(
     block: int,
     stride: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> torch.Tensor:
     """The same kernels over the compressed keys."""
     return nsa_kernels.compressed_attention(
@@ -257,6 +258,7 @@ def compressed_with_scores(
     block: int,
     stride: int,
     sm_scale: float,
+    max_seqlen: int,
 ) -> torch.Tensor:
     """With the block scores that selection needs, which no baseline makes."""
     if cu_seqlens is not None or cu_keys is not None:

@@ -55,15 +55,17 @@ def packed_sdpa(
     index = (first.expand(b, s, g).reshape(rows, 1) + key).flatten()
     # A row with no key attends to its first slot and is cleared below: a mask without any key
     # would give NaN, also in the gradients.
-    mask = step < count.clamp(min=1)
+    mask, empty = step < count.clamp(min=1), count == 0
     out = scaled_dot_product_attention(
-        q.reshape(rows, 1, h, d),
+        # A backward makes its weights again from the logit and its logarithm, both in float32: of
+        # large values they are far apart, infinite, and NaN times the zero gradient.
+        q.reshape(rows, h, d).masked_fill(empty.unsqueeze(-1), 0.0).unsqueeze(1),
         _take(k.reshape(-1, d), index).view(rows, 1, width, d),
         _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),
         attn_mask=mask.view(rows, 1, 1, width),
         scale=sm_scale,
     )
-    out = out.reshape(rows, h, dv).masked_fill((count == 0).unsqueeze(-1), 0.0)
+    out = out.reshape(rows, h, dv).masked_fill(empty.unsqueeze(-1), 0.0)
     return out.view(b, s, g, h, dv).contiguous()
 
 

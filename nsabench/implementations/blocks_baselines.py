@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations._backends import BACKENDS, sharing
-from nsabench.implementations._flex import check_head_dims, flex
+from nsabench.implementations._flex import TILE, block_mask, check_head_dims, flex, wants_grad
 from nsabench.implementations.ranges_baselines import take
 from nsabench.implementations.sdpa import forced
 
@@ -25,7 +25,6 @@ OP = "selection_blocks"
 MAX_MASK_ELEMENTS = 1 << 29
 GATHERED_BYTES = 2 << 30  # of K and V at a time
 MAX_SAVED_BYTES = 32 << 30  # of gathered K and V that a backward needs
-FLEX_BLOCK = 128
 
 
 def _sequences(tokens: int, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
@@ -68,7 +67,7 @@ def attend_masked(
     if causal:
         keep &= at <= at[:, None]
     empty = ~keep.any(-1)
-    keep = (keep | empty.unsqueeze(-1)).view(b * h, 1, t, t).expand(-1, hq // h, -1, -1)
+    keep = (keep | empty.unsqueeze(-1)).view(b * h, 1, t, t)
     out = scaled_dot_product_attention(
         q.transpose(1, 2).reshape(b * h, hq // h, t, d),
         k.transpose(1, 2).reshape(b * h, 1, t, d).expand(-1, hq // h, -1, -1),
@@ -158,42 +157,36 @@ def flex_attention(
     block_size: int,
 ) -> Tensor:
     """FlexAttention; blocks of 128 keys that none of 128 queries chose are free."""
-    attend, module = flex()
+    attend, _ = flex()
     b, t, hq = q.shape[:3]
     h = k.shape[2]
     group = hq // h
     check_head_dims(q, v)
-    if t % FLEX_BLOCK or FLEX_BLOCK % block_size:
-        raise Unsupported(f"T must be a multiple of {FLEX_BLOCK}, and that one of block_size")
-    start = _sequences(t, cu_seqlens, q.device)
+    if t % TILE or TILE % block_size:
+        raise Unsupported(f"T must be a multiple of {TILE}, and that one of block_size")
     table = _table(block_indices, t // block_size)
-    local = (torch.arange(t, device=q.device) - start) // block_size
     if cu_seqlens is None:
-        per = FLEX_BLOCK // block_size
-        tiles = table.view(b, h, t // FLEX_BLOCK, FLEX_BLOCK, t // FLEX_BLOCK, per).any(5).any(3)
+        per = TILE // block_size
+        tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).any(5).any(3)
+
+        def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+            return (ki <= qi) & table[bi, hi // group, qi, ki // block_size]
     else:
         # Blocks of a sequence lie across tiles: let the mask alone decide.
-        tiles = torch.ones(
-            b, h, t // FLEX_BLOCK, t // FLEX_BLOCK, dtype=torch.bool, device=q.device
-        )
+        tiles = torch.ones(b, h, t // TILE, t // TILE, dtype=torch.bool, device=q.device)
+        start = _sequences(t, cu_seqlens, q.device)
+        local = (torch.arange(t, device=q.device) - start) // block_size
+
+        def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+            visible = (ki <= qi) & (start[qi] == start[ki])
+            return visible & table[bi, hi // group, qi, local[ki]]
+
     tiles = tiles.tril().repeat_interleave(group, 1)
-    order = tiles.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
-
-    def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-        visible = (ki <= qi) & (start[qi] == start[ki])
-        return visible & table[bi, hi // group, qi, local[ki]]
-
     out = attend(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        block_mask=module.BlockMask.from_kv_blocks(
-            tiles.sum(-1, dtype=torch.int32),
-            order.to(torch.int32),
-            BLOCK_SIZE=FLEX_BLOCK,
-            mask_mod=selected,
-            seq_lengths=(t, t),
-        ),
+        block_mask=block_mask(tiles, None, selected, (t, t), backward=wants_grad(q, k, v)),
         scale=sm_scale,
         enable_gqa=group > 1,
     )

@@ -14,16 +14,24 @@ LOCAL = 2
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None) -> Tensor:
-    """The heads of a group as queries of one head: q [B,HQ,D], k, v [B,H,L,...]."""
+    """q [B,HQ,D], k, v [B,H,L,...]: one query a head, which kernels that know groups split over the
+    keys; under a mask, which those do not take, the heads of a group as queries of one head."""
     b, hq, d = q.shape
     h = k.shape[1]
+    if keep is None:
+        out = scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=sm_scale, **sharing(hq != h))
+        return out.squeeze(2)
     grouped = q.reshape(b, h, hq // h, d)
     out = scaled_dot_product_attention(grouped, k, v, attn_mask=keep, scale=sm_scale)
     return out.reshape(b, hq, -1)
 
 
 def gathered(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, size: int, sm_scale: float) -> Tensor:
-    """Attention over the tokens of spans [B,H,n,2] of at most `size`, gathered side by side."""
+    """Attention over the tokens of blocks [B,H,n,2] of at most `size`, gathered side by side."""
+    held = -(-k.shape[2] // size)  # more cannot hold a token: the others are left out
+    if held < ranges.shape[2]:
+        last = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :held]
+        ranges = ranges.gather(2, last.unsqueeze(-1).expand(-1, -1, -1, 2))
     at = ranges[..., :1].long() + torch.arange(size, device=q.device)
     keep = (at < ranges[..., 1:]).flatten(2)
     index = at.flatten(2).clamp_(max=k.shape[2] - 1).unsqueeze(-1)
@@ -84,7 +92,7 @@ def torch_step(
     window: int,
     sm_scale: float,
 ) -> Tensor:
-    """SDPA on slices of the caches and on the gathered blocks; the heads of a group as queries."""
+    """SDPA on slices of the caches and on the gathered blocks."""
     near = slice(max(k.shape[2] - window, 0), None)
     if branch == "dense":
         return attend(q, k, v, sm_scale)
@@ -145,10 +153,7 @@ def sdpa_gqa(
 ) -> Tensor:
     """SDPA of one query a head, which knows groups."""
     k, v = _cache_of(k, v, k_cmp, v_cmp, branch, window)
-    out = scaled_dot_product_attention(
-        q.unsqueeze(2), k, v, scale=sm_scale, **sharing(q.shape[1] != k.shape[1])
-    )
-    return out.squeeze(2)
+    return attend(q, k, v, sm_scale)
 
 
 @implementation(op="decode", name="flash", role="baseline", devices=("cuda",))

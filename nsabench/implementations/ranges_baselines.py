@@ -14,11 +14,10 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations._band import MAX_MASK_ELEMENTS, check_flash
-from nsabench.implementations._flex import check_head_dims, flex
+from nsabench.implementations._flex import TILE, block_mask, check_head_dims, flex, wants_grad
 from nsabench.implementations.varlen_baselines import every, flash
 
 MAX_GATHERED_BYTES = 32 << 30
-FLEX_BLOCK = 128
 
 
 def union_mask(ranges: Tensor, s_kv: int) -> Tensor:
@@ -103,7 +102,7 @@ def masked_sdpa(
         q.permute(0, 2, 3, 1, 4).reshape(b * g, h, s, d),
         k.reshape(b * g, 1, s_kv, d).expand(-1, h, -1, -1),
         v.reshape(b * g, 1, s_kv, -1).expand(-1, h, -1, -1),
-        attn_mask=keep.expand(-1, h, -1, -1),
+        attn_mask=keep,
         scale=sm_scale,
     )
     out = out.view(b, g, h, s, -1).permute(0, 3, 1, 2, 4)
@@ -169,7 +168,30 @@ def _packed(
 def flash_varlen(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
-    """The selected keys of all rows gathered one behind the other, then FlashAttention's varlen."""
+    """The selected keys of all rows gathered one behind the other, then FlashAttention's varlen,
+    the h heads as h queries of one head."""
+    h = q.shape[3]
+    return _flash(q, k, v, ranges, sm_scale, selected_len, (h, 1))
+
+
+@implementation(op="selection_ranges", name="flash_varlen_gqa", role="baseline", devices=("cuda",))
+def flash_varlen_gqa(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
+) -> Tensor:
+    """The same, one query of h heads a row, which splits long rows."""
+    return _flash(q, k, v, ranges, sm_scale, selected_len, (1, q.shape[3]))
+
+
+def _flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ranges: Tensor,
+    sm_scale: float,
+    selected_len: int,
+    form: tuple[int, int],
+) -> Tensor:
+    """form: how many queries of how many heads a row is."""
     b, s, g, h, d = q.shape
     rows, s_kv = b * s * g, k.shape[2]
     check_flash(q, v)
@@ -179,11 +201,11 @@ def flash_varlen(
     _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
     index, taken = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
     out = flash(
-        q.reshape(rows * h, 1, d),
+        q.reshape(rows * form[0], form[1], d),
         _taken(k.reshape(-1, d), index, taken).unsqueeze(1),
         _taken(v.reshape(-1, d), index, taken).unsqueeze(1),
-        (every(h, rows, q.device), cu_k),
-        (h, longest),
+        (every(form[0], rows, q.device), cu_k),
+        (form[0], longest),
         sm_scale,
     )
     return out.view(b, s, g, h, d)
@@ -194,20 +216,19 @@ def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
     """FlexAttention, heads as queries; blocks of keys that no query of a block selects are free."""
-    attend, module = flex()
+    attend, _ = flex()
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
     check_head_dims(q, v)
-    if FLEX_BLOCK % h or s_kv % FLEX_BLOCK:
-        raise Unsupported(f"h must divide {FLEX_BLOCK} and {FLEX_BLOCK} divide S_kv")
+    if TILE % h or s_kv % TILE:
+        raise Unsupported(f"h must divide {TILE} and {TILE} divide S_kv")
     _refuse(b * s * g * s_kv, MAX_MASK_ELEMENTS, "the mask")
     keep = union_mask(ranges, s_kv).transpose(1, 2).contiguous()
-    per_block = FLEX_BLOCK // h
+    per_block = TILE // h
     q_blocks = -(-s // per_block)
-    any_key = keep.view(b, g, s, s_kv // FLEX_BLOCK, FLEX_BLOCK).any(-1)
+    any_key = keep.view(b, g, s, s_kv // TILE, TILE).any(-1)
     any_key = pad(any_key, (0, 0, 0, q_blocks * per_block - s))
     blocks = any_key.view(b, g, q_blocks, per_block, -1).any(3)
-    order = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
 
     def selected(bi: Tensor, gi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return keep[bi, gi, qi // h, ki]
@@ -216,13 +237,7 @@ def flex_attention(
         q.transpose(1, 2).reshape(b, g, s * h, d),
         k,
         v,
-        block_mask=module.BlockMask.from_kv_blocks(
-            blocks.sum(-1, dtype=torch.int32),
-            order.to(torch.int32),
-            BLOCK_SIZE=FLEX_BLOCK,
-            mask_mod=selected,
-            seq_lengths=(s * h, s_kv),
-        ),
+        block_mask=block_mask(blocks, None, selected, (s * h, s_kv), backward=wants_grad(q, k, v)),
         scale=sm_scale,
     )
     return out.view(b, g, s, h, dv).transpose(1, 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
-from nsabench.implementations._flex import flex
+from nsabench.implementations._flex import TILE, block_mask, flex, wants_grad
 from nsabench.implementations.varlen_baselines import every
 
 OP = "sliding_window"
@@ -31,7 +31,7 @@ _kept = lru_cache(maxsize=2)(_keep)
 def _sequence(cu_seqlens: Tensor, total: int) -> Tensor:
     """Which sequence each token belongs to."""
     at = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), at, right=True)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), at, right=True, out_int32=True)
 
 
 @implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
@@ -150,17 +150,37 @@ def flash_attn(
     return out.unsqueeze(0)
 
 
-def _block_mask(t: int, window: int, device: torch.device, cu_seqlens: Tensor | None) -> Any:
-    sequence = None if cu_seqlens is None else _sequence(cu_seqlens, t)
-
+def _block_mask(t: int, window: int, device: torch.device) -> Any:
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-        keep = (ki <= qi) & (ki > qi - window)
-        return keep if sequence is None else keep & (sequence[qi] == sequence[ki])
+        return (ki <= qi) & (ki > qi - window)
 
     return flex()[1].create_block_mask(seen, None, None, t, t, device=str(device))
 
 
 _block_mask_of = lru_cache(maxsize=2)(_block_mask)
+
+
+def _packed_block_mask(cu_seqlens: Tensor, t: int, window: int, *, backward: bool) -> Any:
+    """The same of packed sequences by tiles: `create_block_mask` would write t x t elements."""
+    first, partial, full = packed_tiles(cu_seqlens, t, window)
+
+    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
+        return (ki <= qi) & (ki >= first[qi])
+
+    return block_mask(partial[None, None], full[None, None], seen, (t, t), backward=backward)
+
+
+def packed_tiles(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first key of each query, int32 [t], and which tiles of queries by keys are seen in part
+    and which as a whole, bool [tiles,tiles]."""
+    at = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
+    first = torch.maximum(cu_seqlens[_sequence(cu_seqlens, t)], at - (window - 1))
+    begin = at[::TILE]
+    end = (begin + TILE).clamp(max=t)
+    # Neither the first key of a query nor its last one ever moves back.
+    some = (begin < end.unsqueeze(1)) & (end > first[begin].unsqueeze(1))
+    whole = (begin >= first[end - 1].unsqueeze(1)) & (begin + TILE - 1 <= begin.unsqueeze(1))
+    return first, some & ~whole, whole
 
 
 @implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
@@ -176,5 +196,9 @@ def flex_attention(
 ) -> Tensor:
     """FlexAttention with a block mask."""
     _band.refuse_mask(q.shape[1], q.shape[1])
-    make = _block_mask_of if cu_seqlens is None else _block_mask
-    return _band.flex_attend(q, k, v, make(q.shape[1], window, q.device, cu_seqlens), sm_scale)
+    t = q.shape[1]
+    if cu_seqlens is None:
+        mask = _block_mask_of(t, window, q.device)
+    else:
+        mask = _packed_block_mask(cu_seqlens, t, window, backward=wants_grad(q, k, v))
+    return _band.flex_attend(q, k, v, mask, sm_scale)

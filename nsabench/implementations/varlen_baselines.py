@@ -39,9 +39,21 @@ def flash(
     return aten_flash(q, k, v, cu, longest, sm_scale, causal=False)
 
 
+_kept: dict[tuple[int, int, torch.device], Tensor] = {}
+
+
 def every(step: int, rows: int, device: torch.device) -> Tensor:
-    """cu_seqlens of `rows` sequences of `step` each."""
-    return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
+    """cu_seqlens of `rows` sequences of `step` each, kept as a caller keeps what hangs on sizes
+    alone: made in each call, it would be a launch more, 1 us and a half."""
+    found = _kept.get((step, rows, device))
+    if found is None:
+        found = torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
+        if found.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return found  # it lives in the graph's own memory
+            torch.cuda.synchronize()  # other streams will use it
+        _kept[step, rows, device] = found
+    return found
 
 
 @implementation(op="selection_varlen", name="flash_varlen", role="baseline", devices=("cuda",))
@@ -138,7 +150,7 @@ def masked_sdpa(
         q.transpose(0, 1).unsqueeze(0),
         k.expand(1, heads, -1, -1),
         v.expand(1, heads, -1, -1),
-        attn_mask=(keep | empty.unsqueeze(1)).expand(1, heads, -1, -1),
+        attn_mask=keep | empty.unsqueeze(1),  # expanded, it would be written once a head
         scale=sm_scale,
     )
     return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)

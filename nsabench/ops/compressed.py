@@ -4,7 +4,8 @@ q [B,T,HQ,D], k [B,Nc,H,D], v [B,Nc,H,Dv] -> out [B,T,HQ,Dv]. Compressed key i s
 i * stride up to i * stride + block, and query t sees the first (t + 1 - block) // stride + 1
 (arXiv 2502.11089, section 3.3.1); before token block - 1 those are none, and out is 0. `packed`: B
 sequences of unequal lengths one after another in q [1,B*T,HQ,D], their keys likewise, with
-cu_seqlens and cu_keys int32 [B+1].
+cu_seqlens and cu_keys int32 [B+1]. max_seqlen: no sequence is longer, as whoever packs them knows
+on the host.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Compressed(Op):
     name = "compressed"
     arguments = ("q", "k", "v")
     optional = ("cu_seqlens", "cu_keys")
-    options = ("block", "stride", "sm_scale")
+    options = ("block", "stride", "sm_scale", "max_seqlen")
     shape_model = CompressedShape
     directions = (Direction.FORWARD, Direction.BACKWARD)
     length_axis = "T"
@@ -91,7 +92,12 @@ class Compressed(Op):
             for name, each in (("cu_seqlens", lengths), ("cu_keys", counts)):
                 cu = np.concatenate([[0], np.cumsum(each)]).astype(np.int32)
                 tensors[name] = torch.from_numpy(cu).to(device)
-        options = {"block": shape.block, "stride": shape.stride, "sm_scale": shape.D**-0.5}
+        options = {
+            "block": shape.block,
+            "stride": shape.stride,
+            "sm_scale": shape.D**-0.5,
+            "max_seqlen": int(lengths.max()),
+        }
         return Inputs(tensors, options)
 
     def oracle(self, inputs: Inputs) -> Tensor:

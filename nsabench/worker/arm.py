@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -158,20 +158,22 @@ class CaseArm:
         if self.device == "cuda":
             # None of the streams that calls at once are made on.
             self._ordered_call(own_streams(self.case.streams + 1)[-1])
+            # What was allocated for that stream is of no use to any other.
+            torch.cuda.empty_cache()
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
             self.config = self._guarded(
                 lambda: str(config(*inputs.tensors.values(), **inputs.options))
             )
 
-    def _poison(self, index: int) -> None:
+    def _poison(self, index: int, stream: torch.cuda.Stream | None = None) -> None:
         if self._graphs:
             for answer in self._graphs[index][1]:
                 for value in answer.values.values():
                     value.fill_(float("nan"))
         # The allocator keeps the memory of each stream apart.
-        for where in [torch.cuda.stream(s) for s in self._streams] or [nullcontext()]:
-            with where:
+        for where in self._streams or [stream]:
+            with _on(where):
                 poison_like(self.sets.expected[index], getattr(torch, self.case.dtype))
 
     def _checked_call(self, index: int) -> Errors:
@@ -251,12 +253,12 @@ class CaseArm:
         calls is in order by accident.
         """
         self.sets.heal()
-        self._poison(0)
+        self._poison(0, stream)
 
         def queue() -> Answers:
             if self.device == "cuda":
                 _synchronize()
-            with torch.cuda.stream(stream) if stream else nullcontext():
+            with _on(stream):
                 if self.device == "cuda":
                     _sleep(ORDER_SPIN_CYCLES)
                 self.sets.swap(0, self._rng)
@@ -306,6 +308,11 @@ class CaseArm:
 
     def finish(self) -> None:
         self._ordered_call()
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
+    """On this stream, or where the caller is."""
+    return torch.cuda.stream(stream) if stream else nullcontext()
 
 
 def _raise(failure: Failure) -> Answers:

