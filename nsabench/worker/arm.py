@@ -158,8 +158,6 @@ class CaseArm:
         if self.device == "cuda":
             # None of the streams that calls at once are made on.
             self._ordered_call(own_streams(self.case.streams + 1)[-1])
-            # What was allocated for that stream is of no use to any other.
-            torch.cuda.empty_cache()
         if self.item.config is not None:
             inputs, config = self.sets.sets[0], self.item.config
             self.config = self._guarded(
