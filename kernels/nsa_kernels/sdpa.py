@@ -57,8 +57,8 @@ def packed_sdpa(
     # would give NaN, also in the gradients.
     mask, empty = step < count.clamp(min=1), count == 0
     out = scaled_dot_product_attention(
-        # A backward makes its weights again from the logit and its logarithm, both in float32: of
-        # large values they are far apart, infinite, and NaN times the zero gradient.
+        # A backward makes its weights again from logits and log-sum-exp, both float32: of large
+        # values they differ by so much that a weight is infinite, and times a gradient of 0 NaN.
         q.reshape(rows, h, d).masked_fill(empty.unsqueeze(-1), 0.0).unsqueeze(1),
         _take(k.reshape(-1, d), index).view(rows, 1, width, d),
         _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),

@@ -1,8 +1,11 @@
-"""What `scaled_dot_product_attention` is told, from torch 2.2 on."""
+"""What `scaled_dot_product_attention` and others are told, from torch 2.2 on."""
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -59,3 +62,9 @@ def sharing(shared: bool = True) -> dict[str, bool]:
     if shared and not SHARES_HEADS:
         raise Unsupported(f"torch {torch.__version__} cannot share K and V in a group of heads")
     return {"enable_gqa": True} if shared else {}
+
+
+@cache
+def accepts(function: Any, *names: str) -> bool:
+    """Whether a function has all these parameters."""
+    return set(names) <= set(inspect.signature(function).parameters)

@@ -7,7 +7,6 @@ package where that is installed. Arguments that not every version has are found 
 from __future__ import annotations
 
 import importlib
-import inspect
 from functools import cache
 from typing import Any
 
@@ -70,12 +69,6 @@ def package_flash(name: str) -> Any:
     except ImportError as error:
         raise Unsupported(f"the package flash_attn cannot be imported: {error}") from error
     return getattr(flash_attn, name)
-
-
-@cache
-def accepts(function: Any, *names: str) -> bool:
-    """Whether a function has all these parameters."""
-    return set(names) <= set(inspect.signature(function).parameters)
 
 
 @cache

@@ -10,7 +10,6 @@ are repeated `stride` times, which are short.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from torch.nn.functional import pad
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
-from nsabench.implementations._flex import TILE, block_mask, flex, wants_grad
+from nsabench.implementations._flex import band_mask, flex, wants_grad
+from nsabench.implementations._kept import kept
 from nsabench.implementations.varlen_baselines import every
 
 OP = "compressed"
@@ -30,7 +30,7 @@ def _keep(t: int, n: int, block: int, stride: int, device: torch.device) -> Tens
     return torch.arange(n, device=device) * stride + block <= tokens
 
 
-_kept = lru_cache(maxsize=2)(_keep)
+_keep_of = kept(2)(_keep)
 
 
 def _packed_keep(
@@ -63,7 +63,7 @@ def masked_sdpa(
     t, n = q.shape[1], k.shape[1]
     _band.refuse_mask(t, n)
     if cu_seqlens is None or cu_keys is None:
-        keep = _kept(t, n, block, stride, q.device)
+        keep = _keep_of(t, n, block, stride, q.device)
     else:
         keep = _packed_keep(cu_seqlens, cu_keys, t, n, block, stride)
     return _band.masked_sdpa(q, k, v, keep, sm_scale)
@@ -181,7 +181,7 @@ def flash_varlen(
     sm_scale: float,
     max_seqlen: int,
 ) -> Tensor:
-    """The same of packed sequences, each folded for itself by a gather, with varlen."""
+    """The same of packed sequences: each is folded for itself, by a gather."""
     _band.check_flash(q, v)
     if cu_seqlens is None or cu_keys is None:
         raise Unsupported("sequences are not packed; flash is the form for them")
@@ -205,7 +205,7 @@ def _block_mask(t: int, n: int, block: int, stride: int, device: torch.device) -
     return flex()[1].create_block_mask(seen, None, None, t, n, device=str(device))
 
 
-_block_mask_of = lru_cache(maxsize=2)(_block_mask)
+_block_mask_of = kept(2)(_block_mask)
 
 
 def _bounds(
@@ -217,36 +217,6 @@ def _bounds(
     lo = cu_keys[own]
     complete = (at - cu_seqlens[own] + (1 + stride - block)) // stride
     return lo, lo + complete.clamp_(min=0)
-
-
-def _tiles(lo: Tensor, hi: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """bool [1,1,tiles of queries,tiles of keys]: which may hold a key that is seen, and which hold
-    nothing else. Neither bound ever falls, so those of a tile's first and last query say it."""
-    ragged = (0, -(-lo.numel() // TILE) - lo.numel() // TILE)
-    # Beyond the last query, n: what a tile that is cut off may see, and what makes it never full.
-    lo_last, hi_last = (pad(x[TILE - 1 :: TILE], ragged, value=n).unsqueeze(1) for x in (lo, hi))
-    key = torch.arange(0, n, TILE, dtype=torch.int32, device=lo.device)
-    some = (key < hi_last) & (key + TILE > lo[::TILE].unsqueeze(1))
-    full = (key >= lo_last) & (key + TILE <= hi[::TILE].unsqueeze(1))
-    return (some ^ full)[None, None], full[None, None]
-
-
-def _packed_block_mask(
-    cu_seqlens: Tensor,
-    cu_keys: Tensor,
-    t: int,
-    n: int,
-    block: int,
-    stride: int,
-    backward: bool,
-) -> Any:
-    """Made tile by tile: `create_block_mask` would write T x N elements in each call."""
-    lo, hi = _bounds(cu_seqlens, cu_keys, t, block, stride)
-
-    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-        return (ki >= lo[qi]) & (ki < hi[qi])
-
-    return block_mask(*_tiles(lo, hi, n), seen, (t, n), backward=backward)
 
 
 @implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
@@ -268,6 +238,6 @@ def flex_attention(
         _band.refuse_mask(t, n)
         mask = _block_mask_of(t, n, block, stride, q.device)
     else:
-        backward = wants_grad(q, k, v)
-        mask = _packed_block_mask(cu_seqlens, cu_keys, t, n, block, stride, backward)
+        lo, hi = _bounds(cu_seqlens, cu_keys, t, block, stride)
+        mask = band_mask(lo, hi, n, backward=wants_grad(q, k, v))
     return _band.flex_attend(q, k, v, mask, sm_scale)

@@ -8,30 +8,33 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
-from nsabench.implementations._backends import sharing
+from nsabench.implementations._backends import SHARES_HEADS, sharing
 
 LOCAL = 2
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, keep: Tensor | None = None) -> Tensor:
-    """q [B,HQ,D], k, v [B,H,L,...]: one query a head, which kernels that know groups split over the
-    keys; under a mask, which those do not take, the heads of a group as queries of one head."""
+    """The heads of a group as queries of one head: q [B,HQ,D], k, v [B,H,L,...]."""
     b, hq, d = q.shape
     h = k.shape[1]
-    if keep is None:
-        out = scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=sm_scale, **sharing(hq != h))
-        return out.squeeze(2)
     grouped = q.reshape(b, h, hq // h, d)
     out = scaled_dot_product_attention(grouped, k, v, attn_mask=keep, scale=sm_scale)
     return out.reshape(b, hq, -1)
 
 
+def attend_grouped(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """One query a head, which kernels that know groups split over the keys."""
+    shared = sharing(q.shape[1] != k.shape[1])
+    return scaled_dot_product_attention(q.unsqueeze(2), k, v, scale=sm_scale, **shared).squeeze(2)
+
+
 def gathered(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, size: int, sm_scale: float) -> Tensor:
-    """Attention over the tokens of blocks [B,H,n,2] of at most `size`, gathered side by side."""
-    held = -(-k.shape[2] // size)  # more cannot hold a token: the others are left out
+    """Attention over the tokens of different blocks [B,H,n,2] of `size` (the last may be cut off,
+    and some be empty), gathered side by side."""
+    held = -(-k.shape[2] // size)  # blocks that hold a token, at most: others are left out
     if held < ranges.shape[2]:
-        last = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :held]
-        ranges = ranges.gather(2, last.unsqueeze(-1).expand(-1, -1, -1, 2))
+        first = (ranges[..., 0] >= ranges[..., 1]).int().argsort(dim=-1, stable=True)[..., :held]
+        ranges = ranges.gather(2, first.unsqueeze(-1).expand(-1, -1, -1, 2))
     at = ranges[..., :1].long() + torch.arange(size, device=q.device)
     keep = (at < ranges[..., 1:]).flatten(2)
     index = at.flatten(2).clamp_(max=k.shape[2] - 1).unsqueeze(-1)
@@ -92,7 +95,8 @@ def torch_step(
     window: int,
     sm_scale: float,
 ) -> Tensor:
-    """SDPA on slices of the caches and on the gathered blocks."""
+    """SDPA on slices of the caches and on the gathered blocks; a branch alone with the heads of a
+    group as queries."""
     near = slice(max(k.shape[2] - window, 0), None)
     if branch == "dense":
         return attend(q, k, v, sm_scale)
@@ -112,10 +116,11 @@ def torch_step(
         n_selected=n_selected,
         sm_scale=sm_scale,
     )
+    whole = attend_grouped if SHARES_HEADS else attend
     return (
-        gates[..., :1] * attend(q, k_cmp, v_cmp, sm_scale)
+        gates[..., :1] * whole(q, k_cmp, v_cmp, sm_scale)
         + gates[..., 1:2] * gathered(q, k, v, ranges, block_size, sm_scale)
-        + gates[..., 2:] * attend(q, k[:, :, near], v[:, :, near], sm_scale)
+        + gates[..., 2:] * whole(q, k[:, :, near], v[:, :, near], sm_scale)
     )
 
 
@@ -153,7 +158,7 @@ def sdpa_gqa(
 ) -> Tensor:
     """SDPA of one query a head, which knows groups."""
     k, v = _cache_of(k, v, k_cmp, v_cmp, branch, window)
-    return attend(q, k, v, sm_scale)
+    return attend_grouped(q, k, v, sm_scale)
 
 
 @implementation(op="decode", name="flash", role="baseline", devices=("cuda",))

@@ -6,7 +6,6 @@ once; those of packed sequences are made in every call.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +13,9 @@ from torch import Tensor
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations import _band
-from nsabench.implementations._flex import TILE, block_mask, flex, wants_grad
+from nsabench.implementations._backends import accepts
+from nsabench.implementations._flex import band_mask, flex, wants_grad
+from nsabench.implementations._kept import kept
 from nsabench.implementations.varlen_baselines import every
 
 OP = "sliding_window"
@@ -25,7 +26,7 @@ def _keep(t: int, window: int, device: torch.device) -> Tensor:
     return (at <= at.unsqueeze(1)) & (at > at.unsqueeze(1) - window)
 
 
-_kept = lru_cache(maxsize=2)(_keep)
+_keep_of = kept(2)(_keep)
 
 
 def _sequence(cu_seqlens: Tensor, total: int) -> Tensor:
@@ -48,7 +49,7 @@ def masked_sdpa(
     """SDPA over all keys under a mask."""
     t = q.shape[1]
     _band.refuse_mask(t, t)
-    keep = _kept(t, window, q.device)
+    keep = _keep_of(t, window, q.device)
     if cu_seqlens is not None:
         sequence = _sequence(cu_seqlens, t)
         keep = keep & (sequence == sequence.unsqueeze(1))
@@ -109,10 +110,10 @@ def varlen_attn(
     """The public varlen attention."""
     attend = _band.varlen_attention()
     _band.check_flash(q, v)
-    if not _band.accepts(attend, "window_size", "scale"):
+    if not accepts(attend, "window_size", "scale"):
         raise Unsupported("this torch's varlen_attn takes no window or no scale")
     cu, longest = _packed(q, cu_seqlens), (max_seqlen, max_seqlen)
-    grouped = {"enable_gqa": True} if _band.accepts(attend, "enable_gqa") else {}
+    grouped = {"enable_gqa": True} if accepts(attend, "enable_gqa") else {}
     flat = (x.flatten(0, 1) for x in (q, k, v))
     out: Tensor = attend(
         *flat, cu, cu, *longest, scale=sm_scale, window_size=(window - 1, 0), **grouped
@@ -135,7 +136,7 @@ def flash_attn(
     name = "flash_attn_func" if cu_seqlens is None else "flash_attn_varlen_func"
     attend = _band.package_flash(name)
     _band.check_flash(q, v)
-    if not _band.accepts(attend, "window_size"):
+    if not accepts(attend, "window_size"):
         raise Unsupported("this flash_attn takes no window (it came with 2.3)")
     options: dict[str, Any] = {
         "softmax_scale": sm_scale,
@@ -157,30 +158,13 @@ def _block_mask(t: int, window: int, device: torch.device) -> Any:
     return flex()[1].create_block_mask(seen, None, None, t, t, device=str(device))
 
 
-_block_mask_of = lru_cache(maxsize=2)(_block_mask)
+_block_mask_of = kept(2)(_block_mask)
 
 
-def _packed_block_mask(cu_seqlens: Tensor, t: int, window: int, *, backward: bool) -> Any:
-    """The same of packed sequences by tiles: `create_block_mask` would write t x t elements."""
-    first, partial, full = packed_tiles(cu_seqlens, t, window)
-
-    def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
-        return (ki <= qi) & (ki >= first[qi])
-
-    return block_mask(partial[None, None], full[None, None], seen, (t, t), backward=backward)
-
-
-def packed_tiles(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first key of each query, int32 [t], and which tiles of queries by keys are seen in part
-    and which as a whole, bool [tiles,tiles]."""
+def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:
+    """int32 [T]: a query of packed sequences sees the keys from the one up to the other."""
     at = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
-    first = torch.maximum(cu_seqlens[_sequence(cu_seqlens, t)], at - (window - 1))
-    begin = at[::TILE]
-    end = (begin + TILE).clamp(max=t)
-    # Neither the first key of a query nor its last one ever moves back.
-    some = (begin < end.unsqueeze(1)) & (end > first[begin].unsqueeze(1))
-    whole = (begin >= first[end - 1].unsqueeze(1)) & (begin + TILE - 1 <= begin.unsqueeze(1))
-    return first, some & ~whole, whole
+    return torch.maximum(cu_seqlens[_sequence(cu_seqlens, t)], at - (window - 1)), at + 1
 
 
 @implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
@@ -200,5 +184,5 @@ def flex_attention(
     if cu_seqlens is None:
         mask = _block_mask_of(t, window, q.device)
     else:
-        mask = _packed_block_mask(cu_seqlens, t, window, backward=wants_grad(q, k, v))
+        mask = band_mask(*_bounds(cu_seqlens, t, window), t, backward=wants_grad(q, k, v))
     return _band.flex_attend(q, k, v, mask, sm_scale)

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations._backends import accepts
 from nsabench.implementations._band import (
-    accepts,
     aten_flash,
     check_flash,
     refuse_mask,
     varlen_attention,
 )
+from nsabench.implementations._kept import kept
 
 
 def flash(
@@ -39,21 +40,10 @@ def flash(
     return aten_flash(q, k, v, cu, longest, sm_scale, causal=False)
 
 
-_kept: dict[tuple[int, int, torch.device], Tensor] = {}
-
-
+@kept(64)
 def every(step: int, rows: int, device: torch.device) -> Tensor:
-    """cu_seqlens of `rows` sequences of `step` each, kept as a caller keeps what hangs on sizes
-    alone: made in each call, it would be a launch more, 1 us and a half."""
-    found = _kept.get((step, rows, device))
-    if found is None:
-        found = torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
-        if found.is_cuda:
-            if torch.cuda.is_current_stream_capturing():
-                return found  # it lives in the graph's own memory
-            torch.cuda.synchronize()  # other streams will use it
-        _kept[step, rows, device] = found
-    return found
+    """cu_seqlens of `rows` sequences of `step` each, which made in the call is a launch more."""
+    return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
 
 
 @implementation(op="selection_varlen", name="flash_varlen", role="baseline", devices=("cuda",))

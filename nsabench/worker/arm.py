@@ -254,10 +254,12 @@ class CaseArm:
         self._poison(0, stream)
 
         def queue() -> Answers:
-            if self.device == "cuda":
-                _synchronize()
             with _on(stream):
+                if stream:
+                    # What this stream's first swap allocates may take longer than the spin.
+                    self.sets.swap(0, self._rng)
                 if self.device == "cuda":
+                    _synchronize()
                     _sleep(ORDER_SPIN_CYCLES)
                 self.sets.swap(0, self._rng)
                 return [

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nsabench.failure import Failure
+from nsabench.implementations.controls import remembered
 from nsabench.words import Role, Runs, Status
 from nsabench.worker.arm import CaseArm
 from nsabench.worker.inputs import InputSets
@@ -123,3 +124,12 @@ def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
         "l2_warm_replay",
         "remembered_by_content",
     }
+
+
+def test_one_call_aside_is_a_look_and_two_are_calls_at_once(monkeypatch):
+    where = iter("ddsdstsds")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: next(where))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "d")
+    monkeypatch.setattr(remembered, "_was_aside", False)
+    expected = [False, False, False, False, False, True, True, False, False]
+    assert [remembered._aside_again() for _ in range(9)] == expected

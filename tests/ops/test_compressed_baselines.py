@@ -147,7 +147,8 @@ def test_sequences_are_packed_without_a_look_at_the_device(
         monkeypatch.setattr(torch.Tensor, method, _looked)
     baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
     for backward in (False, True):
-        baselines._packed_block_mask(*cu, q.shape[1], k.shape[1], 32, 16, backward)
+        bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
+        _flex.band_mask(*bounds, k.shape[1], backward=backward)
     monkeypatch.undo()
     (rows, keys), longest = calls[0][3:5]
     assert longest == (130 // 16 + 2, (130 - 32) // 16 + 1)
@@ -208,7 +209,7 @@ def test_tiles_hold_what_is_seen_and_full_ones_nothing_else(
         keep = baselines._packed_keep(*cu, t, n, block, stride)
         at = torch.arange(n)
         assert torch.equal(keep, (at >= bounds[0].unsqueeze(1)) & (at < bounds[1].unsqueeze(1)))
-        partial, full = (x[0, 0] for x in baselines._tiles(*bounds, n))
+        partial, full = (x[0, 0] for x in _flex.band_tiles(*bounds, n))
         assert not (partial & full).any()
         counts = torch.nn.functional.pad(keep, (0, -n % 128, 0, -t % 128)).unflatten(0, (-1, 128))
         counts = counts.unflatten(2, (-1, 128)).sum((1, 3))
@@ -224,9 +225,7 @@ def test_tiles_hold_what_is_seen_and_full_ones_nothing_else(
 def test_only_a_backward_needs_the_tiles_of_each_key() -> None:
     inputs = drawn("packed")
     q, k, _, *cu = inputs.tensors.values()
-    masks = [
-        baselines._packed_block_mask(*cu, q.shape[1], k.shape[1], 32, 16, backward)
-        for backward in (False, True)
-    ]
+    bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
+    masks = [_flex.band_mask(*bounds, k.shape[1], backward=backward) for backward in (False, True)]
     assert [mask.q_indices is not None for mask in masks] == [False, True]
     assert masks[0].seq_lengths == (q.shape[1], k.shape[1])

@@ -64,14 +64,15 @@ def test_tiles_of_packed_windows_leave_nothing_out(window: int, seed: int) -> No
     shape = of.shape_model.model_validate({**SLIDING, "T": 150, "window": window})
     inputs = of.draw(shape, DType.FLOAT32, "packed", seed=seed, device="cpu")
     cu, t = inputs.tensors["cu_seqlens"], 750
-    first, partial, full = sliding_baselines.packed_tiles(cu, t, window)
+    lo, hi = sliding_baselines._bounds(cu, t, window)
+    partial, full = (x[0, 0] for x in _flex.band_tiles(lo, hi, t))
     at = torch.arange(t)
-    seen = (at <= at.unsqueeze(1)) & (at >= first.unsqueeze(1))
+    seen = (at < hi.unsqueeze(1)) & (at >= lo.unsqueeze(1))
     assert not (partial & full).any()
     for tile, (some, whole) in enumerate(zip(partial.flatten(), full.flatten(), strict=True)):
         part = _tile(seen, *divmod(tile, partial.shape[1]))
         assert bool(some | whole) == bool(part.any())
-        assert bool(whole) == bool(part.all() and part.shape[1] == _flex.TILE)
+        assert bool(whole) == bool(part.all() and part.shape == (_flex.TILE, _flex.TILE))
 
 
 def _tile(x: Tensor, row: int, column: int) -> Tensor:
