@@ -45,6 +45,26 @@ ci: lint test
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
+# The runs that docs/results keeps, into results/NAME; what was begun there is gone on with
+gpu-results: install
+    #!/bin/sh
+    set -u
+    failed=0
+    make() {
+        name="$1"; shift
+        if [ -e "results/$name/journal.jsonl" ]; then
+            set -- --resume "results/$name"
+        else
+            set -- "$@" --device cuda --out "results/$name"
+        fi
+        .venv/bin/nsabench all "$@" || failed=$?
+    }
+    make rows selection_rows selection_rows_few selection_varlen selection_ranges
+    make branches sliding_window compressed
+    make decode decode
+    make blocks selection_blocks selection_backward
+    exit $failed
+
 # One implementation against itself, 200 cells: how often does the bench see a difference?
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
