@@ -142,3 +142,12 @@ def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
     assert "| `fused` | random, backward | 4 of 4 |" in text
     assert "| `fused` | local, backward | 0 of 4 |" in text
     assert "T8192 HQ64 block\\_size=32 bf16 backward local" in text
+
+
+def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:
+    """The branches of a decode step were cut off the ends of their names."""
+    kept = Path(__file__).parents[2] / "docs/results/h200-torch2.11.0-triton3.6.0-decode"
+    browser.open(write_html(Facts.read(kept), tmp_path), width=1200)
+    names = [text for text in browser.texts("heat") if text.startswith("HQ")]
+    assert len(names) == len(set(names)) > 20
+    assert not [name for name in names if name.endswith("…")]
