@@ -113,7 +113,7 @@ def gathered_sdpa(
     h, slots = block_indices.shape[2:]
     dv = v.shape[3]
     each = h * slots * block_size * (d + dv) * q.element_size()
-    if torch.is_grad_enabled() and q.requires_grad and b * t * each > MAX_SAVED_BYTES:
+    if wants_grad(q) and b * t * each > MAX_SAVED_BYTES:
         raise Unsupported(f"the backward would need {b * t * each / 2**30:.0f} GiB of copies")
     start = _sequences(t, cu_seqlens, q.device)
     position = torch.arange(t, device=q.device) - start

@@ -37,10 +37,7 @@ def _packed_keep(
     cu_seqlens: Tensor, cu_keys: Tensor, t: int, n: int, block: int, stride: int
 ) -> Tensor:
     at = torch.arange(max(t, n), dtype=torch.int32, device=cu_seqlens.device)
-    own, keys_of = (
-        torch.searchsorted(cu[1:].contiguous(), at[:size], right=True)
-        for cu, size in ((cu_seqlens, t), (cu_keys, n))
-    )
+    own, keys_of = _band.sequence_of(cu_seqlens, at[:t]), _band.sequence_of(cu_keys, at[:n])
     tokens = at[:t] - cu_seqlens[own] + 1
     complete = (at[:n] - cu_keys[keys_of]) * stride + block <= tokens.unsqueeze(1)
     return complete & (own.unsqueeze(1) == keys_of)
@@ -213,7 +210,7 @@ def _bounds(
 ) -> tuple[Tensor, Tensor]:
     """int32 [T]: a query of packed sequences sees the keys from the one up to the other."""
     at = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
-    own = torch.searchsorted(cu_seqlens[1:].contiguous(), at, right=True)
+    own = _band.sequence_of(cu_seqlens, at)
     lo = cu_keys[own]
     complete = (at - cu_seqlens[own] + (1 + stride - block)) // stride
     return lo, lo + complete.clamp_(min=0)

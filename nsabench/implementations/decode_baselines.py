@@ -97,15 +97,10 @@ def torch_step(
 ) -> Tensor:
     """SDPA on slices of the caches and on the gathered blocks; a branch alone with the heads of a
     group as queries."""
-    near = slice(max(k.shape[2] - window, 0), None)
-    if branch == "dense":
-        return attend(q, k, v, sm_scale)
-    if branch == "cmp":
-        return attend(q, k_cmp, v_cmp, sm_scale)
-    if branch == "win":
-        return attend(q, k[:, :, near], v[:, :, near], sm_scale)
     if branch == "sel":
         return gathered(q, k, v, ranges, block_size, sm_scale)
+    if branch != "total":
+        return attend(q, *_cache_of(k, v, k_cmp, v_cmp, branch, window), sm_scale)
     ranges = selected_ranges(
         q,
         k_cmp,
@@ -120,7 +115,7 @@ def torch_step(
     return (
         gates[..., :1] * whole(q, k_cmp, v_cmp, sm_scale)
         + gates[..., 1:2] * gathered(q, k, v, ranges, block_size, sm_scale)
-        + gates[..., 2:] * whole(q, k[:, :, near], v[:, :, near], sm_scale)
+        + gates[..., 2:] * whole(q, *_cache_of(k, v, k_cmp, v_cmp, "win", window), sm_scale)
     )
 
 

@@ -70,7 +70,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     up the gradients of a row that is taken often in its own dtype, and bfloat16 sums of some
     hundred terms are off by per cents (seen on an H200: 4 % of dk's norm).
     """
-    if torch.is_grad_enabled() and x.requires_grad and x.dtype != torch.float32:
+    if wants_grad(x) and x.dtype != torch.float32:
         return x.float().index_select(0, index).to(x.dtype)
     return x.index_select(0, index)
 

@@ -29,10 +29,8 @@ def _keep(t: int, window: int, device: torch.device) -> Tensor:
 _keep_of = kept(2)(_keep)
 
 
-def _sequence(cu_seqlens: Tensor, total: int) -> Tensor:
-    """Which sequence each token belongs to."""
-    at = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), at, right=True, out_int32=True)
+def _tokens(t: int, device: torch.device) -> Tensor:
+    return torch.arange(t, dtype=torch.int32, device=device)
 
 
 @implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
@@ -51,7 +49,7 @@ def masked_sdpa(
     _band.refuse_mask(t, t)
     keep = _keep_of(t, window, q.device)
     if cu_seqlens is not None:
-        sequence = _sequence(cu_seqlens, t)
+        sequence = _band.sequence_of(cu_seqlens, _tokens(t, q.device))
         keep = keep & (sequence == sequence.unsqueeze(1))
     return _band.masked_sdpa(q, k, v, keep, sm_scale)
 
@@ -163,8 +161,9 @@ _block_mask_of = kept(2)(_block_mask)
 
 def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:
     """int32 [T]: a query of packed sequences sees the keys from the one up to the other."""
-    at = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
-    return torch.maximum(cu_seqlens[_sequence(cu_seqlens, t)], at - (window - 1)), at + 1
+    at = _tokens(t, cu_seqlens.device)
+    first = cu_seqlens[_band.sequence_of(cu_seqlens, at)]
+    return torch.maximum(first, at - (window - 1)), at + 1
 
 
 @implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
@@ -179,8 +178,8 @@ def flex_attention(
     max_seqlen: int,
 ) -> Tensor:
     """FlexAttention with a block mask."""
-    _band.refuse_mask(q.shape[1], q.shape[1])
     t = q.shape[1]
+    _band.refuse_mask(t, t)
     if cu_seqlens is None:
         mask = _block_mask_of(t, window, q.device)
     else:

@@ -13,6 +13,7 @@ from nsabench.implementations import _band, _flex
 from nsabench.implementations import compressed_baselines as baselines
 from nsabench.ops.contract import Inputs
 from nsabench.words import DType
+from tests.ops.stand_ins import blind_the_host, looked, uncompiled_flex
 
 OP = ops.get("compressed")
 HEADS = {"HQ": 6, "H": 2, "D": 16}
@@ -79,12 +80,9 @@ def flash(
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention import flex_attention as module
-
     monkeypatch.setattr(_band, "aten_flash", flash)
     monkeypatch.setattr(_band, "check_flash", lambda *_: None)
-    for where in (_band, _flex, baselines):
-        monkeypatch.setattr(where, "flex", lambda: (module.flex_attention, module))
+    uncompiled_flex(monkeypatch, baselines)
 
 
 def assert_right(name: str, inputs: Inputs, *, gradients: bool = True) -> None:
@@ -130,7 +128,7 @@ def test_sequences_that_fill_no_block(name: str) -> None:
 
 
 def test_no_sequence_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_band, "aten_flash", _looked)
+    monkeypatch.setattr(_band, "aten_flash", looked)
     inputs = packed([31, 1, 20])
     found = baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
     assert found.shape == inputs.tensors["q"].shape and not found.any()
@@ -143,8 +141,7 @@ def test_sequences_are_packed_without_a_look_at_the_device(
     q, k, _, *cu = inputs.tensors.values()
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(_band, "aten_flash", lambda *given: calls.append(given) or given[0])
-    for method in ("item", "tolist", "__int__", "__bool__", "__index__"):
-        monkeypatch.setattr(torch.Tensor, method, _looked)
+    blind_the_host(monkeypatch)
     baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
     for backward in (False, True):
         bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
@@ -154,10 +151,6 @@ def test_sequences_are_packed_without_a_look_at_the_device(
     assert longest == (130 // 16 + 2, (130 - 32) // 16 + 1)
     assert keys is cu[1]
     assert rows[-1] == calls[0][0].shape[0] == q.shape[1] // 16 + 8
-
-
-def _looked(*_: object) -> None:
-    raise AssertionError("the host looked at a value that is on the device")
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as module
 
 from nsabench import ops
 from nsabench.implementations import (
-    _band,
     _flex,
     blocks_baselines,
     ranges_baselines,
     sliding_baselines,
 )
 from nsabench.words import DType
+from tests.ops.stand_ins import uncompiled_flex
 
 SLIDING = {"B": 5, "T": 90, "HQ": 4, "H": 2, "D": 16}
 RANGES = {"B": 2, "S": 40, "G": 2, "H": 4, "D": 16, "S_kv": 256, "n_spans": 3, "L": 60}
@@ -34,10 +32,6 @@ CASES = [
 ]
 
 
-def uncompiled() -> tuple[Any, ModuleType]:
-    return module.flex_attention, module
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("baselines", "op", "sizes", "distribution"), CASES)
 def test_block_masks_are_right(
@@ -47,8 +41,7 @@ def test_block_masks_are_right(
     sizes: dict[str, int],
     distribution: str,
 ) -> None:
-    for where in (_flex, _band, baselines):
-        monkeypatch.setattr(where, "flex", uncompiled)
+    uncompiled_flex(monkeypatch, baselines)
     of = ops.get(op)
     shape = of.shape_model.model_validate(sizes)
     inputs = of.draw(shape, DType.FLOAT32, distribution, seed=3, device="cpu")
