@@ -151,7 +151,7 @@ def band_forward_kernel(
     lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     begin = lo0 // BLOCK_N * BLOCK_N
     # Tiles from `whole` to `partial` are seen by all queries of the program.
-    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N) * BLOCK_N, hi1)
+    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
     partial = tl.maximum(hi0 // BLOCK_N * BLOCK_N, whole)
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)

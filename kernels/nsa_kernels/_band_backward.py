@@ -1,7 +1,8 @@
 """Gradients of attention under a band (`_band.py`), deterministic: nothing is added atomically.
 
 ``rest`` is what the softmax gradient subtracts from every logit's gradient: rowsum(out * d_out)
-less the gradient of the LSE. One launch makes it, one dQ a query tile, one dK and dV a key tile.
+less the gradient of the LSE. One launch makes it and dQ, a query tile a program, one dK and dV, a
+key tile; where key tiles are few, each is shared by several programs and a last launch adds up.
 """
 
 from __future__ import annotations
@@ -12,51 +13,64 @@ from ._triton_compat import dot, narrow, tl, triton
 
 
 @triton.jit
-def band_rest_kernel(
-    out_ptr,
-    grad_ptr,
-    dlse_ptr,
-    rest_ptr,
-    g_sb,
-    g_st,
-    g_sh,
-    g_sd,
-    l_sb,
-    l_st,
-    l_sh,
-    T,
-    HQ,
+def band_dq_step(
+    q,
+    grad,
+    k_base,
+    v_base,
+    start,
+    lo,
+    hi,
+    N,
+    lse,
+    rest,
+    acc,
+    k_sn,
+    k_sd,
+    v_sn,
+    v_sd,
+    scale_log2,
+    D: tl.constexpr,
     DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Program (query tile, head, batch): rest [B,HQ,T] = rowsum(out * d_out) - d_lse."""
-    first = tl.program_id(0) * BLOCK_M
-    head = tl.program_id(1)
-    batch = tl.program_id(2).to(tl.int64)
-    of_tile = tl.arange(0, BLOCK_M)
-    t = first + of_tile
-    inside = t < T
+    """dQ of all queries of a tile by keys ``start`` to ``start + BLOCK_N``, added to ``acc``.
+
+    Not MASKED: every query sees every key of the tile.
+    """
+    of_keys = tl.arange(0, BLOCK_N)
+    keys = start + of_keys
+    d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    row = ((batch * T + first) * HQ + head) * DV
-    out = load_tile(out_ptr + row, of_tile, dv, HQ * DV, 1, inside, DV, BLOCK_DV, True)
-    g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + first.to(tl.int64) * g_st
-    grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
-    rest = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    if HAS_DLSE:
-        l_base = dlse_ptr + batch * l_sb + head.to(tl.int64) * l_sh
-        rest -= tl.load(l_base + t.to(tl.int64) * l_st, mask=inside, other=0.0)
-    tl.store(rest_ptr + (batch * HQ + head) * T + t, rest, mask=inside)
+    at = start.to(tl.int64)
+    k = load_tile(k_base + at * k_sn, of_keys, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
+    v = load_tile(v_base + at * v_sn, of_keys, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
+    s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
+    s = dot(q, tl.trans(k), s, PRECISION)
+    dp = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
+    dp = dot(grad, tl.trans(v), dp, PRECISION)
+    p = tl.exp2(s * scale_log2 - lse[:, None])
+    if MASKED:
+        seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
+        p = tl.where(seen, p, 0.0)
+    ds = p * (dp - rest[:, None])
+    return dot(narrow(ds, k.dtype), k, acc, PRECISION)
 
 
-@triton.jit
+# One key is no special case: as a constant it made ptxas 12.8 crash in some tiles.
+@triton.jit(do_not_specialize=("N",))
 def band_dq_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
     grad_ptr,
+    out_ptr,
     lse_ptr,
+    dlse_ptr,
     rest_ptr,
     dq_ptr,
     lo_ptr,
@@ -77,6 +91,9 @@ def band_dq_kernel(
     g_st,
     g_sh,
     g_sd,
+    l_sb,
+    l_st,
+    l_sh,
     T,
     N,
     HQ,
@@ -93,14 +110,14 @@ def band_dq_kernel(
     STRIDE: tl.constexpr,
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (query tile, query head, batch): dq [B,T,HQ,D]."""
+    """Program (query tile, query head, batch): dq [B,T,HQ,D] and rest [B,HQ,T]."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
     of_tile = tl.arange(0, BLOCK_M)
-    of_keys = tl.arange(0, BLOCK_N)
     t = first + of_tile
     inside = t < T
     d = tl.arange(0, BLOCK_D)
@@ -109,36 +126,66 @@ def band_dq_kernel(
     q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
     g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + first.to(tl.int64) * g_st
     grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
+    row0 = (batch * T + first) * HQ + head
+    out = load_tile(out_ptr + row0 * DV, of_tile, dv, HQ * DV, 1, inside, DV, BLOCK_DV, True)
+    rest = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    if HAS_DLSE:
+        l_base = dlse_ptr + batch * l_sb + head.to(tl.int64) * l_sh
+        rest -= tl.load(l_base + t.to(tl.int64) * l_st, mask=inside, other=0.0)
     row = (batch * HQ + head) * T + t
+    tl.store(rest_ptr + row, rest, mask=inside)
     lse = tl.load(lse_ptr + row, mask=inside, other=0.0) * 1.4426950408889634
-    rest = tl.load(rest_ptr + row, mask=inside, other=0.0)
     kv_head = (head // GROUP).to(tl.int64)
     k_base = k_ptr + batch * k_sb + kv_head * k_sh
     v_base = v_ptr + batch * v_sb + kv_head * v_sh
     last = tl.minimum(first + BLOCK_M, T) - 1
     lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo0, _ = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    _, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
     begin = lo0 // BLOCK_N * BLOCK_N
+    # Tiles from `whole` to `partial` are seen by all queries of the program.
+    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
+    partial = tl.maximum(hi0 // BLOCK_N * BLOCK_N, whole)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    for step in range(0, hi1 - begin, BLOCK_N):
-        start = begin + step
-        at = start.to(tl.int64)
-        keys = start + of_keys
-        k = load_tile(k_base + at * k_sn, of_keys, d, k_sn, k_sd, keys < N, D, BLOCK_D, True)
-        v = load_tile(v_base + at * v_sn, of_keys, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, True)
-        s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s, PRECISION)
-        dp = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        dp = dot(grad, tl.trans(v), dp, PRECISION)
-        seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
-        p = tl.where(seen, tl.exp2(s * scale_log2 - lse[:, None]), 0.0)
-        ds = p * (dp - rest[:, None])
-        acc = dot(narrow(ds, k.dtype), k, acc, PRECISION)
+    for PART in tl.static_range(3):
+        if PART == 0:
+            origin = begin
+            end = whole
+        elif PART == 1:
+            origin = whole
+            end = partial
+        else:
+            origin = partial
+            end = hi1
+        for step in range(0, end - origin, BLOCK_N):
+            acc = band_dq_step(
+                q,
+                grad,
+                k_base,
+                v_base,
+                origin + step,
+                lo,
+                hi,
+                N,
+                lse,
+                rest,
+                acc,
+                k_sn,
+                k_sd,
+                v_sn,
+                v_sd,
+                scale_log2,
+                D,
+                DV,
+                BLOCK_D,
+                BLOCK_DV,
+                BLOCK_N,
+                PART != 1,
+                PRECISION,
+            )
     acc = acc * (scale_log2 * 0.6931471805599453)
-    row0 = ((batch * T + first) * HQ + head) * D
     tl.store(
-        dq_ptr + row0 + of_tile[:, None] * (HQ * D) + d[None, :],
+        dq_ptr + row0 * D + of_tile[:, None] * (HQ * D) + d[None, :],
         narrow(acc, dq_ptr.dtype.element_ty),
         mask=inside[:, None] & (d[None, :] < D),
     )
@@ -156,7 +203,8 @@ def band_dkv_kernel(
     dv_ptr,
     lo_ptr,
     hi_ptr,
-    seen_by_ptr,
+    begin_ptr,
+    end_ptr,
     q_sb,
     q_st,
     q_sh,
@@ -177,8 +225,9 @@ def band_dkv_kernel(
     N,
     HQ,
     GROUP,
-    heads_a_share,
     n_batch,
+    shares,
+    share_stride,
     window,
     scale_log2,
     D: tl.constexpr,
@@ -193,9 +242,10 @@ def band_dkv_kernel(
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (key tile, key head, batch and share of the group's heads).
+    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV].
 
-    dk [shares,B,N,H,D], dv [shares,B,N,H,DV]: the sum over the query heads of a share.
+    The walk over the heads of the group and, for each, the queries that see a key of the tile is
+    cut into ``shares``; each leaves its sums ``share_stride`` elements behind the last one's.
     """
     first = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)
@@ -216,8 +266,8 @@ def band_dkv_kernel(
     behind = tl.minimum(first + BLOCK_N, N)
     # The queries that see some key of the tile are consecutive.
     if PACKED:
-        begin = tl.load(seen_by_ptr + tl.program_id(0) * 2)
-        end = tl.load(seen_by_ptr + tl.program_id(0) * 2 + 1)
+        begin = tl.load(begin_ptr + first)
+        end = tl.load(end_ptr + behind - 1)
     else:
         begin = first * STRIDE + (BLOCK - 1)
         end = T
@@ -225,44 +275,57 @@ def band_dkv_kernel(
             end = tl.minimum(T, (behind + window - 1) * STRIDE + (BLOCK - 1))
     dk_acc = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     dv_acc = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
-    first_head = kv_head * GROUP + share * heads_a_share
-    heads = tl.minimum(heads_a_share, (kv_head + 1) * GROUP - first_head)
-    for i in range(heads):
-        head = first_head + i
-        q_head = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh
-        g_head = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh
-        rows = (batch * HQ + head) * T
-        for step in range(0, end - begin, BLOCK_M):
-            start = begin + step
-            t = start + of_tile
-            inside = t < end
-            at_t = start.to(tl.int64)
-            q = load_tile(q_head + at_t * q_st, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
-            grad = load_tile(
-                g_head + at_t * g_st, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True
-            )
-            lse = tl.load(lse_ptr + rows + t, mask=inside, other=0.0) * 1.4426950408889634
-            rest = tl.load(rest_ptr + rows + t, mask=inside, other=0.0)
-            lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-            s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-            s = dot(k, tl.trans(q), s, PRECISION)
-            seen = (keys[:, None] >= lo[None, :]) & (keys[:, None] < hi[None, :])
-            seen = seen & inside[None, :]
-            p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
-            dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc, PRECISION)
-            dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-            dp = dot(v, tl.trans(grad), dp, PRECISION)
-            ds = p * (dp - rest[None, :])
-            dk_acc = dot(narrow(ds, q.dtype), q, dk_acc, PRECISION)
+    steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_M)
+    walk = tl.cdiv(steps * GROUP, shares)
+    for i in range(share * walk, tl.minimum((share + 1) * walk, steps * GROUP)):
+        head = kv_head * GROUP + i // steps
+        start = begin + i % steps * BLOCK_M
+        t = start + of_tile
+        inside = t < end
+        at_t = start.to(tl.int64)
+        q_base = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh + at_t * q_st
+        q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
+        g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + at_t * g_st
+        grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
+        rows = (batch * HQ + head) * T + t
+        lse = tl.load(lse_ptr + rows, mask=inside, other=0.0) * 1.4426950408889634
+        rest = tl.load(rest_ptr + rows, mask=inside, other=0.0)
+        lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+        s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+        s = dot(k, tl.trans(q), s, PRECISION)
+        # Queries beyond the end are zeros, as their gradients are: they add nothing.
+        seen = keys[:, None] < hi[None, :]
+        if WINDOWED or PACKED:
+            seen = seen & (keys[:, None] >= lo[None, :])
+        p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
+        dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc, PRECISION)
+        dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+        dp = dot(v, tl.trans(grad), dp, PRECISION)
+        ds = p * (dp - rest[None, :])
+        dk_acc = dot(narrow(ds, q.dtype), q, dk_acc, PRECISION)
     dk_acc = dk_acc * (scale_log2 * 0.6931471805599453)
-    row = ((share * n_batch + batch) * N + first) * H + kv_head
+    row = (batch * N + first) * H + kv_head
+    of_share = share.to(tl.int64) * share_stride
     tl.store(
-        dk_ptr + row * D + of_keys[:, None] * (H * D) + d[None, :],
+        dk_ptr + of_share + row * D + of_keys[:, None] * (H * D) + d[None, :],
         narrow(dk_acc, dk_ptr.dtype.element_ty),
         mask=valid[:, None] & (d[None, :] < D),
     )
     tl.store(
-        dv_ptr + row * DV + of_keys[:, None] * (H * DV) + dv[None, :],
+        dv_ptr + of_share + row * DV + of_keys[:, None] * (H * DV) + dv[None, :],
         narrow(dv_acc, dv_ptr.dtype.element_ty),
         mask=valid[:, None] & (dv[None, :] < DV),
     )
+
+
+@triton.jit
+def band_sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
+    """Program (elements of dk, then of dv): the sum of their shares, in order."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < share_stride
+    total = tl.zeros([TILE], dtype=tl.float32)
+    for share in range(shares):
+        total += tl.load(parts_ptr + share * share_stride + at, mask=inside, other=0.0)
+    total = narrow(total, dk_ptr.dtype.element_ty)
+    tl.store(dk_ptr + at, total, mask=at < k_numel)
+    tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))

@@ -9,27 +9,30 @@ import torch
 
 from . import _checks as check
 from ._band import band_forward_kernel
-from ._band_backward import band_dkv_kernel, band_dq_kernel, band_rest_kernel
+from ._band_backward import band_dkv_kernel, band_dq_kernel, band_sum_kernel
+from ._band_tables import band_tables_kernel
 from .config import device_limits
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
     """Which keys a query sees: ``block`` tokens a key, one every ``stride`` tokens, the last
-    ``window`` of them (0: all). ``lo``, ``hi`` int32 [T]: instead, of packed sequences."""
+    ``window`` of them (0: all). ``keys``, ``queries``: of packed ``sequences``, the tables
+    instead: int32 [2,T], from and before which key a query sees, int32 [2,N], a key's queries."""
 
     block: int
     stride: int
     window: int
-    lo: torch.Tensor | None = None
-    hi: torch.Tensor | None = None
+    keys: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
+    sequences: int = 1
 
     def constants(self) -> dict[str, int | bool]:
         return {
             "BLOCK": self.block,
             "STRIDE": self.stride,
             "WINDOWED": self.window > 0,
-            "PACKED": self.lo is not None,
+            "PACKED": self.keys is not None,
         }
 
 
@@ -43,8 +46,9 @@ class Tiles:
     num_stages: int
 
 
+@check.on_its_device
 def packed_band(
-    total: int,
+    q: torch.Tensor,
     keys: int,
     cu_seqlens: torch.Tensor,
     cu_keys: torch.Tensor,
@@ -52,20 +56,34 @@ def packed_band(
     stride: int,
     window: int,
 ) -> Band:
-    """The band of sequences packed in ``total`` queries, by torch operations on the device.
+    """The band of sequences packed in q [1,T,HQ,D] and in ``keys`` keys, made on the device.
 
     A query behind the last sequence sees no key; ``cu_keys`` is clamped to [0, ``keys``].
     """
-    cu_keys = cu_keys.clamp(0, keys)
-    t = torch.arange(total, dtype=torch.int32, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), t, right=True)
-    lo, start = cu_keys[sequence], cu_seqlens[sequence]
-    end = cu_keys[(sequence + 1).clamp_(max=cu_keys.shape[0] - 1)]
-    seen = torch.div(t - start + (1 - block + stride), stride, rounding_mode="floor").clamp_(min=0)
-    hi = torch.minimum(lo + seen, end)
-    if window:
-        lo = torch.maximum(lo, hi - window)
-    return Band(block, stride, window, lo.int(), hi.int())
+    total = q.shape[1]
+    of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
+    of_key = torch.empty((2, keys), dtype=torch.int32, device=q.device)
+    sequences = cu_seqlens.shape[0] - 1
+    tile = 128
+    band_tables_kernel[(max(1, check.cdiv(max(total, keys), tile)),)](
+        cu_seqlens.contiguous(),
+        cu_keys.contiguous(),
+        of_query[0],
+        of_query[1],
+        of_key[0],
+        of_key[1],
+        total,
+        keys,
+        sequences,
+        window,
+        BLOCK=block,
+        STRIDE=stride,
+        WINDOWED=window > 0,
+        STEPS=sequences.bit_length(),
+        TILE=tile,
+        num_warps=4,
+    )
+    return Band(block, stride, window, of_query, of_key, sequences)
 
 
 def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
@@ -120,23 +138,32 @@ def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) ->
 def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
     """The tiles of the forward pass (docs/kernels.md, *Bands*)."""
     widest = max(q.shape[3], v.shape[3])
-    if widest <= 32:
-        tiles = Tiles(128, 64, 4, 3)
-    elif band.window:
+    programs = check.cdiv(q.shape[1], 64) * q.shape[2] * q.shape[0]
+    few = programs <= 2 * device_limits(q.device).processors
+    if band.window:
+        tiles = Tiles(64, 64, 4, 3 if few or widest <= 32 else 2)
+    elif widest <= 32:
         tiles = Tiles(64, 64, 4, 2)
+    elif widest <= 64 and not few and band.keys is None:
+        tiles = Tiles(128, 64, 8, 3)
     else:
-        tiles = Tiles(128, 64, 8, 3) if widest <= 64 else Tiles(128, 32, 4, 3)
+        tiles = Tiles(64, 32, 4, 2)
     return _fit(tiles, q, v.shape[3])
 
 
 def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
     """The tiles of dQ."""
-    return _fit(Tiles(64, 64, 4, 2), q, v.shape[3])
+    narrow = max(q.shape[3], v.shape[3]) <= 64
+    return _fit(Tiles(64, 32, 4, 3 if narrow else 2), q, v.shape[3])
 
 
-def dkv_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
+def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
     """The tiles of dK and dV."""
-    return _fit(Tiles(64, 128, 8, 2), q, v.shape[3], stage_queries=True)
+    if max(q.shape[3], v.shape[3]) > 64:
+        tiles = Tiles(32, 64, 4, 3)
+    else:
+        tiles = Tiles(64, 64, 4, 1) if band.window else Tiles(128, 64, 4, 2)
+    return _fit(tiles, q, v.shape[3], stage_queries=True)
 
 
 def _shapes(q: torch.Tensor, v: torch.Tensor) -> dict[str, int | str]:
@@ -173,8 +200,7 @@ def band_forward(
         v,
         out,
         lse,
-        lse if band.lo is None else band.lo,
-        lse if band.hi is None else band.hi,
+        *_tables(band.keys, lse),
         *q.stride(),
         *k.stride(),
         *v.stride(),
@@ -216,26 +242,8 @@ def band_backward(
         return dq.zero_(), torch.zeros_like(k), torch.zeros_like(v)
     rest = torch.empty_like(lse)
     dlse = rest if grad_lse is None else grad_lse
-    for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v))
+    for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
     shapes = {**_shapes(q, v), **band.constants()}
-    band_rest_kernel[(check.cdiv(t, 64), hq, b)](
-        out,
-        grad,
-        dlse,
-        rest,
-        *grad.stride(),
-        dlse.stride(0),
-        dlse.stride(2),
-        dlse.stride(1),
-        t,
-        hq,
-        DV=dv,
-        BLOCK_DV=check.next_power_of_2(dv),
-        BLOCK_M=64,
-        HAS_DLSE=grad_lse is not None,
-        num_warps=4,
-    )
-    bounds = (lse if band.lo is None else band.lo, lse if band.hi is None else band.hi)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
     scale = sm_scale * check.LOG2_E
     band_dq_kernel[(check.cdiv(t, for_dq.block_m), hq, b)](
@@ -243,17 +251,23 @@ def band_backward(
         k,
         v,
         grad,
+        out,
         lse,
+        dlse,
         rest,
         dq,
-        *bounds,
+        *_tables(band.keys, lse),
         *strides,
+        dlse.stride(0),
+        dlse.stride(2),
+        dlse.stride(1),
         t,
         n,
         hq,
         group,
         band.window,
         scale,
+        HAS_DLSE=grad_lse is not None,
         BLOCK_M=for_dq.block_m,
         BLOCK_N=for_dq.block_n,
         num_warps=for_dq.num_warps,
@@ -261,10 +275,14 @@ def band_backward(
         **shapes,
     )
     key_tiles = check.cdiv(n, for_dkv.block_n)
-    shares = _shares(key_tiles * h * b, group, device_limits(q.device).processors)
-    dtype = q.dtype if shares == 1 else torch.float32
-    dk = torch.empty((shares, b, n, h, d), dtype=dtype, device=q.device)
-    dv_ = torch.empty((shares, b, n, h, dv), dtype=dtype, device=q.device)
+    longest = check.cdiv(t, band.sequences)
+    if band.window:
+        longest = min(longest, band.window + for_dkv.block_n)
+    shares = _shares(band, key_tiles * h * b, group * longest, device_limits(q.device).processors)
+    dk = torch.empty((b, n, h, d), dtype=q.dtype, device=q.device)
+    dv_ = torch.empty((b, n, h, dv), dtype=q.dtype, device=q.device)
+    share_stride = dk.numel() + dv_.numel()
+    parts = dk if shares == 1 else q.new_empty((shares, share_stride), dtype=torch.float32)
     band_dkv_kernel[(key_tiles, h, b * shares)](
         q,
         k,
@@ -272,17 +290,18 @@ def band_backward(
         grad,
         lse,
         rest,
-        dk,
-        dv_,
-        *bounds,
-        lse if band.lo is None else _seen_by(band, key_tiles, for_dkv.block_n, n),
+        parts,
+        dv_ if shares == 1 else parts[0, dk.numel() :],
+        *_tables(band.keys, lse),
+        *_tables(band.queries, lse),
         *strides,
         t,
         n,
         hq,
         group,
-        check.cdiv(group, shares),
         b,
+        shares,
+        share_stride,
         band.window,
         scale,
         BLOCK_M=for_dkv.block_m,
@@ -291,9 +310,11 @@ def band_backward(
         num_stages=for_dkv.num_stages,
         **shapes,
     )
-    if shares == 1:
-        return dq, dk[0], dv_[0]
-    return dq, dk.sum(0).to(q.dtype), dv_.sum(0).to(q.dtype)
+    if shares > 1:
+        band_sum_kernel[(check.cdiv(share_stride, 1024),)](
+            parts, dk, dv_, shares, share_stride, dk.numel(), TILE=1024, num_warps=4
+        )
+    return dq, dk, dv_
 
 
 class _Attention(torch.autograd.Function):
@@ -348,16 +369,21 @@ def traced(q: torch.Tensor) -> bool:
     return torch.compiler.is_dynamo_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter)
 
 
-def _shares(programs: int, group: int, processors: int) -> int:
-    """Into how many shares the group's heads are cut: a divisor, for two programs a processor."""
-    wanted = check.cdiv(2 * processors, programs)
-    return next(s for s in range(1, group + 1) if group % s == 0 and (s >= wanted or s == group))
+def _shares(band: Band, programs: int, rows: int, processors: int) -> int:
+    """Into how many shares the walk of a key tile, over about ``rows`` queries at most, is cut.
+
+    In a window all tiles walk equally far, and two programs a processor do. Without one the first
+    walks over all queries and the last over hardly any; small shares even that out.
+    """
+    if band.window:
+        wanted, least = (2 if band.keys is None else 4) * processors // programs, 64
+    else:
+        wanted, least = min(32, 16 * processors // programs), 256
+    return max(1, min(wanted, rows // least))
 
 
-def _seen_by(band: Band, key_tiles: int, block_n: int, n: int) -> torch.Tensor:
-    """int32 [key_tiles, 2]: the queries from which, and before which, a key tile is seen."""
-    assert band.lo is not None and band.hi is not None
-    first = torch.arange(key_tiles, dtype=torch.int32, device=band.lo.device) * block_n
-    begin = torch.searchsorted(band.hi, first, right=True)
-    end = torch.searchsorted(band.lo, (first + block_n).clamp_(max=n))
-    return torch.stack([begin, end], 1).int()
+def _tables(
+    of: torch.Tensor | None, placeholder: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two rows of a table of the band; where there is none, what no kernel reads."""
+    return (placeholder, placeholder) if of is None else (of[0], of[1])

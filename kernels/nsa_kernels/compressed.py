@@ -99,7 +99,7 @@ def _band(
 ) -> Band:
     if cu_seqlens is None or cu_keys is None:
         return Band(block, stride, 0)
-    return packed_band(q.shape[1], keys, cu_seqlens, cu_keys, block, stride, 0)
+    return packed_band(q, keys, cu_seqlens, cu_keys, block, stride, 0)
 
 
 def _launch(

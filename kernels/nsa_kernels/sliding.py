@@ -52,7 +52,7 @@ def _band(q: torch.Tensor, cu_seqlens: torch.Tensor | None, window: int) -> Band
     window = min(window, q.shape[1])
     if cu_seqlens is None:
         return Band(1, 1, window)
-    return packed_band(q.shape[1], q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
+    return packed_band(q, q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
 
 
 def _launch(

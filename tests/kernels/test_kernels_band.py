@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsa_kernels import _band_launch
+from nsa_kernels._band_launch import packed_band
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -143,6 +145,49 @@ def test_block_scores(dtype, t, block, stride, block_size) -> None:
     assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
 
 
+def test_tables_of_packed_sequences() -> None:
+    """Each query's keys, each key's queries; some sequences have neither, and there is a tail."""
+    lengths, tail = [40, 0, 5, 130, 31], 9
+    counts = [max(0, (n - 8) // 4 + 1) for n in lengths]
+    for keep, keys, band in (
+        (oracle.window_mask(lengths, 7), lengths, (1, 1, 7)),
+        (oracle.compressed_mask(lengths, 8, 4), counts, (8, 4, 0)),
+    ):
+        total, n = keep.shape[0] + tail, keep.shape[1] + tail
+        q = randn(1, total, 1, 16)
+        made = packed_band(q, n, cu(lengths), cu(keys), *band)
+        for table, mask in ((made.keys, keep), (made.queries, keep.T)):
+            assert bool((table[:, 1:] >= table[:, :-1]).all())
+            for (first, end), seen in zip(table.T.tolist(), mask, strict=False):
+                assert list(range(first, end)) == seen.nonzero().flatten().tolist()
+            behind = table[:, mask.shape[0] :]
+            assert bool((behind[0] == behind[1]).all())
+
+
+@pytest.mark.parametrize("of", ["window", "compressed", "packed"])
+def test_shares_of_a_key_tile_add_up(of, monkeypatch) -> None:
+    """However many programs share the queries that see a tile of keys, some of them without any."""
+    q, k, v = (x.requires_grad_() for x in heads(1, 130, 130, 4, 2, 16, 32))
+    if of == "compressed":
+        k, v = (x[:, :7].detach().requires_grad_() for x in (k, v))
+
+    def gradients(shares):
+        monkeypatch.setattr(_band_launch, "_shares", lambda *_: shares)
+        if of == "compressed":
+            out, _ = nsa_kernels.compressed_attention(q, k, v)
+        else:
+            packed = (cu([70, 0, 60]),) if of == "packed" else ()
+            out, _ = nsa_kernels.sliding_window(q, k, v, *packed, window=50)
+        return torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    one = gradients(1)
+    for shares in (2, 3, 50):
+        again = gradients(shares)
+        assert all(torch.equal(a, b) for a, b in zip(again, gradients(shares), strict=True))
+        for a, b in zip(again, one, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("lengths", [None, (40, 30)])
 @pytest.mark.parametrize("window", [2**31 - 1, 2**31, sys.maxsize])
 def test_a_window_beyond_int32_is_all_keys(window, lengths) -> None:
@@ -165,6 +210,21 @@ def test_compressed_keys_that_are_not_there_are_not_read() -> None:
         found.append((out, lse, *torch.autograd.grad(out.square().sum(), some)))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_lengths_that_decrease_touch_nothing_out_of_bounds() -> None:
+    """A tile of queries whose first sees all 64 keys, the last 5: five keys behind were read."""
+    q, k, v = heads(1, 64, 128, 1, 1, 16, 16, torch.bfloat16)
+    found = []
+    for behind in (0.0, 100.0):
+        k[:, 64:], v[:, 64:] = behind, behind
+        some = [x.detach().requires_grad_() for x in (q, k[:, :64], v[:, :64])]
+        out, lse = nsa_kernels.compressed_attention(
+            *some, cu([32, 32]), cu([1, -59]) + 63, block=1, stride=1
+        )
+        found.append((out, lse, *torch.autograd.grad(out.sum(), some)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 CALLS = {
