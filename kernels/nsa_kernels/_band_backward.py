@@ -7,7 +7,7 @@ key tile; where key tiles are few, each is shared by several programs and a last
 
 from __future__ import annotations
 
-from ._band import band_of
+from ._band import KEYS, band_of
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 
@@ -61,8 +61,7 @@ def band_dq_step(
     return dot(narrow(ds, k.dtype), k, acc, PRECISION)
 
 
-# One key is no special case: as a constant it made ptxas 12.8 crash in some tiles.
-@triton.jit(do_not_specialize=("N",))
+@triton.jit(do_not_specialize=KEYS)
 def band_dq_kernel(
     q_ptr,
     k_ptr,
@@ -191,7 +190,7 @@ def band_dq_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=KEYS)
 def band_dkv_kernel(
     q_ptr,
     k_ptr,

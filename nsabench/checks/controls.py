@@ -7,7 +7,8 @@ where there are 64). So whatever it does run, it must be caught on:
 - `parity`: its status is `wrong`, or the check of that name says so;
 - `timer`: it is right and aims at the clock; it is defeated if it gained nothing, that is, if it
   is not faster than the best valid baseline, one of which is the implementation that it wraps;
-- any other: the check of that name found something in it.
+- any other: the check of that name found something in it. One that aims at being too fast to be
+  true (`roofline`) and gained nothing, because its host held it up, has declined.
 
 Where some control failed before its check was reached, another one must show that the check works:
 a check of which nothing is known decides nothing.
@@ -38,7 +39,10 @@ class Catch(Word):
 
     CAUGHT = "caught", "the check that was meant to catch it did"
     MISSED = "missed", "the check did not catch it: the run is invalid"
-    DECLINED = "declined", "it would have been right here, or cannot run on this device"
+    DECLINED = (
+        "declined",
+        "it would have been right here, or no faster than others, or cannot run on this device",
+    )
     UNPROVEN = "unproven", "it failed before that check, or had nothing to be compared with"
 
 
@@ -97,7 +101,13 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
             return Catch.UNPROVEN  # the best of the others may be slower for reasons of its own
     if row.caught_by == "timer":
         return _gained(row, best_baseline(case))
-    return Catch.CAUGHT if any(_names(f, row) for f in findings) else Catch.MISSED
+    if any(_names(f, row) for f in findings):
+        return Catch.CAUGHT
+    if row.caught_by == "roofline":
+        best = best_baseline(case)
+        if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
+            return Catch.DECLINED
+    return Catch.MISSED
 
 
 def _gained(row: Row, best: Row | None) -> Catch:

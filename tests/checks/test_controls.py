@@ -51,6 +51,20 @@ def test_where_a_control_declines_it_need_not_be_caught(make_row):
     assert judge([declined], []) == []
 
 
+def test_too_fast_to_be_true_is_not_what_a_slow_host_held_up(make_row):
+    """On a busy machine its look-up took longer than an honest baseline: 0.137 and 0.129 ms."""
+    baseline = make_row("b", "baseline", 0.129)
+
+    def judged(median_ms):
+        row = control(make_row, caught_by="roofline", median_ms=median_ms)
+        return effects(judge([row, baseline], []))
+
+    assert judged(0.137) == []
+    assert judged(0.05) == [Effect.INVALID]
+    alone = control(make_row, caught_by="roofline", median_ms=0.137)
+    assert effects(judge([alone], [])) == [Effect.INVALID]
+
+
 def test_a_control_that_crashes_proves_nothing_and_is_said(make_row):
     crashed = control(make_row, status=Status.CRASHED, reason="signal 11", median_ms=None)
     (finding,) = judge([crashed, wrong(make_row, L=64)], [])

@@ -68,6 +68,17 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(
     assert "rows_group_kernel" in said
 
 
+def test_a_single_key_compiles(tmp_path: Path) -> None:
+    """As a constant it left loops without a step, over which ptxas crashed."""
+    matrix = tmp_path / "one_key.yaml"
+    matrix.write_text(
+        "op: compressed\naxes: {dtype: [bfloat16, float16], direction: [forward, backward]}\n"
+        "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"
+    )
+    code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_90")
+    assert code == 0 and rows, said
+
+
 @pytest.mark.parametrize("version", ["", "3.1.0"], ids=["installed", "3.1.0"])
 def test_what_each_way_of_failing_is_called(tmp_path: Path, matrix: Path, version: str) -> None:
     options = ["--triton", version] if version else []
