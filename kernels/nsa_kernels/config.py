@@ -9,7 +9,7 @@ changes, its number of multiprocessors and its shared memory, enters the rules a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -24,7 +24,8 @@ class Config:
     """How one kernel is launched.
 
     ``block_h`` heads and ``block_l`` keys a tile; ``splits`` programs share a row, each taking
-    ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H.
+    ``chunk`` keys (0: the kernel derives it on the device); ``head_tiles`` programs cover H. In
+    ``selection_varlen`` ``splits`` is 1 where no row is shared, else 0, by work items of ``chunk``.
     ``late`` asks for the first keys before q has arrived (``_tiles.late``). ``tuned``: the tile is
     from the file that ``nsa_kernels.tune`` wrote, where it stands under ``shape_class``.
     """
@@ -227,12 +228,16 @@ def varlen_config(
 ) -> Config:
     """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
 
-    Rows that fill the device get items of twice their mean length, so that only long rows are
-    split; few rows are split into two items a multiprocessor.
+    Rows that fill the device are not split where none is known to be over four times as long as
+    the mean. Otherwise they get items of twice their mean length, so that only long rows are split;
+    few rows are split into two items a multiprocessor.
     """
     limits = device_limits(device)
     narrow = _narrow(d, dv)
     split = 2 * n * cdiv(h, 64) < 3 * limits.processors
+    if not split and max_seqlen is not None and n * max_seqlen <= 4 * total:
+        whole = rows_config(n, h, max(max_seqlen, 1), d, dv, dtype, device, given)
+        return replace(whole, chunk=0)
     name = _class("varlen", split, n <= 4 * limits.processors, narrow, cdiv(total, max(n, 1)))
     rule = (128, 4, 3) if narrow else (64, 4, 3)
     tile, tuned = _tile(name, rule, dtype.itemsize, device, given)

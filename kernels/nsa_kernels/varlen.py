@@ -4,7 +4,8 @@ The launch must not depend on the lengths (no host synchronisation), and one lon
 hold up the others. So the packed keys are cut into work items of at most ``chunk`` keys, and item
 ``cu_seqlens[n] // chunk + n`` is the first of row ``n``: that is monotone, gives every row at least
 ``ceil(len / chunk)`` items, and bounds their number by ``N + total // chunk``. A program finds its
-row by counting the rows that start at or before its item.
+row by counting the rows that start at or before its item. Where the caller knows that no row is
+much longer than the others, and rows are many, a program takes a whole row: no search, no merge.
 """
 
 from __future__ import annotations
@@ -77,22 +78,33 @@ def varlen_kernel(
     BLOCK_N: tl.constexpr,
     COARSE: tl.constexpr,
     SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,
     LATE: tl.constexpr,
     PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (work item, head tile)."""
+    """Program (work item, head tile); WHOLE: program (row, head tile)."""
     start_next_launch(PDL)
     item = tl.program_id(0)
-    row, begin, end = find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK_N, COARSE)
+    if WHOLE:
+        low = tl.load(cu_ptr + item.to(tl.int64) * cu_s)
+        high = tl.load(cu_ptr + (item + 1).to(tl.int64) * cu_s)
+        begin = tl.minimum(tl.maximum(low, 0), total)
+        end = tl.minimum(tl.maximum(high, begin), total)
+        row = item
+        first_item = item
+        share = end - begin
+        n_parts = item * 0 + 1
+    else:
+        row, begin, end = find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK_N, COARSE)
+        length = end - begin
+        first_item = begin // chunk + row
+        n_parts = tl.cdiv(length, chunk)
+        # Equal shares: a row just above the chunk must not leave a tail of a few keys.
+        share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
+        n_parts = tl.cdiv(length, tl.maximum(share, 1))
     n = row.to(tl.int64)
-    length = end - begin
-    first_item = begin // chunk + row
-    n_parts = tl.cdiv(length, chunk)
     part = item - first_item
-    # Equal shares: a row just above the chunk must not leave a tail of a few keys.
-    share = tl.cdiv(tl.cdiv(length, tl.maximum(n_parts, 1)), BLOCK_L) * BLOCK_L
-    n_parts = tl.cdiv(length, tl.maximum(share, 1))
     # part < 0 happens only where cu_seqlens decreases.
     if (part >= 0) & (part < tl.maximum(n_parts, 1)):
         head0 = tl.program_id(1) * BLOCK_H
@@ -170,8 +182,8 @@ def selection_varlen(
             host; values outside [0, total] are clamped on the device. If they decrease,
             nothing out of bounds is touched, but what the call returns is undefined.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        max_seqlen: upper bound of the lengths, when the caller knows one; only a hint for the
-            choice of the work item's size, results do not depend on it being right.
+        max_seqlen: upper bound of the lengths, when the caller knows one; only a hint for how rows
+            are shared out, results do not depend on it being right.
         config: launch configuration; chosen from the shapes when None.
 
     Returns:
@@ -213,9 +225,13 @@ def selection_varlen(
         config = varlen_config(n, h, total, d, dv, max_seqlen, q.dtype, q.device)
     else:
         check_heads("selection_varlen", config, h)
-        check.require(config.chunk >= 1, f"selection_varlen: {config} has no keys a work item")
-    items = n + total // config.chunk
-    split = total > config.chunk
+        check.require(
+            config.splits == 1 or config.chunk >= 1,
+            f"selection_varlen: {config} has no keys a work item",
+        )
+    whole = config.splits == 1
+    items = n if whole else n + total // config.chunk
+    split = not whole and total > config.chunk
     part = plse = table = lse
     if split:
         part, plse = workspace(q, items, h, dv)
@@ -248,6 +264,7 @@ def selection_varlen(
         BLOCK_N=min(max(check.next_power_of_2(n), 16), ROWS_A_BLOCK),
         COARSE=check.next_power_of_2(check.cdiv(n, ROWS_A_BLOCK)),
         SPLIT=split,
+        WHOLE=whole,
         LATE=config.late,
         PDL=split and dependent_launch(q.device),
         PRECISION="ieee",

@@ -51,6 +51,20 @@ def test_any_lengths(lengths, h, d, dv, dtype, hint, tail) -> None:
     oracle.assert_close(got, oracle.varlen(*args), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hint", [70, 5, 10**9])
+def test_rows_of_like_length_are_not_shared_out(hint, dtype) -> None:
+    """A program a row, whether the hint is right or not; one that says nothing is no hint."""
+    args = draw([70, 0, 33, 64, 1, 65, 40], 18, 32, 48, dtype)
+    config = nsa_kernels.chosen_config("selection_varlen", *args[:3], longest=hint)
+    if DEVICE == "cpu":  # seven rows fill no GPU
+        assert config.splits == (hint < 10**9)
+    config = dataclasses.replace(config, splits=1)
+    want = oracle.varlen(*args)
+    for given_ in ({"max_seqlen": hint}, {"config": config}):
+        oracle.assert_close(nsa_kernels.selection_varlen(*args, **given_), want, dtype)
+
+
 def test_many_rows_use_the_two_step_search(monkeypatch) -> None:
     monkeypatch.setattr(varlen_module, "ROWS_A_BLOCK", 16)
     lengths = [(i * 7) % 5 for i in range(130)]
@@ -95,15 +109,16 @@ def test_bad_inputs_are_refused(change, error, word) -> None:
         nsa_kernels.selection_varlen(*change(*draw([5, 6], 2, 16, 16, torch.float16)))
 
 
+@pytest.mark.parametrize("splits", [0, 1])
 @pytest.mark.parametrize("edges", [[0, 150, 10, 200], [200, 150, 60, 0], [-7, 900, 3, 2**31 - 1]])
-def test_malformed_cu_seqlens_touch_nothing_out_of_bounds(edges) -> None:
+def test_malformed_cu_seqlens_touch_nothing_out_of_bounds(edges, splits) -> None:
     """Memory that a decrease leaves unwritten is filled with the largest integers here."""
     h, d, total = 2, 16, 200
     gen = torch.Generator().manual_seed(0)
     q = torch.randn(3, h, d, generator=gen).to(DEVICE)
     k, v = (torch.randn(total, d, generator=gen).to(DEVICE) for _ in "kv")
     cu = torch.tensor(edges, dtype=torch.int32, device=DEVICE)
-    config = nsa_kernels.Config(16, 16, 0, 16, 1, 4, 1)
+    config = nsa_kernels.Config(16, 16, splits, 16, 1, 4, 1)
     torch.use_deterministic_algorithms(True)
     try:
         out, lse = nsa_kernels.selection_varlen(q, k, v, cu, config=config)
