@@ -42,6 +42,29 @@ def band_of(
 
 
 @triton.jit
+def tiles_of(
+    first,
+    last,
+    lo_ptr,
+    hi_ptr,
+    N,
+    window,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Where the tiles of keys of the queries ``first`` to ``last`` begin, from and before which
+    all of these see a whole tile, and where their keys end."""
+    lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
+    partial = tl.maximum(hi0 // BLOCK_N * BLOCK_N, whole)
+    return lo0 // BLOCK_N * BLOCK_N, whole, partial, hi1
+
+
+@triton.jit
 def band_step(
     q,
     k_base,
@@ -150,12 +173,9 @@ def band_forward_kernel(
     v_base = v_ptr + batch * v_sb + kv_head * v_sh
     last = tl.minimum(first + BLOCK_M, T) - 1
     lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    begin = lo0 // BLOCK_N * BLOCK_N
-    # Tiles from `whole` to `partial` are seen by all queries of the program.
-    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
-    partial = tl.maximum(hi0 // BLOCK_N * BLOCK_N, whole)
+    begin, whole, partial, behind = tiles_of(
+        first, last, lo_ptr, hi_ptr, N, window, BLOCK_N, BLOCK, STRIDE, WINDOWED, PACKED
+    )
     row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
@@ -168,7 +188,7 @@ def band_forward_kernel(
             end = partial
         else:
             origin = partial
-            end = hi1
+            end = behind
         for step in range(0, end - origin, BLOCK_N):
             row_max, row_sum, acc = band_step(
                 q,

@@ -7,7 +7,7 @@ key tile; where key tiles are few, each is shared by several programs and a last
 
 from __future__ import annotations
 
-from ._band import KEYS, band_of
+from ._band import KEYS, band_of, tiles_of
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 
@@ -139,12 +139,9 @@ def band_dq_kernel(
     v_base = v_ptr + batch * v_sb + kv_head * v_sh
     last = tl.minimum(first + BLOCK_M, T) - 1
     lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    begin = lo0 // BLOCK_N * BLOCK_N
-    # Tiles from `whole` to `partial` are seen by all queries of the program.
-    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
-    partial = tl.maximum(hi0 // BLOCK_N * BLOCK_N, whole)
+    begin, whole, partial, behind = tiles_of(
+        first, last, lo_ptr, hi_ptr, N, window, BLOCK_N, BLOCK, STRIDE, WINDOWED, PACKED
+    )
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     for PART in tl.static_range(3):
         if PART == 0:
@@ -155,7 +152,7 @@ def band_dq_kernel(
             end = partial
         else:
             origin = partial
-            end = hi1
+            end = behind
         for step in range(0, end - origin, BLOCK_N):
             acc = band_dq_step(
                 q,
@@ -277,8 +274,8 @@ def band_dkv_kernel(
     steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_M)
     walk = tl.cdiv(steps * GROUP, shares)
     for i in range(share * walk, tl.minimum((share + 1) * walk, steps * GROUP)):
-        head = kv_head * GROUP + i // steps
-        start = begin + i % steps * BLOCK_M
+        head = kv_head * GROUP + i // tl.maximum(steps, 1)
+        start = begin + i % tl.maximum(steps, 1) * BLOCK_M
         t = start + of_tile
         inside = t < end
         at_t = start.to(tl.int64)
@@ -292,8 +289,7 @@ def band_dkv_kernel(
         lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
         s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         s = dot(k, tl.trans(q), s, PRECISION)
-        # Queries beyond the end are zeros, as their gradients are: they add nothing.
-        seen = keys[:, None] < hi[None, :]
+        seen = keys[:, None] < tl.where(inside, hi, 0)[None, :]
         if WINDOWED or PACKED:
             seen = seen & (keys[:, None] >= lo[None, :])
         p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
@@ -323,8 +319,9 @@ def band_sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TI
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < share_stride
     total = tl.zeros([TILE], dtype=tl.float32)
-    for share in range(shares):
-        total += tl.load(parts_ptr + share * share_stride + at, mask=inside, other=0.0)
+    for _ in range(shares):
+        total += tl.load(parts_ptr + at, mask=inside, other=0.0)
+        parts_ptr += share_stride
     total = narrow(total, dk_ptr.dtype.element_ty)
     tl.store(dk_ptr + at, total, mask=at < k_numel)
     tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))

@@ -153,8 +153,8 @@ def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
 
 def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
     """The tiles of dQ."""
-    narrow = max(q.shape[3], v.shape[3]) <= 64
-    return _fit(Tiles(64, 32, 4, 3 if narrow else 2), q, v.shape[3])
+    stages = 3 if max(q.shape[3], v.shape[3]) <= 64 else 2
+    return _fit(Tiles(64, 32, 4, stages), q, v.shape[3])
 
 
 def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
@@ -239,7 +239,7 @@ def band_backward(
     group = hq // h
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     if min(q.numel(), k.numel()) == 0:
-        return dq.zero_(), torch.zeros_like(k), torch.zeros_like(v)
+        return dq.zero_(), k.new_zeros(k.shape), v.new_zeros(v.shape)
     rest = torch.empty_like(lse)
     dlse = rest if grad_lse is None else grad_lse
     for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
@@ -372,8 +372,10 @@ def traced(q: torch.Tensor) -> bool:
 def _shares(band: Band, programs: int, rows: int, processors: int) -> int:
     """Into how many shares the walk of a key tile, over about ``rows`` queries at most, is cut.
 
-    In a window all tiles walk equally far, and two programs a processor do. Without one the first
-    walks over all queries and the last over hardly any; small shares even that out.
+    In a window all tiles walk about equally far, and two programs a processor do (four of packed
+    sequences, which differ); a share is a step or more. Without a window the first tile walks over
+    all queries and the last over hardly any: small shares even that out, but below 256 queries
+    they cost more to add up than they save.
     """
     if band.window:
         wanted, least = (2 if band.keys is None else 4) * processors // programs, 64

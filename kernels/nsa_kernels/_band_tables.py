@@ -25,9 +25,10 @@ def band_tables_kernel(
     TILE: tl.constexpr,
 ):
     """Program (TILE queries and TILE keys): query t sees keys lo[t] up to hi[t], [T]; key j is
-    seen by queries begin[j] up to end[j], [N]. What lies behind the last sequence sees nothing.
+    seen by no other queries than begin[j] up to end[j], [N]. What lies behind the last sequence
+    sees nothing and is not seen.
 
-    None of the four decreases. Values of cu_keys are clamped to [0, N].
+    None of the four decreases. Values of cu_keys are clamped to [0, N], as all that is written is.
     """
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     last_query = tl.load(cu_ptr + sequences)
@@ -37,7 +38,7 @@ def band_tables_kernel(
     k0 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i), 0), N)
     k1 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i + 1), 0), N)
     seen = tl.maximum(at - tl.load(cu_ptr + i) + (1 - BLOCK + STRIDE), 0) // STRIDE
-    hi = tl.minimum(k0 + seen, k1)
+    hi = k0 + tl.minimum(seen, k1 - k0)
     lo = k0
     if WINDOWED:
         lo = tl.maximum(k0, hi - window)
@@ -50,7 +51,7 @@ def band_tables_kernel(
     complete = tl.load(cu_ptr + i) + (at - k0).to(tl.int64) * STRIDE + (BLOCK - 1)
     end = behind
     if WINDOWED:
-        end = tl.minimum(behind, complete + window.to(tl.int64) * STRIDE)
+        end = tl.minimum(behind, complete + window * STRIDE)
     begin = tl.where(at < last_key, tl.minimum(complete, behind), last_query)
     end = tl.where(at < last_key, end, last_query)
     tl.store(begin_ptr + at, tl.minimum(tl.maximum(begin, 0), T).to(tl.int32), mask=at < N)

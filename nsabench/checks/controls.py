@@ -8,7 +8,7 @@ where there are 64). So whatever it does run, it must be caught on:
 - `timer`: it is right and aims at the clock; it is defeated if it gained nothing, that is, if it
   is not faster than the best valid baseline, one of which is the implementation that it wraps;
 - any other: the check of that name found something in it. One that aims at being too fast to be
-  true (`roofline`) and gained nothing, because its host held it up, has declined.
+  true (`roofline`) and gained nothing, because its host held it up, has proven nothing.
 
 Where some control failed before its check was reached, another one must show that the check works:
 a check of which nothing is known decides nothing.
@@ -39,11 +39,8 @@ class Catch(Word):
 
     CAUGHT = "caught", "the check that was meant to catch it did"
     MISSED = "missed", "the check did not catch it: the run is invalid"
-    DECLINED = (
-        "declined",
-        "it would have been right here, or no faster than others, or cannot run on this device",
-    )
-    UNPROVEN = "unproven", "it failed before that check, or had nothing to be compared with"
+    DECLINED = "declined", "it would have been right here, or cannot run on this device"
+    UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
 
 
 def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
@@ -106,7 +103,7 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
     if row.caught_by == "roofline":
         best = best_baseline(case)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
-            return Catch.DECLINED
+            return Catch.UNPROVEN  # held up by its host: nothing was too fast to be true
     return Catch.MISSED
 
 
@@ -139,7 +136,7 @@ def _judge(name: str, outcomes: Sequence[tuple[Row, Catch]]) -> Iterator[Finding
         yield Finding(CHECK, Effect.INVALID, sentence, implementation=name)
     if rows[Catch.UNPROVEN]:
         first = rows[Catch.UNPROVEN][0]
-        why = first.reason or "nothing valid was timed beside it"
+        why = first.reason or "it gained nothing, or nothing valid was timed beside it"
         sentence = (
             f"the control did not get as far as being caught in {len(rows[Catch.UNPROVEN])} "
             f"cases, first in {first.label} ({first.status}): {why}"

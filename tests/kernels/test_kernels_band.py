@@ -149,9 +149,15 @@ def test_tables_of_packed_sequences() -> None:
     """Each query's keys, each key's queries; some sequences have neither, and there is a tail."""
     lengths, tail = [40, 0, 5, 130, 31], 9
     counts = [max(0, (n - 8) // 4 + 1) for n in lengths]
+    complete = oracle.compressed_mask(lengths, 8, 4)
+    # Three keys more than the first sequence completes, before those of the others.
+    more = torch.cat(
+        [complete[:, : counts[0]], complete[:, :3] & False, complete[:, counts[0] :]], 1
+    )
     for keep, keys, band in (
         (oracle.window_mask(lengths, 7), lengths, (1, 1, 7)),
-        (oracle.compressed_mask(lengths, 8, 4), counts, (8, 4, 0)),
+        (complete, counts, (8, 4, 0)),
+        (more, [counts[0] + 3, *counts[1:]], (8, 4, 0)),
     ):
         total, n = keep.shape[0] + tail, keep.shape[1] + tail
         q = randn(1, total, 1, 16)
@@ -167,21 +173,20 @@ def test_tables_of_packed_sequences() -> None:
 @pytest.mark.parametrize("of", ["window", "compressed", "packed"])
 def test_shares_of_a_key_tile_add_up(of, monkeypatch) -> None:
     """However many programs share the queries that see a tile of keys, some of them without any."""
-    q, k, v = (x.requires_grad_() for x in heads(1, 130, 130, 4, 2, 16, 32))
-    if of == "compressed":
-        k, v = (x[:, :7].detach().requires_grad_() for x in (k, v))
+    keys = 3 if of == "compressed" else 70
+    q, k, v = (x.requires_grad_() for x in heads(1, 70, keys, 2, 1, 16, 32))
 
     def gradients(shares):
         monkeypatch.setattr(_band_launch, "_shares", lambda *_: shares)
         if of == "compressed":
             out, _ = nsa_kernels.compressed_attention(q, k, v)
         else:
-            packed = (cu([70, 0, 60]),) if of == "packed" else ()
-            out, _ = nsa_kernels.sliding_window(q, k, v, *packed, window=50)
+            packed = (cu([30, 0, 40]),) if of == "packed" else ()
+            out, _ = nsa_kernels.sliding_window(q, k, v, *packed, window=20)
         return torch.autograd.grad(out.square().sum(), (q, k, v))
 
     one = gradients(1)
-    for shares in (2, 3, 50):
+    for shares in (2, 9):
         again = gradients(shares)
         assert all(torch.equal(a, b) for a, b in zip(again, gradients(shares), strict=True))
         for a, b in zip(again, one, strict=True):
@@ -212,16 +217,32 @@ def test_compressed_keys_that_are_not_there_are_not_read() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_lengths_that_decrease_touch_nothing_out_of_bounds() -> None:
-    """A tile of queries whose first sees all 64 keys, the last 5: five keys behind were read."""
-    q, k, v = heads(1, 64, 128, 1, 1, 16, 16, torch.bfloat16)
+def test_keys_nobody_sees_have_no_gradient_whatever_they_hold() -> None:
+    q, k, v = heads(1, 70, 12, 1, 1, 16, 16, torch.bfloat16)
+    k[:, 8:] = float("nan")
+    some = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, _ = nsa_kernels.compressed_attention(*some, block=8, stride=8)
+    _, dk, dv = torch.autograd.grad(out.sum(), some)
+    assert dk[:, 8:].abs().max() == 0 and dv[:, 8:].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("edges", "edges_of_keys", "n"),
+    [
+        # A tile of queries whose first sees all 64 keys, the last 5: five keys behind were read.
+        ([0, 32, 64], [63, 64, 5], 64),
+        # A place so far from its sequence's first that keys wrapped round to far below 0.
+        ([0, 32, -(2**31) + 100, 64], [100, 128, 64, 128], 128),
+    ],
+)
+def test_lengths_that_decrease_touch_nothing_out_of_bounds(edges, edges_of_keys, n) -> None:
+    q, k, v = heads(1, 64, 2 * n, 1, 1, 16, 16, torch.bfloat16)
+    packed = [torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (edges, edges_of_keys)]
     found = []
     for behind in (0.0, 100.0):
-        k[:, 64:], v[:, 64:] = behind, behind
-        some = [x.detach().requires_grad_() for x in (q, k[:, :64], v[:, :64])]
-        out, lse = nsa_kernels.compressed_attention(
-            *some, cu([32, 32]), cu([1, -59]) + 63, block=1, stride=1
-        )
+        k[:, n:], v[:, n:] = behind, behind
+        some = [x.detach().requires_grad_() for x in (q, k[:, :n], v[:, :n])]
+        out, lse = nsa_kernels.compressed_attention(*some, *packed, block=1, stride=1)
         found.append((out, lse, *torch.autograd.grad(out.sum(), some)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

@@ -69,11 +69,14 @@ def test_the_shipped_kernels_compile_for_a_gpu_that_is_not_here(
 
 
 def test_a_single_key_compiles(tmp_path: Path) -> None:
-    """As a constant it left loops without a step, over which ptxas crashed."""
+    """As a constant it left loops without a step, over which ptxas crashed; a window of one is
+    a constant, too, and no tensor."""
     matrix = tmp_path / "one_key.yaml"
     matrix.write_text(
         "op: compressed\naxes: {dtype: [bfloat16, float16], direction: [forward, backward]}\n"
-        "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"
+        "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n---\n"
+        "op: sliding_window\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
+        "include:\n- {B: 2, T: [1, 9], HQ: 1, H: 1, D: 16, window: 1, distribution: packed}\n"
     )
     code, rows, said = preflight(tmp_path / "p.parquet", matrix, "--arch", "sm_90")
     assert code == 0 and rows, said
