@@ -121,7 +121,7 @@ def launch_compressed(
     lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
     padded = check.cdiv(length, LINE) * LINE
     logits = torch.empty((n, h, padded), dtype=torch.float32, device=q.device)
-    config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE)
+    config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE, merge=False)
     part = plse = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)

@@ -9,7 +9,7 @@ changes, its number of multiprocessors and its shared memory, enters the rules a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -137,9 +137,13 @@ Given = Tile | Literal["rule"] | None
 """A tile, or RULE; None: the tuned one, else the rule's."""
 
 
-def _class(op: str, split: bool, some: bool, narrow: bool, length: int) -> str:
+def _crowd(programs: int, processors: int) -> str:
+    """How many programs a multiprocessor has: at most one, some (up to four), or many."""
+    return "one" if programs <= processors else "some" if programs <= 4 * processors else "many"
+
+
+def _class(op: str, crowd: str, narrow: bool, length: int) -> str:
     """The name of a shape class: what a tile is chosen by. ``length``: keys of a program, about."""
-    crowd = "split" if split else "some" if some else "many"
     reach = min(max(next_power_of_2(length), 64), 2048)
     return f"{op}-{crowd}-{'narrow' if narrow else 'wide'}-{reach}"
 
@@ -160,13 +164,18 @@ def _narrow(d: int, dv: int) -> bool:
 
 def _rows_tile(programs: int, length: int, narrow: bool, processors: int) -> Tile:
     """The tile of ``rows_group`` when no row is split."""
-    some = programs <= 4 * processors
+    many = programs > 4 * processors
     if length <= 64:
         return max(16, next_power_of_2(length)), 4, 1
-    if length <= 128 and (some or narrow):
-        return 128, 8 if some else 4, 1
-    if some:
-        return (64, 4, 3) if narrow else (32, 2, 4)
+    if length <= 128 and (narrow or not many):
+        return 128, 4, 1
+    if programs <= processors:
+        return 128, 4, 3
+    if not many:
+        two = programs <= 2 * processors
+        if narrow:
+            return (128, 4, 3) if two and length > 256 else (64, 4, 3)
+        return (64, 2, 3) if two else (64, 4, 2)
     if narrow:
         return (32, 1, 3) if length <= 512 else (128, 2, 2)
     if length <= 256:
@@ -184,23 +193,30 @@ def rows_config(
     dtype: torch.dtype,
     device: torch.device,
     given: Given = None,
+    *,
+    merge: bool = True,
 ) -> Config:
     """The configuration of ``rows_group`` for a shape on a device.
 
     Rows that fill the device are not split. Fewer are split until there is about one program a
-    multiprocessor, but into no share below 128 keys, which would cost more to merge than it saves.
+    multiprocessor, but into no share below 128 keys, and where a launch of its own has to ``merge``
+    them not into two below 512: that would cost more than it saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)
     splits = 1
     if 2 * programs < 3 * limits.processors:
         splits = min(max(limits.processors // programs, 1), max(length // 128, 1))
-    narrow, some = _narrow(d, dv), programs <= 4 * limits.processors
+        if merge and splits == 2 and length < 1024:
+            splits = 1
+    narrow = _narrow(d, dv)
     if splits > 1:
+        crowd = "split"
         rule = (128, 8, 1) if length <= 128 * splits else (128, 4, 3)
     else:
+        crowd = _crowd(programs, limits.processors)
         rule = _rows_tile(programs, length, narrow, limits.processors)
-    name = _class("rows", splits > 1, some, narrow, cdiv(length, splits))
+    name = _class("rows", crowd, narrow, cdiv(length, splits))
     tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     chunk = cdiv(max(cdiv(length, splits), 1), block_l) * block_l
@@ -212,6 +228,13 @@ def rows_config(
     late = n * splits * head_tiles <= 4 * limits.processors
     late = late or (block_l >= 128 and not narrow)
     return Config(block_h, block_l, splits, chunk, head_tiles, warps, stages, late, tuned, name)
+
+
+def _packed_tile(longest: int, many: bool, narrow: bool) -> Tile:
+    """The tile of ``varlen_items`` when a program takes a whole row, of up to ``longest`` keys."""
+    if longest <= 256:
+        return (32, 2, 3) if many else (64, 4, 3)
+    return (128, 4, 3) if narrow and not many else (64, 4, 3)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,23 +252,30 @@ def varlen_config(
     """The configuration of ``selection_varlen``; ``chunk`` keys are one work item.
 
     Rows that fill the device are not split where none is known to be over four times as long as
-    the mean. Otherwise they get items of twice their mean length, so that only long rows are split;
-    few rows are split into two items a multiprocessor.
+    the mean. Otherwise they get items of their mean length, twice it where the longest is not
+    known, so that only long rows are split; few rows are split into two items a multiprocessor.
     """
     limits = device_limits(device)
-    narrow = _narrow(d, dv)
+    narrow, crowd = _narrow(d, dv), _crowd(n, limits.processors)
     split = 2 * n * cdiv(h, 64) < 3 * limits.processors
     if not split and max_seqlen is not None and n * max_seqlen <= 4 * total:
-        whole = rows_config(n, h, max(max_seqlen, 1), d, dv, dtype, device, given)
-        return replace(whole, chunk=0)
-    name = _class("varlen", split, n <= 4 * limits.processors, narrow, cdiv(total, max(n, 1)))
+        longest = max(max_seqlen, 1)
+        name = _class("packed", crowd, narrow, longest)
+        rule = _packed_tile(longest, crowd == "many", narrow)
+        tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
+        block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
+        if longest > block_l:
+            stages = max(stages, 2)
+        return Config(block_h, block_l, 1, 0, cdiv(h, block_h), warps, stages, False, tuned, name)
+    name = _class("varlen", "split" if split else crowd, narrow, cdiv(total, max(n, 1)))
     rule = (128, 4, 3) if narrow else (64, 4, 3)
     tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     head_tiles = cdiv(h, block_h)
     want = cdiv(total * head_tiles, 4 * limits.processors)
     if 2 * n * head_tiles >= 3 * limits.processors:
-        want = max(want, min(2 * cdiv(total, n), 4 * want))
+        items = cdiv(total, n) * (2 if max_seqlen is None else 1)
+        want = max(want, min(items, 4 * want))
     else:
         want *= 2
     if max_seqlen is not None:
@@ -279,15 +309,15 @@ def ranges_config(
     splits = 1
     if 2 * programs < 3 * limits.processors:
         splits = max(1, min(2 * limits.processors // programs, cdiv(bound, 128), 64))
-    narrow, some = _narrow(d, dv), programs <= 4 * limits.processors
+    narrow, crowd = _narrow(d, dv), _crowd(programs, limits.processors)
     if splits > 1:
-        rule = (32, 2, 4)
-    elif some:
-        rule = (64, 4, 3)
-    else:
+        crowd, rule = "split", (32, 2, 4)
+    elif crowd == "many":
         rule = (32, 1, 3) if narrow else (64, 4, 2)
+    else:
+        rule = (64, 4, 3)
     # The keys of a row are not known, so all lengths are one class.
-    name = _class("ranges", splits > 1, some, narrow, 0)
+    name = _class("ranges", crowd, narrow, 0)
     tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
     block_h, block_l, warps, stages = _fit(h, d, dv, dtype.itemsize, limits, tile)
     head_tiles = cdiv(h, block_h)

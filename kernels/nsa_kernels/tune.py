@@ -62,13 +62,13 @@ def fitting(d: int, dv: int, shared_bytes: int) -> list[Tile]:
 
 
 def trials(device: torch.device) -> Iterator[Trial]:
-    """A shape of each class, too few rows to fill the device, some, and many."""
+    """A shape of each class: rows to be split, one a multiprocessor, some, and many."""
     processors = device_limits(device).processors
 
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(size, device=device, dtype=torch.float32).to(DTYPE)
 
-    for n in (max(processors // 8, 1), 2 * processors, 8 * processors):
+    for n in (max(processors // 8, 1), processors, 2 * processors, 8 * processors):
         for d in (64, 128):
             q = draw(n, HEADS, d)
             for length in (64, 128, 256, 512, 1024, 2048):
@@ -80,9 +80,10 @@ def trials(device: torch.device) -> Iterator[Trial]:
                 lengths = torch.arange(n)[torch.randperm(n)] * (2 * mean) // n
                 cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
                 total = int(cu[-1])
-                shape = (n, HEADS, total, d, d, None)
                 tensors = (q, draw(total, d), draw(total, d), cu)
-                yield Trial(selection_varlen, tensors, rules.varlen_config, shape)
+                for longest in (None, 2 * mean):
+                    sizes = (n, HEADS, total, d, d, longest)
+                    yield Trial(selection_varlen, tensors, rules.varlen_config, sizes)
             s_kv, spans, size = 4096, 8, 128
             starts = torch.stack([torch.randperm(s_kv // size)[:spans] for _ in range(n)]) * size
             ranges = torch.stack([starts, starts + size], -1).view(n, 1, 1, spans, 2)

@@ -48,6 +48,15 @@ def test_every_kernel_has_classes() -> None:
     assert classes == ["rows-split-narrow-2048", "varlen-some-wide-512", "ranges-many-narrow-64"]
 
 
+@pytest.mark.parametrize("rows", [67, 96, 132, 160, 198, 264, 384])
+def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
+    # 4.8 TB/s over a round trip of about 1.5 us are 55 KB a multiprocessor.
+    monkeypatch.setattr(config, "device_limits", lambda device: config.Device(132, 227 << 10))
+    got = config.rows_config.__wrapped__(rows, 8, 2048, 128, 128, torch.bfloat16, CPU)
+    ahead = (got.num_stages - 1) * got.block_l * (128 + 128) * 2
+    assert got.splits == 1 and max(rows // 132, 1) * ahead >= 60_000
+
+
 def test_the_file_is_read_back(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path))
     tiles = {"rows-many-wide-512": (64, 4, 2), "ranges-some-wide-64": (32, 2, 4)}
