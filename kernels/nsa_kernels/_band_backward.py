@@ -289,7 +289,8 @@ def band_dkv_kernel(
         lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
         s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         s = dot(k, tl.trans(q), s, PRECISION)
-        seen = keys[:, None] < tl.where(inside, hi, 0)[None, :]
+        # Queries beyond the end are zeros, as their gradients are: they add nothing.
+        seen = keys[:, None] < hi[None, :]
         if WINDOWED or PACKED:
             seen = seen & (keys[:, None] >= lo[None, :])
         p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
@@ -299,6 +300,11 @@ def band_dkv_kernel(
         ds = p * (dp - rest[None, :])
         dk_acc = dot(narrow(ds, q.dtype), q, dk_acc, PRECISION)
     dk_acc = dk_acc * (scale_log2 * 0.6931471805599453)
+    if not PACKED:
+        # To zeros a key adds nothing unless it is not finite: those that no query sees may be.
+        inside = (keys * STRIDE + (BLOCK - 1) < T)[:, None]
+        dk_acc = tl.where(inside, dk_acc, 0.0)
+        dv_acc = tl.where(inside, dv_acc, 0.0)
     row = (batch * N + first) * H + kv_head
     of_share = share.to(tl.int64) * share_stride
     tl.store(

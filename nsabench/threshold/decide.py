@@ -57,7 +57,7 @@ _Key = tuple[str, str, str, str]
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
     """One decision a GPU, combo and op (for some ops, distribution): that of the candidate with
-    the smallest threshold."""
+    the smallest threshold, of equal ones that of the best."""
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
     for evidence in given:
@@ -158,11 +158,12 @@ def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
     return Rung(length, len(rows), sum(passes(row, margin) for row in rows), weakest)
 
 
-def _preference(decision: Decision) -> tuple[float, int, str]:
-    """The smallest threshold first, then whoever passes most cases."""
+def _preference(decision: Decision) -> tuple[float, int, float, str]:
+    """The smallest threshold first, then whoever passes most cases, then by the worst speed-up."""
+    least = float("inf") if decision.min_length is None else float(decision.min_length)
     passed = sum(rung.passed for rung in decision.rungs)
-    none = decision.min_length is None
-    return (float("inf") if none else float(decision.min_length or 0), -passed, decision.candidate)
+    worst = min((rung.weakest or 0.0 for rung in decision.rungs), default=0.0)
+    return least, -passed, -worst, decision.candidate
 
 
 def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:

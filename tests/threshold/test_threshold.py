@@ -89,6 +89,16 @@ def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
     assert content["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256, "NVIDIA L4": None}
 
 
+def test_of_two_that_pass_alike_the_faster_is_named(tmp_path: Path) -> None:
+    evidence = of_run(make_run(tmp_path / "run", Made(ratio=lambda _: 2.0)))
+    faster = [
+        replace(cell, candidate="zz", speedup_lo=3 * (cell.speedup_lo or 0))
+        for cell in evidence.tested
+    ]
+    [decision] = decide_all([replace(evidence, tested=[*evidence.tested, *faster])])
+    assert decision.candidate == "zz"
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
 def test_monotone(cells: list[tuple[int, float]]) -> None:
