@@ -317,17 +317,3 @@ def band_dkv_kernel(
         narrow(dv_acc, dv_ptr.dtype.element_ty),
         mask=valid[:, None] & (dv[None, :] < DV),
     )
-
-
-@triton.jit
-def band_sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
-    """Program (elements of dk, then of dv): the sum of their shares, in order."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = at < share_stride
-    total = tl.zeros([TILE], dtype=tl.float32)
-    for _ in range(shares):
-        total += tl.load(parts_ptr + at, mask=inside, other=0.0)
-        parts_ptr += share_stride
-    total = narrow(total, dk_ptr.dtype.element_ty)
-    tl.store(dk_ptr + at, total, mask=at < k_numel)
-    tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))

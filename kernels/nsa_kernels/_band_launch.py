@@ -9,9 +9,10 @@ import torch
 
 from . import _checks as check
 from ._band import band_forward_kernel
-from ._band_backward import band_dkv_kernel, band_dq_kernel, band_sum_kernel
+from ._band_backward import band_dkv_kernel, band_dq_kernel
 from ._band_tables import band_tables_kernel
 from .config import device_limits
+from .merge import add_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +312,7 @@ def band_backward(
         **shapes,
     )
     if shares > 1:
-        band_sum_kernel[(check.cdiv(share_stride, 1024),)](
-            parts, dk, dv_, shares, share_stride, dk.numel(), TILE=1024, num_warps=4
-        )
+        add_shares(parts, dk, dv_)
     return dq, dk, dv_
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ._checks import cdiv, next_power_of_2
 from ._tiles import merge_shares
-from ._triton_compat import tl, triton, wait_for_last_launch
+from ._triton_compat import narrow, tl, triton, wait_for_last_launch
 from .config import dependent_launch, launch_options
 
 MANY_PROGRAMS = 1024
@@ -154,4 +154,26 @@ def merge(
         num_warps=2 if block_s * block_dv > 2048 else 1,
         num_stages=1,
         **launch_options(pdl),
+    )
+
+
+@triton.jit
+def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
+    """Program (elements of dk, then of dv): the sum of their shares, in order."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < share_stride
+    total = tl.zeros([TILE], dtype=tl.float32)
+    for _ in range(shares):
+        total += tl.load(parts_ptr + at, mask=inside, other=0.0)
+        parts_ptr += share_stride
+    total = narrow(total, dk_ptr.dtype.element_ty)
+    tl.store(dk_ptr + at, total, mask=at < k_numel)
+    tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))
+
+
+def add_shares(parts: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> None:
+    """Write dk and dv, contiguous, as sums of parts [shares, dk.numel() + dv.numel()] float32."""
+    shares, stride = parts.shape
+    sum_kernel[(cdiv(stride, 1024),)](
+        parts, dk, dv, shares, stride, dk.numel(), TILE=1024, num_warps=4
     )

@@ -15,10 +15,7 @@ from ._tiles import attend_tile, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
 from .config import Config, check_heads, dependent_launch, launch_options, ranges_config
 from .merge import Shares, merge, workspace
-from .spans import disjoint_spans
-
-MAX_IN_REGISTERS = 64
-"""Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
+from .spans import MAX_IN_REGISTERS, disjoint_spans, key_of, numbered_spans
 
 MIN_SHARE = 128
 """Keys of a share at least, a multiple of every tile size used with splits."""
@@ -106,34 +103,9 @@ def ranges_kernel(
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
     before = before_ptr + r * (n_spans + 1)
     wait_for_last_launch(DEPENDENT)
-    if SEARCH_STEPS > 0:
-        total = tl.load(before + n_spans).to(tl.int32)
-    else:
-        i = tl.arange(0, BLOCK_N)
-        at = spans + i.to(tl.int64) * r_sn
-        # Absent spans become [S_KV, S_KV): they sort last and are empty.
-        low = tl.load(at, mask=i < n_spans, other=S_KV)
-        high = tl.load(at + r_se, mask=i < n_spans, other=S_KV)
-        low = tl.minimum(tl.maximum(low, 0), S_KV).to(tl.int32)
-        high = tl.minimum(tl.maximum(high, 0), S_KV).to(tl.int32)
-        # The same values once more along the other axis: a load is cheaper than a transpose.
-        j = tl.arange(0, BLOCK_N)
-        at_j = spans + j.to(tl.int64) * r_sn
-        low_j = tl.load(at_j, mask=j < n_spans, other=S_KV)
-        high_j = tl.load(at_j + r_se, mask=j < n_spans, other=S_KV)
-        low_j = tl.minimum(tl.maximum(low_j, 0), S_KV).to(tl.int32)
-        high_j = tl.minimum(tl.maximum(high_j, 0), S_KV).to(tl.int32)
-        earlier = (low_j[None, :] < low[:, None]) | (
-            (low_j[None, :] == low[:, None]) & (j[None, :] < i[:, None])
-        )
-        reach = tl.max(tl.where(earlier, high_j[None, :], 0), 1)
-        low = tl.maximum(low, reach)
-        count = tl.maximum(high - low, 0)
-        total = tl.sum(count, 0)
-        # Numbers follow the index order of the spans.
-        stop = tl.cumsum(count, 0)
-        number = stop - count
-        shift = low - number
+    number, stop, shift, total = numbered_spans(
+        spans, before, r_sn, r_se, n_spans, S_KV, BLOCK_N, SEARCH_STEPS
+    )
     tiles = tl.cdiv(total, BLOCK_L)
     # No share below MIN_SHARE keys: merging it would cost more than it saves.
     chunk = tl.maximum(tl.cdiv(tiles, n_splits) * BLOCK_L, MIN_SHARE)
@@ -147,19 +119,9 @@ def ranges_kernel(
         for start in range(lo, hi, BLOCK_L):
             pos = start + tl.arange(0, BLOCK_L)
             valid = pos < hi
-            if SEARCH_STEPS > 0:
-                # The last span whose first number is <= pos; empty spans share a number with the
-                # next one and are passed over.
-                found = tl.zeros([BLOCK_L], dtype=tl.int32)
-                for step in tl.static_range(SEARCH_STEPS):
-                    trial = found + (1 << (SEARCH_STEPS - 1 - step))
-                    first = tl.load(before + trial, mask=trial < n_spans, other=2147483647)
-                    found = tl.where(first <= pos, trial, found)
-                key = tl.load(spans + found.to(tl.int64) * r_sn, mask=valid, other=0)
-                key += pos - tl.load(before + found, mask=valid, other=0)
-            else:
-                inside = (pos[:, None] >= number[None, :]) & (pos[:, None] < stop[None, :])
-                key = pos + tl.sum(tl.where(inside, shift[None, :], 0), 1)
+            key = key_of(
+                pos, valid, spans, before, r_sn, number, stop, shift, n_spans, SEARCH_STEPS
+            )
             row_max, sums, acc = attend_tile(
                 q,
                 start >= lo,

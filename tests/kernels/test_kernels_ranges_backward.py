@@ -101,6 +101,33 @@ def test_tiles_that_do_not_fit_are_planned_later(monkeypatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
+@pytest.mark.parametrize("shares", [2, 9])
+def test_shares_of_a_list_add_up(shares, monkeypatch) -> None:
+    """However many programs share the queries of a tile, some of them without any."""
+    q, k, v, r = draw(SHAPES[0])
+    monkeypatch.setattr(ranges_backward, "_shares", lambda *_: shares)
+    got, want = gradients(q, k, v, r, torch.randn_like(q[..., :1].expand(*q.shape[:-1], 24)))
+    assert_right(got, want, torch.float32)
+
+
+def test_spans_at_the_edges_of_tiles() -> None:
+    """Tiles of 64 keys selected whole, up to each edge of their halves, twice, and far beyond."""
+    edges = [
+        [0, 64],
+        [64, 96],
+        [96, 128],
+        [31, 33],
+        [63, 65],
+        [127, 192],
+        [-(2**40), 2**40],
+        [9, 9],
+    ]
+    q, k, v, _ = draw((1, len(edges), 1, 2, 16, 16, 192, 1), torch.bfloat16)
+    r = torch.tensor(edges, device=DEVICE).view(1, -1, 1, 1, 2)
+    got, want = gradients(q, k, v, torch.cat([r, r], 3), torch.randn_like(q))
+    assert_right(got, want, torch.bfloat16)
+
+
 def test_twice_the_same_bits() -> None:
     q, k, v, r = draw(SHAPES[0], torch.float16)
     grad_out = torch.randn(*q.shape[:-1], v.shape[-1], device=q.device).half()
