@@ -300,11 +300,14 @@ def band_dkv_kernel(
         ds = p * (dp - rest[None, :])
         dk_acc = dot(narrow(ds, q.dtype), q, dk_acc, PRECISION)
     dk_acc = dk_acc * (scale_log2 * 0.6931471805599453)
-    if not PACKED:
-        # To zeros a key adds nothing unless it is not finite: those that no query sees may be.
-        inside = (keys * STRIDE + (BLOCK - 1) < T)[:, None]
-        dk_acc = tl.where(inside, dk_acc, 0.0)
-        dv_acc = tl.where(inside, dv_acc, 0.0)
+    # A weight of 0 takes up what is not finite: keys that no query sees may hold anything.
+    if PACKED:
+        seen_from = tl.load(begin_ptr + keys, mask=valid, other=0)
+        some = seen_from < tl.load(end_ptr + keys, mask=valid, other=0)
+    else:
+        some = keys * STRIDE + (BLOCK - 1) < T
+    dk_acc = tl.where(some[:, None], dk_acc, 0.0)
+    dv_acc = tl.where(some[:, None], dv_acc, 0.0)
     row = (batch * N + first) * H + kv_head
     of_share = share.to(tl.int64) * share_stride
     tl.store(

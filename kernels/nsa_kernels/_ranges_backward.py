@@ -118,11 +118,25 @@ def bits_before(x, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def either(a, b):
+    """For a reduction: the bits of both."""
+    return a | b
+
+
+@triton.jit
+def has_bit(bits, i):
+    """Whether bit ``i`` < 64 is set in ``bits``, int64, on 32 bits at a time."""
+    half = tl.where(i < 32, bits.to(tl.int32), (bits >> 32).to(tl.int32))
+    return (half >> (i % 32)) & 1 != 0
+
+
+@triton.jit
 def plan_kernel(
     spans_ptr,
     list_ptr,
     bits_ptr,
     count_ptr,
+    selected_ptr,
     r_sb,
     r_ss,
     r_sg,
@@ -136,21 +150,23 @@ def plan_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Program (tile, b * G + g): the queries that select some key of the tile, in order, and a bit
-    for each key that they do."""
+    """Program (tile, b * G + g): the queries that select some key of the tile, in order, with a bit
+    for each key that they do; of all together, how many and those bits."""
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
     low = (first_tile + tile) * BLOCK_N
     slot = kv * tl.num_programs(0) + tile
     spans = spans_ptr + kv // G * r_sb + kv % G * r_sg
     filled = 0
+    selected = tl.zeros([BLOCK_S], dtype=tl.int64)
     for s0 in range(0, S, BLOCK_S):
         s = s0 + tl.arange(0, BLOCK_S)
         of_query = spans + s.to(tl.int64) * r_ss
         bits = tl.zeros([BLOCK_S], dtype=tl.int64)
-        for j in range(n_spans):
-            begin = tl.load(of_query + j * r_sn, mask=s < S, other=0)
-            end = tl.load(of_query + j * r_sn + r_se, mask=s < S, other=0)
+        for _ in range(n_spans):
+            begin = tl.load(of_query, mask=s < S, other=0)
+            end = tl.load(of_query + r_se, mask=s < S, other=0)
+            of_query += r_sn
             begin = tl.minimum(tl.maximum(begin, 0), S_KV).to(tl.int32)
             end = tl.minimum(tl.maximum(end, 0), S_KV).to(tl.int32)
             bits |= bits_before(end - low, BLOCK_N) & ~bits_before(begin - low, BLOCK_N)
@@ -159,7 +175,9 @@ def plan_kernel(
         tl.store(list_ptr + at, s, mask=hit > 0)
         tl.store(bits_ptr + at, bits, mask=hit > 0)
         filled += tl.sum(hit, 0)
+        selected |= bits
     tl.store(count_ptr + slot, filled)
+    tl.store(selected_ptr + slot, tl.reduce(selected, 0, either))
 
 
 @triton.jit
@@ -170,6 +188,7 @@ def ranges_dkdv_kernel(
     list_ptr,
     bits_ptr,
     count_ptr,
+    selected_ptr,
     do_ptr,
     lse_ptr,
     delta_ptr,
@@ -223,13 +242,15 @@ def ranges_dkdv_kernel(
         do = load_tile(do_ptr, at, e, DV, 1, valid, DV, BLOCK_DV, True)
         lse = tl.load(lse_ptr + at, mask=valid, other=0.0)
         delta = tl.load(delta_ptr + at, mask=valid, other=0.0)
-        low, high = bits.to(tl.int32), (bits >> 32).to(tl.int32)
-        half = tl.where((of_tile < 32)[None, :], low[:, None], high[:, None])
-        chosen = (half >> (of_tile % 32)[None, :]) & 1
-        p = probabilities(q, k, lse, chosen != 0, scale_log2, PRECISION)
+        chosen = has_bit(bits[:, None], of_tile[None, :])
+        p = probabilities(q, k, lse, chosen, scale_log2, PRECISION)
         dv = dot(tl.trans(narrow(p, do.dtype)), do, dv, PRECISION)
         ds = score_gradients(p, do, v, delta, PRECISION)
         dk = dot(tl.trans(narrow(ds, q.dtype)), q, dk, PRECISION)
+    # A weight of 0 takes up what is not finite: keys that nobody selects may hold anything.
+    selected = has_bit(tl.load(selected_ptr + slot), of_tile)[:, None]
+    dk = tl.where(selected, dk, 0.0)
+    dv = tl.where(selected, dv, 0.0)
     of_share = share.to(tl.int64) * share_stride
     tl.store(
         dk_ptr + of_share + key_at[:, None] * D + d[None, :],

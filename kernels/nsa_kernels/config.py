@@ -138,8 +138,8 @@ Given = Tile | Literal["rule"] | None
 
 
 def _crowd(programs: int, processors: int) -> str:
-    """How many programs a multiprocessor has: at most one, some (up to four), or many."""
-    return "one" if programs <= processors else "some" if programs <= 4 * processors else "many"
+    """How many programs a multiprocessor has: some (up to four), or many."""
+    return "some" if programs <= 4 * processors else "many"
 
 
 def _class(op: str, crowd: str, narrow: bool, length: int) -> str:
@@ -199,22 +199,24 @@ def rows_config(
     """The configuration of ``rows_group`` for a shape on a device.
 
     Rows that fill the device are not split. Fewer are split until there is about one program a
-    multiprocessor, but into no share below 128 keys, and where a launch of its own has to ``merge``
-    them not into two below 512: that would cost more than it saves.
+    multiprocessor, but into shares of about 128 keys at least, and where a launch of its own has to
+    ``merge`` them not into two below 512: that would cost more than it saves.
     """
     limits = device_limits(device)
     programs = max(n * cdiv(h, 64), 1)
     splits = 1
     if 2 * programs < 3 * limits.processors:
         splits = min(max(limits.processors // programs, 1), max(length // 128, 1))
-        if merge and splits == 2 and length < 1024:
+        share = cdiv(cdiv(max(length, 1), splits), 128) * 128
+        if merge and share < 512 and cdiv(length, share) == 2:
             splits = 1
     narrow = _narrow(d, dv)
     if splits > 1:
         crowd = "split"
         rule = (128, 8, 1) if length <= 128 * splits else (128, 4, 3)
     else:
-        crowd = _crowd(programs, limits.processors)
+        one = programs <= limits.processors
+        crowd = "one" if one else _crowd(programs, limits.processors)
         rule = _rows_tile(programs, length, narrow, limits.processors)
     name = _class("rows", crowd, narrow, cdiv(length, splits))
     tile, tuned = _tile(name, rule, dtype.itemsize, device, given)
@@ -256,8 +258,9 @@ def varlen_config(
     known, so that only long rows are split; few rows are split into two items a multiprocessor.
     """
     limits = device_limits(device)
-    narrow, crowd = _narrow(d, dv), _crowd(n, limits.processors)
-    split = 2 * n * cdiv(h, 64) < 3 * limits.processors
+    programs = n * cdiv(h, 64)
+    narrow, crowd = _narrow(d, dv), _crowd(programs, limits.processors)
+    split = 2 * programs < 3 * limits.processors
     if not split and max_seqlen is not None and n * max_seqlen <= 4 * total:
         longest = max(max_seqlen, 1)
         name = _class("packed", crowd, narrow, longest)

@@ -47,7 +47,8 @@ class Tiles(NamedTuple):
 def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
     """The tiles for head dims; IEEE fp32 products run on the plain cores."""
     if max(d, dv) > 128 or dtype == torch.float32:
-        return Tiles(32, 4, 1, 32, 32, 4, 1)
+        side = 16 if max(d, dv) > 128 and dtype == torch.float32 else 32
+        return Tiles(32, 4, 1, side, side, 4, 1)
     if max(d, dv) > 64:
         return Tiles(64, 4, 2, 64, 64, 8, 2)
     return Tiles(32, 1, 3, 64, 64, 4, 2)
@@ -81,7 +82,7 @@ def launch_ranges_backward(
     dq, dk, dv_ = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if q.numel() == 0 or k.numel() == 0 or n_spans == 0:
         return dq.zero_(), dk.zero_(), dv_.zero_()
-    q, k, v, grad_out = (t.contiguous() for t in (q, k, v, grad_out))
+    q, k, v, out, lse, grad_out = (t.contiguous() for t in (q, k, v, out, lse, grad_out))
     tiles = tiles or backward_tiles(d, dv, q.dtype)
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
     shapes = {
@@ -132,7 +133,8 @@ def launch_ranges_backward(
     lists = torch.empty(b * g * at_once * s, dtype=torch.int32, device=q.device)
     bits = torch.empty(b * g * at_once * s, dtype=torch.int64, device=q.device)
     counts = torch.empty(b * g * at_once, dtype=torch.int32, device=q.device)
-    shares = _shares(at_once * b * g, s * h, device_limits(q.device).processors)
+    selected = torch.empty(b * g * at_once, dtype=torch.int64, device=q.device)
+    shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     share_stride = dk.numel() + dv_.numel()
     parts = dk if shares == 1 else q.new_empty((shares, share_stride), dtype=torch.float32)
     for first_tile in range(0, key_tiles, at_once):
@@ -142,6 +144,7 @@ def launch_ranges_backward(
             lists,
             bits,
             counts,
+            selected,
             *ranges.stride(),
             s,
             g,
@@ -159,6 +162,7 @@ def launch_ranges_backward(
             lists,
             bits,
             counts,
+            selected,
             grad_out,
             lse,
             delta,
@@ -185,7 +189,8 @@ def launch_ranges_backward(
 
 
 def _shares(programs: int, rows: int, processors: int) -> int:
-    """Into how many shares a list is cut: two programs a multiprocessor, of 512 rows at least."""
+    """Into how many shares a list is cut: two programs a multiprocessor, of 512 rows at least if
+    all queries are in it."""
     return max(1, min(2 * processors // programs, rows // 512))
 
 

@@ -75,7 +75,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
                 kv = (draw(n, length, d), draw(n, length, d))
                 shape = (n, HEADS, length, d, d)
                 yield Trial(selection_rows, (q, *kv), rules.rows_config, shape)
-            for mean in (64, 128, 256, 512, 1024):
+            for mean in (32, 64, 128, 256, 512, 1024):
                 # Lengths between none and twice the mean, in no order.
                 lengths = torch.arange(n)[torch.randperm(n)] * (2 * mean) // n
                 cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)

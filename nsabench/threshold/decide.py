@@ -161,8 +161,9 @@ def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
 def _preference(decision: Decision) -> tuple[float, int, float, str]:
     """The smallest threshold first, then whoever passes most cases, then by the worst speed-up."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
-    passed = sum(rung.passed for rung in decision.rungs)
-    worst = min((rung.weakest or 0.0 for rung in decision.rungs), default=0.0)
+    used = [rung for rung in decision.rungs if rung.length >= (decision.min_length or 0)]
+    passed = sum(rung.passed for rung in used)
+    worst = min((rung.weakest or 0.0 for rung in used), default=0.0)
     return least, -passed, -worst, decision.candidate
 
 

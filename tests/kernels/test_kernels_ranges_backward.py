@@ -95,7 +95,9 @@ def test_tiles_that_do_not_fit_are_planned_later(monkeypatch) -> None:
     q, k, v, r = draw(SHAPES[1])
     grad_out = torch.randn_like(q)
     whole, _ = gradients(q, k, v, r, grad_out)
-    monkeypatch.setattr(ranges_backward, "MAX_PLAN_BYTES", 2 * 4 * q.shape[1])
+    monkeypatch.setattr(
+        ranges_backward, "MAX_PLAN_BYTES", 2 * ranges_backward.LISTED_BYTES * q.shape[1]
+    )
     parts, want = gradients(q, k, v, r, grad_out)
     assert_right(parts, want, torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
@@ -126,6 +128,42 @@ def test_spans_at_the_edges_of_tiles() -> None:
     r = torch.tensor(edges, device=DEVICE).view(1, -1, 1, 1, 2)
     got, want = gradients(q, k, v, torch.cat([r, r], 3), torch.randn_like(q))
     assert_right(got, want, torch.bfloat16)
+
+
+@pytest.mark.parametrize("of", [1, 2], ids=["k", "v"])
+@pytest.mark.parametrize("held", [float("nan"), float("inf")])
+def test_keys_nobody_selects_have_no_gradient_whatever_they_hold(of, held) -> None:
+    inputs = draw((1, 3, 1, 2, 16, 16, 80, 1))
+    r = torch.tensor([[0, 20], [5, 9], [70, 80]], device=DEVICE).view(1, 3, 1, 1, 2)
+    inputs[of][:, :, 20:70] = held
+    leaves = [x.requires_grad_() for x in inputs[:3]]
+    grads = torch.autograd.grad(nsa_kernels.selection_ranges(*leaves, r)[0].sum(), leaves)
+    assert all(torch.isfinite(g).all() for g in grads)
+    assert not grads[1][:, :, 20:70].any() and not grads[2][:, :, 20:70].any()
+
+
+def test_results_of_the_forward_may_have_any_strides() -> None:
+    q, k, v, r = draw(SHAPES[0])
+    out, lse = nsa_kernels.selection_ranges(q, k, v, r)
+    grad = torch.randn_like(out)
+    want = ranges_backward.launch_ranges_backward(q, k, v, r, out, lse, grad, None, None)
+    out, lse = (x.transpose(1, 3).contiguous().transpose(1, 3) for x in (out, lse))
+    got = ranges_backward.launch_ranges_backward(q, k, v, r, out, lse, grad, None, None)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_spans_that_lie_far_apart() -> None:
+    """Between the spans of a row are more elements than int32 can count."""
+    if DEVICE == "cuda" and torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("takes 8 GiB")
+    q, k, v, _ = draw((1, 3, 1, 2, 16, 16, 40, 1))
+    store = torch.zeros(2**31 + 2, dtype=torch.int32, device=DEVICE)
+    far = store.as_strided((1, 3, 1, 3, 2), (0, 0, 0, 2**30, 1))
+    far[0, 0, 0] = torch.tensor([[3, 8], [20, 25], [31, 40]])
+    grad = torch.randn_like(q)
+    got, _ = gradients(q, k, v, far, grad)
+    near, _ = gradients(q, k, v, far.contiguous(), grad)
+    assert all(torch.equal(a, b) for a, b in zip(got, near, strict=True))
 
 
 def test_twice_the_same_bits() -> None:

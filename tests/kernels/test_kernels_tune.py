@@ -57,6 +57,17 @@ def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
     assert got.splits == 1 and max(rows // 132, 1) * ahead >= 60_000
 
 
+@pytest.mark.parametrize("rows", [1, 8, 33, 40, 66])
+def test_two_short_shares_are_not_made(rows: int, monkeypatch) -> None:
+    monkeypatch.setattr(config, "device_limits", lambda device: config.Device(132, 227 << 10))
+    splits = set()
+    for length in range(100, 2100, 19):
+        got = config.rows_config.__wrapped__(rows, 8, length, 128, 128, torch.bfloat16, CPU)
+        assert got.splits != 2 or got.chunk >= 512, length
+        splits.add(got.splits)
+    assert len(splits) > 1, "no row was split"
+
+
 def test_the_file_is_read_back(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NSA_KERNELS_CACHE", str(tmp_path))
     tiles = {"rows-many-wide-512": (64, 4, 2), "ranges-some-wide-64": (32, 2, 4)}
