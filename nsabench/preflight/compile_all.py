@@ -47,14 +47,22 @@ class Compiler:
         self._kernels = kernels
         self._timeout_s = timeout_s
         self._done = done
-        self._cache = tempfile.TemporaryDirectory(prefix="nsabench-preflight-")
+        self._cache = ""
         self._worker: WorkerProcess | None = None
         self._lost: list[Trouble] = []
         self._declared = declared(task.triton, task.architecture.name)
+        self.stopped = False
+
+    def stop(self) -> None:
+        """End with the launch that is being compiled; `run` returns what there is. Any thread."""
+        self.stopped = True
 
     def run(self, cases: list[Case]) -> list[Cell]:
         """Record and compile. A worker that is lost costs the launch it was busy with."""
-        with self._cache:
+        # A compiler that was killed may be writing to the folder still when it is removed.
+        with tempfile.TemporaryDirectory(
+            prefix="nsabench-preflight-", ignore_cleanup_errors=True
+        ) as self._cache:
             try:
                 return self._run(cases)
             finally:
@@ -71,6 +79,8 @@ class Compiler:
         crashes = 0
         built: dict[str, Built] = {}
         for launch in recorded.launches:
+            if self.stopped:
+                break
             # Two implementations may share a kernel, as all that split share their merge.
             if launch.key not in built:
                 if not self._counts(launch) and crashes == ENOUGH_LOST:
@@ -157,7 +167,7 @@ class Compiler:
             options += ["--kernels", str(self._kernels)]
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        environment["TRITON_CACHE_DIR"] = self._cache.name
+        environment["TRITON_CACHE_DIR"] = self._cache
         if self._task.folder is not None:
             path = [str(self._task.folder), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))

@@ -47,18 +47,23 @@ def run(
     cases = _cases(order)
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
-    def compile_one(task: Task) -> list[Cell]:
-        cells = Compiler(task, order.kernels, order.timeout_s, done).run(cases)
-        finished(cells)
+    compilers = [Compiler(task, order.kernels, order.timeout_s, done) for task in tasks]
+
+    def compile_one(compiler: Compiler) -> list[Cell]:
+        cells = compiler.run(cases)
+        if not compiler.stopped:
+            finished(cells)
         return cells
 
     with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
-        futures = [pool.submit(compile_one, task) for task in tasks]
+        futures = [pool.submit(compile_one, compiler) for compiler in compilers]
         try:
             cells = [cell for future in futures for cell in future.result()]
         except BaseException:
             for future in futures:
                 future.cancel()
+            for compiler in compilers:
+                compiler.stop()
             raise
     if not cells:
         raise UsageError(

@@ -316,9 +316,18 @@ def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
+    monkeypatch.setattr(LostTwice, "made", 0)
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
     cells = compile_all.Compiler(task, None, 1.0, lambda cell: None).run([])
     assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
+
+
+def test_a_compiler_that_is_stopped_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
+    monkeypatch.setattr(LostTwice, "made", 0)
+    task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
+    compiler = compile_all.Compiler(task, None, 1.0, lambda cell: compiler.stop())
+    assert [c.status for c in compiler.run([])] == [Status.OK]
 
 
 def test_whatever_ends_it_keeps_what_is_complete(
@@ -334,6 +343,7 @@ def test_whatever_ends_it_keeps_what_is_complete(
         raise RuntimeError("a fault")
 
     monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
+    monkeypatch.setattr(LostTwice, "made", 0)
     monkeypatch.setattr("nsabench.preflight.run.run", ends)
     for error in (RuntimeError, EnvironmentRefused):
         done = CliRunner().invoke(group, ["preflight", "--out", str(out)])
