@@ -12,7 +12,7 @@ from ._band import band_forward_kernel
 from ._band_backward import band_dkv_kernel, band_dq_kernel
 from ._band_tables import band_tables_kernel
 from .config import device_limits
-from .merge import add_shares
+from .merge import add_shares, room_for_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +167,6 @@ def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
     return _fit(tiles, q, v.shape[3], stage_queries=True)
 
 
-def _shapes(q: torch.Tensor, v: torch.Tensor) -> dict[str, int | str]:
-    d, dv = q.shape[3], v.shape[3]
-    return {
-        "D": d,
-        "DV": dv,
-        "BLOCK_D": check.next_power_of_2(d),
-        "BLOCK_DV": check.next_power_of_2(dv),
-        "PRECISION": "ieee",
-    }
-
-
 @check.on_its_device
 def band_forward(
     q: torch.Tensor,
@@ -215,7 +204,7 @@ def band_forward(
         BLOCK_N=tiles.block_n,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        **_shapes(q, v),
+        **check.head_dims(q.shape[3], dv),
         **band.constants(),
     )
     return out, lse
@@ -244,7 +233,7 @@ def band_backward(
     rest = torch.empty_like(lse)
     dlse = rest if grad_lse is None else grad_lse
     for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
-    shapes = {**_shapes(q, v), **band.constants()}
+    shapes = {**check.head_dims(d, dv), **band.constants()}
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride())
     scale = sm_scale * check.LOG2_E
     band_dq_kernel[(check.cdiv(t, for_dq.block_m), hq, b)](
@@ -282,8 +271,7 @@ def band_backward(
     shares = _shares(band, key_tiles * h * b, group * longest, device_limits(q.device).processors)
     dk = torch.empty((b, n, h, d), dtype=q.dtype, device=q.device)
     dv_ = torch.empty((b, n, h, dv), dtype=q.dtype, device=q.device)
-    share_stride = dk.numel() + dv_.numel()
-    parts = dk if shares == 1 else q.new_empty((shares, share_stride), dtype=torch.float32)
+    dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
     band_dkv_kernel[(key_tiles, h, b * shares)](
         q,
         k,
@@ -291,8 +279,8 @@ def band_backward(
         grad,
         lse,
         rest,
-        parts,
-        dv_ if shares == 1 else parts[0, dk.numel() :],
+        dk_parts,
+        dv_parts,
         *_tables(band.keys, lse),
         *_tables(band.queries, lse),
         *strides,
@@ -312,7 +300,7 @@ def band_backward(
         **shapes,
     )
     if shares > 1:
-        add_shares(parts, dk, dv_)
+        add_shares(dk_parts, dk, dv_)
     return dq, dk, dv_
 
 

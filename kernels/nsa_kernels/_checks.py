@@ -120,3 +120,14 @@ def next_power_of_2(n: int) -> int:
 def cdiv(a: int, b: int) -> int:
     """Ceiling division of non-negative integers."""
     return -(-a // b)
+
+
+def head_dims(d: int, dv: int) -> dict[str, int | str]:
+    """Constants of a kernel for head dims, and the precision of its fp32 products."""
+    return {
+        "D": d,
+        "DV": dv,
+        "BLOCK_D": next_power_of_2(d),
+        "BLOCK_DV": next_power_of_2(dv),
+        "PRECISION": "ieee",
+    }

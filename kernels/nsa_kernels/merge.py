@@ -157,6 +157,18 @@ def merge(
     )
 
 
+def room_for_shares(
+    dk: torch.Tensor, dv: torch.Tensor, shares: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Where the first share of dk and of dv goes, and how many elements behind it the next: one
+    share is the gradient, more are float32, for ``add_shares``."""
+    stride = dk.numel() + dv.numel()
+    if shares == 1:
+        return dk, dv, stride
+    parts = dk.new_empty((shares, stride), dtype=torch.float32)
+    return parts, parts[0, dk.numel() :], stride
+
+
 @triton.jit
 def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
     """Program (elements of dk, then of dv): the sum of their shares, in order."""

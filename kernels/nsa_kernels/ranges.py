@@ -15,7 +15,7 @@ from ._tiles import attend_tile, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
 from .config import Config, check_heads, dependent_launch, launch_options, ranges_config
 from .merge import Shares, merge, workspace
-from .spans import MAX_IN_REGISTERS, disjoint_spans, key_of, numbered_spans
+from .spans import for_kernels, key_of, numbered_spans
 
 MIN_SHARE = 128
 """Keys of a share at least, a multiple of every tile size used with splits."""
@@ -293,17 +293,13 @@ def range_shares(
     if config.splits > 1:
         part, plse = workspace(q, rows * config.splits, h, dv)
         table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
-    spans = before = ranges
-    steps = 0
-    if n_spans > MAX_IN_REGISTERS:
-        spans, before = disjoint_spans(ranges, s_kv)
-        steps = (n_spans - 1).bit_length()
+    given = for_kernels(ranges, s_kv)
     ranges_kernel[(rows, config.splits, config.head_tiles)](
         q,
         k,
         v,
-        spans,
-        before,
+        given.spans,
+        given.before,
         out,
         lse,
         part,
@@ -312,7 +308,7 @@ def range_shares(
         *q.stride(),
         *k.stride(),
         *v.stride(),
-        *(spans.stride() if steps == 0 else (*spans.stride(), 0)),
+        *given.strides,
         s,
         g,
         h,
@@ -325,8 +321,8 @@ def range_shares(
         BLOCK_DV=check.next_power_of_2(dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
-        BLOCK_N=1 if steps else max(check.next_power_of_2(n_spans), 2),
-        SEARCH_STEPS=steps,
+        BLOCK_N=given.block,
+        SEARCH_STEPS=given.search_steps,
         MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,
         LATE=config.late,
@@ -335,7 +331,7 @@ def range_shares(
         PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
-        num_stages=1 if steps else config.num_stages,
+        num_stages=1 if given.search_steps else config.num_stages,
         **launch_options(dependent),
     )
     return Shares(out, lse, part, plse, table, config.splits)

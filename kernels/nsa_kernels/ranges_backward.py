@@ -22,9 +22,9 @@ from ._fakes import gradients
 from ._ranges_backward import plan_kernel, ranges_dkdv_kernel, ranges_dq_kernel
 from ._triton_compat import PIPELINES_GATHERS
 from .config import device_limits
-from .merge import add_shares
+from .merge import add_shares, room_for_shares
 from .ranges import check_ranges, launch_ranges
-from .spans import MAX_IN_REGISTERS, disjoint_spans
+from .spans import for_kernels
 
 MAX_PLAN_BYTES = 1 << 30
 """Memory of the lists of queries; tiles of keys beyond it are planned in a later round."""
@@ -85,33 +85,23 @@ def launch_ranges_backward(
     q, k, v, out, lse, grad_out = (t.contiguous() for t in (q, k, v, out, lse, grad_out))
     tiles = tiles or backward_tiles(d, dv, q.dtype)
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
-    shapes = {
-        "D": d,
-        "DV": dv,
-        "BLOCK_D": check.next_power_of_2(d),
-        "BLOCK_DV": check.next_power_of_2(dv),
-        "PRECISION": "ieee",
-    }
-    spans = before = ranges
-    steps = 0
-    if n_spans > MAX_IN_REGISTERS:
-        spans, before = disjoint_spans(ranges, s_kv)
-        steps = (n_spans - 1).bit_length()
+    shapes = check.head_dims(d, dv)
+    given = for_kernels(ranges, s_kv)
     delta = torch.empty_like(lse)
     block_h = 16 if q.dtype == torch.float32 else min(max(16, check.next_power_of_2(h)), 64)
     ranges_dq_kernel[(b * s * g, check.cdiv(h, block_h))](
         q,
         k,
         v,
-        spans,
-        before,
+        given.spans,
+        given.before,
         out,
         grad_out,
         lse,
         delta if grad_lse is None else grad_lse.contiguous(),
         delta,
         dq,
-        *(spans.stride() if steps == 0 else (*spans.stride(), 0)),
+        *given.strides,
         s,
         g,
         h,
@@ -121,8 +111,8 @@ def launch_ranges_backward(
         scale * check.LOG2_E,
         BLOCK_H=block_h,
         BLOCK_L=tiles.keys,
-        SPANS=1 if steps else max(check.next_power_of_2(n_spans), 2),
-        SEARCH_STEPS=steps,
+        SPANS=given.block,
+        SEARCH_STEPS=given.search_steps,
         HAS_DLSE=grad_lse is not None,
         num_warps=tiles.warps,
         num_stages=tiles.stages if PIPELINES_GATHERS else 1,
@@ -135,8 +125,7 @@ def launch_ranges_backward(
     counts = torch.empty(b * g * at_once, dtype=torch.int32, device=q.device)
     selected = torch.empty(b * g * at_once, dtype=torch.int64, device=q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
-    share_stride = dk.numel() + dv_.numel()
-    parts = dk if shares == 1 else q.new_empty((shares, share_stride), dtype=torch.float32)
+    dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
     for first_tile in range(0, key_tiles, at_once):
         some = min(at_once, key_tiles - first_tile)
         plan_kernel[(some, b * g)](
@@ -166,8 +155,8 @@ def launch_ranges_backward(
             grad_out,
             lse,
             delta,
-            parts,
-            dv_ if shares == 1 else parts[0, dk.numel() :],
+            dk_parts,
+            dv_parts,
             s,
             g,
             h,
@@ -184,7 +173,7 @@ def launch_ranges_backward(
             **shapes,
         )
     if shares > 1:
-        add_shares(parts, dk, dv_)
+        add_shares(dk_parts, dk, dv_)
     return dq, dk, dv_
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from . import _checks as check
 from ._triton_compat import tl, triton
 
 MAX_IN_REGISTERS = 64
@@ -32,6 +35,26 @@ def disjoint_spans(ranges: torch.Tensor, s_kv: int) -> tuple[torch.Tensor, torch
     count = (end - start).clamp_min_(0)
     before = torch.nn.functional.pad(count.cumsum(-1, dtype=torch.int32), (1, 0))
     return start.contiguous(), before.contiguous()
+
+
+class Spans(NamedTuple):
+    """The arguments of ``numbered_spans`` and ``key_of``: spans [B,S,G,n,2] and their five strides,
+    or ``disjoint_spans`` of them."""
+
+    spans: torch.Tensor
+    before: torch.Tensor
+    strides: tuple[int, ...]
+    block: int
+    search_steps: int
+
+
+def for_kernels(ranges: torch.Tensor, s_kv: int) -> Spans:
+    """Spans as kernels take them: up to MAX_IN_REGISTERS a row as they are."""
+    n = ranges.shape[3]
+    if n <= MAX_IN_REGISTERS:
+        return Spans(ranges, ranges, ranges.stride(), max(check.next_power_of_2(n), 2), 0)
+    start, before = disjoint_spans(ranges, s_kv)
+    return Spans(start, before, (*start.stride(), 0), 1, (n - 1).bit_length())
 
 
 @triton.jit

@@ -312,24 +312,27 @@ class LostTwice:
     def stop(self) -> None: ...
 
 
-def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
     monkeypatch.setattr(LostTwice, "made", 0)
+
+
+@pytest.mark.usefixtures("lost_twice")
+def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
     cells = compile_all.Compiler(task, None, 1.0, lambda cell: None).run([])
     assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
 
-def test_a_compiler_that_is_stopped_compiles_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
-    monkeypatch.setattr(LostTwice, "made", 0)
+@pytest.mark.usefixtures("lost_twice")
+def test_a_compiler_that_is_stopped_compiles_no_more() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
     compiler = compile_all.Compiler(task, None, 1.0, lambda cell: compiler.stop())
     assert [c.status for c in compiler.run([])] == [Status.OK]
 
 
+@pytest.mark.usefixtures("lost_twice")
 def test_whatever_ends_it_keeps_what_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,8 +345,6 @@ def test_whatever_ends_it_keeps_what_is_complete(
         finished(compile_all.Compiler(task, None, 1.0, lambda cell: None).run([]))
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(compile_all, "WorkerProcess", LostTwice)
-    monkeypatch.setattr(LostTwice, "made", 0)
     monkeypatch.setattr("nsabench.preflight.run.run", ends)
     for error in (RuntimeError, EnvironmentRefused):
         done = CliRunner().invoke(group, ["preflight", "--out", str(out)])
