@@ -137,13 +137,7 @@ def plan_kernel(
     bits_ptr,
     count_ptr,
     selected_ptr,
-    r_sb,
-    r_ss,
-    r_sg,
-    r_sn,
-    r_se,
     S,
-    G,
     S_KV,
     n_spans,
     first_tile,
@@ -151,22 +145,23 @@ def plan_kernel(
     BLOCK_S: tl.constexpr,
 ):
     """Program (tile, b * G + g): the queries that select some key of the tile, in order, with a bit
-    for each key that they do; of all together, how many and those bits."""
+    for each key that they do; of all together, how many and those bits. Spans [B,G,n,2,S]: the same
+    span of neighbouring queries is one load."""
     tile = tl.program_id(0)
     kv = tl.program_id(1).to(tl.int64)
     low = (first_tile + tile) * BLOCK_N
     slot = kv * tl.num_programs(0) + tile
-    spans = spans_ptr + kv // G * r_sb + kv % G * r_sg
+    spans = spans_ptr + kv * n_spans * 2 * S
     filled = 0
     selected = tl.zeros([BLOCK_S], dtype=tl.int64)
     for s0 in range(0, S, BLOCK_S):
         s = s0 + tl.arange(0, BLOCK_S)
-        of_query = spans + s.to(tl.int64) * r_ss
+        of_query = spans + s
         bits = tl.zeros([BLOCK_S], dtype=tl.int64)
         for _ in range(n_spans):
             begin = tl.load(of_query, mask=s < S, other=0)
-            end = tl.load(of_query + r_se, mask=s < S, other=0)
-            of_query += r_sn
+            end = tl.load(of_query + S, mask=s < S, other=0)
+            of_query += 2 * S
             begin = tl.minimum(tl.maximum(begin, 0), S_KV).to(tl.int32)
             end = tl.minimum(tl.maximum(end, 0), S_KV).to(tl.int32)
             bits |= bits_before(end - low, BLOCK_N) & ~bits_before(begin - low, BLOCK_N)

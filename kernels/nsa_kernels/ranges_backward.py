@@ -49,9 +49,7 @@ def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
     if max(d, dv) > 128 or dtype == torch.float32:
         side = 16 if max(d, dv) > 128 and dtype == torch.float32 else 32
         return Tiles(32, 4, 1, side, side, 4, 1)
-    if max(d, dv) > 64:
-        return Tiles(64, 4, 2, 64, 64, 8, 2)
-    return Tiles(32, 1, 3, 64, 64, 4, 2)
+    return Tiles(32, 1, 2, 64 if max(d, dv) > 64 else 128, 64, 4, 2)
 
 
 @check.on_its_device
@@ -118,6 +116,7 @@ def launch_ranges_backward(
         num_stages=tiles.stages if PIPELINES_GATHERS else 1,
         **shapes,
     )
+    of_queries = ranges.permute(0, 2, 3, 4, 1).contiguous()
     key_tiles = check.cdiv(s_kv, tiles.block_n)
     at_once = max(1, min(key_tiles, MAX_PLAN_BYTES // (LISTED_BYTES * b * g * s)))
     lists = torch.empty(b * g * at_once * s, dtype=torch.int32, device=q.device)
@@ -129,14 +128,12 @@ def launch_ranges_backward(
     for first_tile in range(0, key_tiles, at_once):
         some = min(at_once, key_tiles - first_tile)
         plan_kernel[(some, b * g)](
-            ranges,
+            of_queries,
             lists,
             bits,
             counts,
             selected,
-            *ranges.stride(),
             s,
-            g,
             s_kv,
             n_spans,
             first_tile,
