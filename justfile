@@ -61,6 +61,7 @@ gpu-results: install
     }
     make rows selection_rows selection_rows_few selection_varlen selection_ranges
     make branches sliding_window compressed
+    make branches-backward branches_backward
     make decode decode
     make blocks selection_blocks
     make backward selection_backward
