@@ -60,8 +60,7 @@ gpu-results: install
         .venv/bin/nsabench all "$@" || failed=$?
     }
     make rows selection_rows selection_rows_few selection_varlen selection_ranges
-    make branches sliding_window compressed
-    make branches-backward branches_backward
+    make branches sliding_window compressed window_compressed_backward
     make decode decode
     make blocks selection_blocks
     make backward selection_backward

@@ -204,6 +204,7 @@ def band_forward(
         BLOCK_N=tiles.block_n,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        PRECISION="ieee",
         **check.head_dims(q.shape[3], dv),
         **band.constants(),
     )
@@ -262,6 +263,7 @@ def band_backward(
         BLOCK_N=for_dq.block_n,
         num_warps=for_dq.num_warps,
         num_stages=for_dq.num_stages,
+        PRECISION="ieee",
         **shapes,
     )
     key_tiles = check.cdiv(n, for_dkv.block_n)
@@ -297,6 +299,7 @@ def band_backward(
         BLOCK_N=for_dkv.block_n,
         num_warps=for_dkv.num_warps,
         num_stages=for_dkv.num_stages,
+        PRECISION="ieee",
         **shapes,
     )
     if shares > 1:

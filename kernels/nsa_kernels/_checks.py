@@ -122,12 +122,6 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def head_dims(d: int, dv: int) -> dict[str, int | str]:
-    """Constants of a kernel for head dims, and the precision of its fp32 products."""
-    return {
-        "D": d,
-        "DV": dv,
-        "BLOCK_D": next_power_of_2(d),
-        "BLOCK_DV": next_power_of_2(dv),
-        "PRECISION": "ieee",
-    }
+def head_dims(d: int, dv: int) -> dict[str, int]:
+    """The constants of a kernel that are head dims: of q and k, of v, and padded."""
+    return {"D": d, "DV": dv, "BLOCK_D": next_power_of_2(d), "BLOCK_DV": next_power_of_2(dv)}

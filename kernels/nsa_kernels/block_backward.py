@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import LOG2_E, cdiv, next_power_of_2, on_its_device
+from ._checks import LOG2_E, cdiv, head_dims, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_config import BlockConfig, beyond_int32
@@ -337,10 +337,7 @@ def block_major_backward(
                 sm_scale,
                 G=g,
                 PAD_G=next_power_of_2(g),
-                D=d,
-                DV=dv,
-                BLOCK_D=block_d,
-                BLOCK_DV=block_dv,
+                **head_dims(d, dv),
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=queries,
                 ROWS=config.rows,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import cdiv, next_power_of_2, on_its_device
+from ._checks import cdiv, head_dims, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_config import BlockConfig, beyond_int32
@@ -249,10 +249,7 @@ def block_major_forward(
                 scale_log2,
                 G=g,
                 PAD_G=next_power_of_2(g),
-                D=d,
-                DV=dv,
-                BLOCK_D=next_power_of_2(d),
-                BLOCK_DV=next_power_of_2(dv),
+                **head_dims(d, dv),
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=config.queries,
                 ROWS=config.rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._checks import next_power_of_2, on_its_device
+from ._checks import head_dims, next_power_of_2, on_its_device
 from ._tiles import load_tile
 from ._triton_compat import dot, narrow, tl, triton
 from .block_forward import LN_2
@@ -156,10 +156,7 @@ def query_major_forward(
         BLOCK_S=next_power_of_2(s),
         G=group,
         BLOCK_G=max(16, next_power_of_2(group)),
-        D=d,
-        DV=dv,
-        BLOCK_D=next_power_of_2(d),
-        BLOCK_DV=next_power_of_2(dv),
+        **head_dims(d, dv),
         BLOCK_SIZE=block_size,
         PACKED=cu_seqlens is not None,
         STEPS=max(1, sequences.bit_length()),

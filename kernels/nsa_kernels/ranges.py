@@ -15,7 +15,7 @@ from ._tiles import attend_tile, load_tile, store_row, store_share
 from ._triton_compat import start_next_launch, tl, triton, wait_for_last_launch
 from .config import Config, check_heads, dependent_launch, launch_options, ranges_config
 from .merge import Shares, merge, workspace
-from .spans import for_kernels, key_of, numbered_spans
+from .spans import kernel_spans, key_of, numbered_spans
 
 MIN_SHARE = 128
 """Keys of a share at least, a multiple of every tile size used with splits."""
@@ -63,7 +63,7 @@ def ranges_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    SPANS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     MIN_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -104,7 +104,7 @@ def ranges_kernel(
     before = before_ptr + r * (n_spans + 1)
     wait_for_last_launch(DEPENDENT)
     number, stop, shift, total = numbered_spans(
-        spans, before, r_sn, r_se, n_spans, S_KV, BLOCK_N, SEARCH_STEPS
+        spans, before, r_sn, r_se, n_spans, S_KV, SPANS, SEARCH_STEPS
     )
     tiles = tl.cdiv(total, BLOCK_L)
     # No share below MIN_SHARE keys: merging it would cost more than it saves.
@@ -293,7 +293,7 @@ def range_shares(
     if config.splits > 1:
         part, plse = workspace(q, rows * config.splits, h, dv)
         table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
-    given = for_kernels(ranges, s_kv)
+    given = kernel_spans(ranges, s_kv)
     ranges_kernel[(rows, config.splits, config.head_tiles)](
         q,
         k,
@@ -315,13 +315,10 @@ def range_shares(
         s_kv,
         n_spans,
         check.scale_log2(sm_scale, d),
-        D=d,
-        DV=dv,
-        BLOCK_D=check.next_power_of_2(d),
-        BLOCK_DV=check.next_power_of_2(dv),
+        **check.head_dims(d, dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
-        BLOCK_N=given.block,
+        SPANS=given.padded,
         SEARCH_STEPS=given.search_steps,
         MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,

@@ -24,7 +24,7 @@ from ._triton_compat import PIPELINES_GATHERS
 from .config import device_limits
 from .merge import add_shares, room_for_shares
 from .ranges import check_ranges, launch_ranges
-from .spans import for_kernels
+from .spans import kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
 """Memory of the lists of queries; tiles of keys beyond it are planned in a later round."""
@@ -83,8 +83,8 @@ def launch_ranges_backward(
     q, k, v, out, lse, grad_out = (t.contiguous() for t in (q, k, v, out, lse, grad_out))
     tiles = tiles or backward_tiles(d, dv, q.dtype)
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
-    shapes = check.head_dims(d, dv)
-    given = for_kernels(ranges, s_kv)
+    dims = check.head_dims(d, dv)
+    given = kernel_spans(ranges, s_kv)
     delta = torch.empty_like(lse)
     block_h = 16 if q.dtype == torch.float32 else min(max(16, check.next_power_of_2(h)), 64)
     ranges_dq_kernel[(b * s * g, check.cdiv(h, block_h))](
@@ -109,14 +109,15 @@ def launch_ranges_backward(
         scale * check.LOG2_E,
         BLOCK_H=block_h,
         BLOCK_L=tiles.keys,
-        SPANS=given.block,
+        SPANS=given.padded,
         SEARCH_STEPS=given.search_steps,
         HAS_DLSE=grad_lse is not None,
         num_warps=tiles.warps,
         num_stages=tiles.stages if PIPELINES_GATHERS else 1,
-        **shapes,
+        PRECISION="ieee",
+        **dims,
     )
-    of_queries = ranges.permute(0, 2, 3, 4, 1).contiguous()
+    spans_by_query = ranges.permute(0, 2, 3, 4, 1).contiguous()
     key_tiles = check.cdiv(s_kv, tiles.block_n)
     at_once = max(1, min(key_tiles, MAX_PLAN_BYTES // (LISTED_BYTES * b * g * s)))
     lists = torch.empty(b * g * at_once * s, dtype=torch.int32, device=q.device)
@@ -128,7 +129,7 @@ def launch_ranges_backward(
     for first_tile in range(0, key_tiles, at_once):
         some = min(at_once, key_tiles - first_tile)
         plan_kernel[(some, b * g)](
-            of_queries,
+            spans_by_query,
             lists,
             bits,
             counts,
@@ -167,7 +168,8 @@ def launch_ranges_backward(
             BLOCK_N=tiles.block_n,
             num_warps=tiles.dkdv_warps,
             num_stages=tiles.dkdv_stages,
-            **shapes,
+            PRECISION="ieee",
+            **dims,
         )
     if shares > 1:
         add_shares(dk_parts, dk, dv_)

@@ -38,18 +38,19 @@ def disjoint_spans(ranges: torch.Tensor, s_kv: int) -> tuple[torch.Tensor, torch
 
 
 class Spans(NamedTuple):
-    """The arguments of ``numbered_spans`` and ``key_of``: spans [B,S,G,n,2] and their five strides,
-    or ``disjoint_spans`` of them."""
+    """What kernels hand to ``numbered_spans`` and ``key_of``: either spans [B,S,G,n,2] as they are,
+    ``padded`` to so many, with no steps of a search (``before`` is then not read), or
+    ``disjoint_spans`` of them and the steps that find one."""
 
     spans: torch.Tensor
     before: torch.Tensor
     strides: tuple[int, ...]
-    block: int
+    padded: int
     search_steps: int
 
 
-def for_kernels(ranges: torch.Tensor, s_kv: int) -> Spans:
-    """Spans as kernels take them: up to MAX_IN_REGISTERS a row as they are."""
+def kernel_spans(ranges: torch.Tensor, s_kv: int) -> Spans:
+    """Spans as kernels take them: up to MAX_IN_REGISTERS a row are made disjoint there."""
     n = ranges.shape[3]
     if n <= MAX_IN_REGISTERS:
         return Spans(ranges, ranges, ranges.stride(), max(check.next_power_of_2(n), 2), 0)
