@@ -222,6 +222,21 @@ def test_labels_health_and_bill_of_materials(
         container.remove(force=True)
 
 
+def test_a_worker_finds_bytecode(image: str) -> None:
+    """An image can keep none as it runs: each worker spent 10 s compiling torch."""
+    source = (
+        "import pathlib, sys, nsa_kernels, nsabench.worker, torch._dynamo\n"
+        "made = {m.__name__: m.__cached__ for m in list(sys.modules.values())"
+        " if isinstance(getattr(m, '__cached__', None), str)}\n"
+        "print(len(made), *(m for m, path in made.items() if not pathlib.Path(path).is_file()))"
+    )
+    asked = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python", image]
+    done = subprocess.run([*asked, "-c", source], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    count, *without = done.stdout.split()
+    assert int(count) > 500 and not without, without
+
+
 @pytest.mark.parametrize(
     ("gpus", "count", "ids"), [("all", -1, []), ("0,1", 0, ["0", "1"]), ("GPU-7f", 0, ["GPU-7f"])]
 )
