@@ -285,11 +285,11 @@ def block_major_backward(
     n, hq, d = q.shape
     h, dv = v.shape[1:]
     g, s = hq // h, plan.places.shape[2]
-    block_d, block_dv = next_power_of_2(d), next_power_of_2(dv)
+    dims = head_dims(d, dv)
     floats = {"dtype": torch.float32, "device": q.device}
     delta = torch.empty((n, hq), **floats)
     delta_kernel[(cdiv(n * hq, 32),)](
-        out, do, delta, n * hq, hq, *do.stride(), DV=dv, BLOCK_DV=block_dv, ROWS=32
+        out, do, delta, n * hq, hq, *do.stride(), DV=dv, BLOCK_DV=dims["BLOCK_DV"], ROWS=32
     )
     queries = config.queries
     items = plan.items(queries)
@@ -301,7 +301,7 @@ def block_major_backward(
     part = torch.empty(heads * segment * g * d, dtype=q.dtype, device=q.device)
     dq, dk, dv_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     width = min(64, next_power_of_2(d + dv))
-    merge_rows = max(4, min(32, 512 // block_d))
+    merge_rows = max(4, min(32, 512 // dims["BLOCK_D"]))
     for first_head in range(0, h, heads):
         here = min(heads, h - first_head)
         dk_here, dv_here = (x.view(-1)[: n * here * x.shape[2]].zero_() for x in (dk_sum, dv_sum))
@@ -337,7 +337,7 @@ def block_major_backward(
                 sm_scale,
                 G=g,
                 PAD_G=next_power_of_2(g),
-                **head_dims(d, dv),
+                **dims,
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=queries,
                 ROWS=config.rows,
@@ -374,7 +374,7 @@ def block_major_backward(
                 S=s,
                 G=g,
                 D=d,
-                BLOCK_D=block_d,
+                BLOCK_D=dims["BLOCK_D"],
                 ROWS=merge_rows,
                 num_warps=1,
             )

@@ -221,8 +221,9 @@ def block_major_forward(
     segment = plan.entries.shape[2]
     part = torch.empty(heads * segment * g * dv, dtype=q.dtype, device=q.device)
     plse = torch.empty(heads * segment * g, dtype=torch.float32, device=q.device)
+    dims = head_dims(d, dv)
     block_s = next_power_of_2(s)
-    merge_rows = max(4, min(32, 512 // next_power_of_2(dv), 1024 // block_s))
+    merge_rows = max(4, min(32, 512 // dims["BLOCK_DV"], 1024 // block_s))
     for c in range(plan.chunks):
         first = c * plan.chunk
         last = min(first + plan.chunk, n)
@@ -249,7 +250,7 @@ def block_major_forward(
                 scale_log2,
                 G=g,
                 PAD_G=next_power_of_2(g),
-                **head_dims(d, dv),
+                **dims,
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=config.queries,
                 ROWS=config.rows,
@@ -275,7 +276,7 @@ def block_major_forward(
                 BLOCK_S=block_s,
                 G=g,
                 DV=dv,
-                BLOCK_DV=next_power_of_2(dv),
+                BLOCK_DV=dims["BLOCK_DV"],
                 ROWS=merge_rows,
                 num_warps=1,
             )

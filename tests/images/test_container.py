@@ -223,7 +223,7 @@ def test_labels_health_and_bill_of_materials(
 
 
 def test_a_worker_finds_bytecode(image: str) -> None:
-    """An image can keep none as it runs: each worker spent 10 s compiling torch."""
+    """An image can keep none as it runs: each worker spent 9 s compiling torch."""
     source = (
         "import pathlib, sys, nsa_kernels, nsabench.worker, torch._dynamo\n"
         "made = {m.__name__: m.__cached__ for m in list(sys.modules.values())"
