@@ -107,7 +107,7 @@ publish run name: install
         .venv/bin/nsabench report "$to" --out "docs/results/pages/{{ name }}"
         page="docs/results/pages/{{ name }}/report.html"
     fi
-    {{ python }} -m tests.report.screenshots "$page" docs/images
+    {{ python }} -m tests.output.report.screenshots "$page" docs/images
     .venv/bin/nsabench verify "$to"
     echo "$to; its page: $page; screenshots: docs/images"
 

@@ -12,12 +12,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from nsabench import ops, plan
-from nsabench.case import FixedCount, RatioCI, TimeBudget, Timing
-from nsabench.matrix import COMMON_AXES, Matrix, Selection
+from nsabench import ops
+from nsabench.model import plan
+from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing
+from nsabench.model.columns import RECORDS, SAMPLES, Column
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops.contract import Tolerances
-from nsabench.results.columns import RECORDS, SAMPLES, Column
-from nsabench.words import Direction, DType
+from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
 
 MADE = "<!-- Made by docs/generate.py from the code: do not edit. -->\n"
 HERE = Path(__file__).parent

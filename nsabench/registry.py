@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from nsabench.errors import UsageError
-from nsabench.words import Direction, Role, Runs
+from nsabench.model.vocabulary import Direction, Role, Runs
 
 ENTRY_POINT_GROUP = "nsabench.implementations"
 USER_MODULE = "nsabench_user_kernels"
@@ -344,7 +344,7 @@ def _signature(call: Callable[..., Any]) -> inspect.Signature:
 
 
 def _validate_control(item: Implementation) -> None:
-    from nsabench.checks import all_checks
+    from nsabench.assessment.checks import all_checks
 
     is_control = item.role is Role.CONTROL
     if is_control and item.caught_by not in all_checks():

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nsabench.case import Case
-from nsabench.environment.collect import collect
-from nsabench.environment.model import Gpu
-from nsabench.journal import Entry, Header, Journal
-from nsabench.journal import read as read_journal
-from nsabench.messages import Ceilings, Described, Outcome, Samples
-from nsabench.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.results import parquet
-from nsabench.results.assemble import assemble
-from nsabench.words import Direction, DType, Role, Runs, Status
+from nsabench.assessment import parquet
+from nsabench.assessment.results import assemble
+from nsabench.execution.journal import Entry, Header, Journal
+from nsabench.execution.journal import read as read_journal
+from nsabench.execution.protocol import Ceilings, Described, Outcome, Samples
+from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.model import Gpu
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 
 OP = "selection_rows"
 LENGTHS = (64, 128, 256, 512)

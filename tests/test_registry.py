@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsabench import registry
-from nsabench.run import make_plan
+from nsabench.execution.run import make_plan
 
 MINE = """
 from nsabench import implementation

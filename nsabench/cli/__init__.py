@@ -16,7 +16,7 @@ import click
 
 from nsabench import __version__
 from nsabench.errors import NsabenchError
-from nsabench.writing import writing
+from nsabench.files import writing
 
 INTERRUPTED = 130
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsabench import run, terminal
 from nsabench.errors import UsageError
-from nsabench.run import Finished
+from nsabench.execution import run
+from nsabench.execution.run import Finished
+from nsabench.output import terminal
 
 
 def measure(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from nsabench.manifest import refuse_altered
-from nsabench.manifest.statement import Trust
+from nsabench.evidence.manifest import refuse_altered
+from nsabench.evidence.manifest.statement import Trust
 
 
 def admit(run: Path) -> None:

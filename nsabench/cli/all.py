@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from nsabench import terminal
+from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
-from nsabench.finish import finish, prepare
-from nsabench.outcome import failures
+from nsabench.conclusion import finish, prepare
+from nsabench.output import terminal
 
 
 @click.command("all")

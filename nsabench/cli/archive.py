@@ -11,11 +11,11 @@ import click
 
 from nsabench.cli import _options
 from nsabench.errors import VerificationFailed
-from nsabench.manifest.keys import trusted_keyids
-from nsabench.manifest.statement import Trust
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.statement import Trust
 
 if TYPE_CHECKING:
-    from nsabench.archive import Archive
+    from nsabench.evidence.archive import Archive
 
 _key = click.option(
     "--key",
@@ -29,7 +29,7 @@ _key = click.option(
 
 def _open(location: str, *, create: bool = False) -> Archive:
     # Its libraries come with an extra and take a while to load: not for the sake of --help.
-    from nsabench.archive import Archive
+    from nsabench.evidence.archive import Archive
 
     return Archive(location, create=create)
 
@@ -135,7 +135,7 @@ def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
     archive = _open(location)
-    from nsabench.archive import query as ask
+    from nsabench.evidence.archive import query as ask
 
     answer = ask(archive, sql)
     if as_json:
@@ -165,7 +165,7 @@ def report(location: str, out: Path) -> None:
     Example: nsabench archive report s3://bench/runs --out archive.html
     """
     archive = _open(location)
-    from nsabench.archive import page
+    from nsabench.output import archive_page as page
 
     click.echo(page.write(archive, out))
 
@@ -173,7 +173,7 @@ def report(location: str, out: Path) -> None:
 def _show(names: list[str], rows: list[list[object]]) -> None:
     from rich.table import Table
 
-    from nsabench.terminal import console
+    from nsabench.output.terminal import console
 
     table = Table(*names)
     for row in rows:

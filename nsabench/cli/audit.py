@@ -8,15 +8,17 @@ from pathlib import Path
 
 import click
 
-from nsabench import audit, journal, terminal
-from nsabench.checks import Effect, Finding
+from nsabench.assessment import audit
+from nsabench.assessment.checks import Effect, Finding
+from nsabench.assessment.failures import found_while_measuring
+from nsabench.assessment.results import assemble
 from nsabench.cli import _options
 from nsabench.cli._trust import admit
-from nsabench.outcome import found_while_measuring
-from nsabench.plan import Plan
-from nsabench.results.assemble import assemble
-from nsabench.run_folder import RunFolder
-from nsabench.words import Role
+from nsabench.execution import journal
+from nsabench.execution.folder import RunFolder
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Role
+from nsabench.output import terminal
 
 
 @click.command("audit")

@@ -8,11 +8,11 @@ from typing import Literal
 
 import click
 
-from nsabench import compare, terminal
 from nsabench.cli import _options
 from nsabench.cli._trust import say_unsigned
-from nsabench.compare import document, markdown, tables
-from nsabench.manifest.statement import Trust
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.output import compare, terminal
+from nsabench.output.compare import document, markdown, tables
 
 
 @click.command("compare")
@@ -83,7 +83,7 @@ def command(
             say_unsigned(side.folder)
     found = compare.compare(sides, intersection=intersection, only=only, band=band)
     if html is not None:
-        from nsabench.compare import page
+        from nsabench.output.compare import page
 
         page.write(found, html)
     if as_json:

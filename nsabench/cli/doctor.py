@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
-from nsabench import doctor, run, terminal
 from nsabench.cli import _options
-from nsabench.environment.collect import collect
 from nsabench.errors import EnvironmentRefused
-from nsabench.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution import run
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.machine import doctor
+from nsabench.machine.environment.collect import collect
+from nsabench.output import terminal
 
 
 @click.command("doctor")

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import click
 from click.shell_completion import CompletionItem
 
-from nsabench import explain
 from nsabench.cli import _options
+from nsabench.output import explain
 
 
 def _complete(

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import click
 
-from nsabench import terminal
 from nsabench.cli import _options
-from nsabench.compare import tables
 from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
@@ -20,6 +18,8 @@ from nsabench.images import lock as locking
 from nsabench.images import matrix as matrices_in_images
 from nsabench.images import sbom
 from nsabench.images import wheelhouse as wheels
+from nsabench.output import terminal
+from nsabench.output.compare import tables
 
 COMBO = click.argument("combo")
 LINKS = click.option(

@@ -11,7 +11,7 @@ import click
 
 from nsabench.cli import _options
 from nsabench.errors import UsageError
-from nsabench.manifest import keys
+from nsabench.evidence.manifest import keys
 
 
 @click.group("key")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from nsabench import run
 from nsabench.cli import _options
+from nsabench.execution import run
 
 
 @click.command("plan")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from nsabench import terminal
 from nsabench.cli import _options
 from nsabench.errors import EnvironmentRefused
+from nsabench.output import terminal
 from nsabench.preflight import architectures, cell, report, run, tritons
 
 

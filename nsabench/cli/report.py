@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from nsabench import report
 from nsabench.cli import _options
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
-from nsabench.manifest import signed_around
+from nsabench.evidence.manifest import signed_around
+from nsabench.output import report
 
 
 @click.command("report")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from nsabench import terminal
+from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
-from nsabench.outcome import failures
+from nsabench.output import terminal
 
 
 @click.command("run")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from nsabench import threshold
+from nsabench.assessment import threshold
+from nsabench.assessment.threshold.decide import SELECTED, per_gpu
+from nsabench.assessment.threshold.document import as_data
+from nsabench.assessment.threshold.evidence import Evidence
+from nsabench.assessment.threshold.patch import patch as make_patch
 from nsabench.cli import _options
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
-from nsabench.threshold.decide import SELECTED, per_gpu
-from nsabench.threshold.document import as_data
-from nsabench.threshold.evidence import Evidence
-from nsabench.threshold.patch import patch as make_patch
 
 
 @click.command("threshold")

@@ -9,9 +9,9 @@ import click
 
 from nsabench.cli import _options
 from nsabench.errors import UsageError
-from nsabench.manifest import Report, verify
-from nsabench.manifest.keys import trusted_keyids
-from nsabench.manifest.statement import Trust
+from nsabench.evidence.manifest import Report, verify
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.statement import Trust
 
 
 @click.command("verify")

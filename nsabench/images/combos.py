@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import nsabench
 from nsabench.errors import UsageError
-from nsabench.yaml_lines import nearest
+from nsabench.planning.yaml_document import nearest
 
 REPOSITORY = "nsabench"
 

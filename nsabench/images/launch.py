@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsabench.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import daemon
 from nsabench.images.combos import tag
+from nsabench.machine.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
 
 RESULTS = "/results"
 INPUT = "/input"

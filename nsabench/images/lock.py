@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nsabench.files import replacing
 from nsabench.images import programs
 from nsabench.images.combos import Checkout, Combo
-from nsabench.writing import replacing
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"

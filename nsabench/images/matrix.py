@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.compare import Comparison, compare, read
 from nsabench.errors import NsabenchError
 from nsabench.images.launch import INPUT, RESULTS, Launch, run
+from nsabench.output.compare import Comparison, compare, read
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def names() -> tuple[str, ...]:
         sorted(
             m.name
             for m in pkgutil.iter_modules(__path__)
-            if m.name != "contract" and m.name[0] != "_"
+            if m.name not in ("contract", "labels") and m.name[0] != "_"
         )
     )
 

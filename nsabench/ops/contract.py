@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
-from nsabench.words import Direction, DType
+from nsabench.model.vocabulary import Direction, DType
 
 if TYPE_CHECKING:
     from torch import Tensor

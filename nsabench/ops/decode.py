@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import model_validator
 
+from nsabench.model.vocabulary import DType
 from nsabench.ops import _attention, _draws
 from nsabench.ops._banded import HeadsShape
 from nsabench.ops._draws import Ints
 from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
-from nsabench.words import DType
 
 if TYPE_CHECKING:
     from torch import Tensor

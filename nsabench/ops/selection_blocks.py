@@ -18,10 +18,10 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.errors import UsageError
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _block_draws, _draws
 from nsabench.ops._block_draws import Ints
 from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
-from nsabench.words import Direction, DType
 
 if TYPE_CHECKING:
     from torch import Tensor

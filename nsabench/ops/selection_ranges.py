@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _draws
 from nsabench.ops._draws import Ints
 from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
-from nsabench.words import Direction, DType
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 
+from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
 from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
-from nsabench.words import DType
 
 if TYPE_CHECKING:
     from torch import Tensor

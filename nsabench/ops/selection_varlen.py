@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
 from nsabench.ops.contract import Inputs, Op, Shape, Work
 from nsabench.ops.selection_rows import RowsShape
-from nsabench.words import DType
 
 if TYPE_CHECKING:
     from torch import Tensor

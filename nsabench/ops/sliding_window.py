@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import model_validator
 
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _banded, _draws
 from nsabench.ops._banded import HeadsShape
 from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
-from nsabench.words import Direction, DType
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from nsabench.execution.worker.guard import guarded
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.compiled import Compiled
 from nsabench.registry import KernelVariant
-from nsabench.worker.guard import guarded
 
 THREADS_PER_WARP = 32
 

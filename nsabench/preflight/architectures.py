@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsabench.environment.pairs import numbers
 from nsabench.errors import UsageError
+from nsabench.machine.environment.pairs import numbers
 
 KIB = 1024
 REGISTERS = 65536  # a multiprocessor's, the same on all of them

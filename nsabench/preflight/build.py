@@ -7,12 +7,12 @@ from typing import Protocol
 
 from triton.compiler.errors import CompilationError
 
-from nsabench.failure import Failure
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker.guard import guarded, one_line
+from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB, Architecture
 from nsabench.preflight.compiled import Compiled
 from nsabench.preflight.messages import Built
-from nsabench.words import Status
-from nsabench.worker.guard import guarded, one_line
 
 REASON_LENGTH = 400
 

@@ -6,15 +6,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nsabench import ops
-from nsabench.case import Case
-from nsabench.failure import Failure
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker.guard import guarded
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Status
 from nsabench.ops.contract import Inputs
 from nsabench.preflight import pretend, record
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call
 from nsabench.registry import Implementation
-from nsabench.words import Direction, Status
-from nsabench.worker.guard import guarded
 
 SMALL_BYTES = 256 << 20  # inputs up to this are made for real where shapes alone do not do
 

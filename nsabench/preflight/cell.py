@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from nsabench.results.parquet import replace
-from nsabench.words import BENIGN, Status
+from nsabench.assessment.parquet import replace
+from nsabench.model.vocabulary import BENIGN, Status
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from nsabench.case import Case
-from nsabench.messages import Message, Step
+from nsabench.execution.protocol import Message, Step
+from nsabench.execution.supervisor.classify import SIGNATURES, classify
+from nsabench.execution.supervisor.process import (
+    Program,
+    WorkerLost,
+    WorkerProcess,
+    worker_environment,
+)
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
 from nsabench.preflight.cell import Cell
 from nsabench.preflight.messages import REPLY, Build, Built, Launch, Record, Recorded, Trouble
-from nsabench.supervisor.classify import SIGNATURES, classify
-from nsabench.supervisor.process import Program, WorkerLost, WorkerProcess, worker_environment
-from nsabench.words import Status
 
 # Where nothing was promised, so many lost processes are answer enough.
 ENOUGH_LOST = 3

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from nsabench.case import Case
-from nsabench.messages import Message, Refused, Step
-from nsabench.words import Status
+from nsabench.execution.protocol import Message, Refused, Step
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Status
 
 
 class Record(Message):

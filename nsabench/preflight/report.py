@@ -11,10 +11,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nsabench.environment.pairs import numbers
+from nsabench.machine.environment.pairs import numbers
+from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB
 from nsabench.preflight.cell import Cell
-from nsabench.words import Status
 
 SHOWN_FAILURES = 20
 MOST_COLUMNS = 8

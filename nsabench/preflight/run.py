@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from nsabench import plan as planning
-from nsabench.case import Case
-from nsabench.environment.pairs import numbers
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.machine.environment.pairs import numbers
+from nsabench.model import plan as planning
+from nsabench.model.case import Case
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.cell import Cell

@@ -14,8 +14,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from nsabench.environment.pairs import numbers
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.machine.environment.pairs import numbers
 
 LOCK = "tritons.txt"
 CACHE_VARIABLE = "NSABENCH_CACHE"

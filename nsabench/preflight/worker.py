@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 
 from nsabench import registry
-from nsabench.case import Case
 from nsabench.errors import NsabenchError
-from nsabench.failure import Failure
-from nsabench.messages import Refused, Step
+from nsabench.execution.failure import Failure
+from nsabench.execution.protocol import Refused, Step
+from nsabench.execution.worker.channel import Channel, die_with
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Role, Status
 from nsabench.preflight import driver
 from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
@@ -22,8 +24,6 @@ from nsabench.preflight.candidates import launches
 from nsabench.preflight.messages import REQUEST, Build, Launch, Record, Recorded, Trouble
 from nsabench.preflight.record import triton_version
 from nsabench.registry import Implementation
-from nsabench.words import Role, Status
-from nsabench.worker.channel import Channel, die_with
 
 
 def main() -> None:

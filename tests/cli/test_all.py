@@ -14,9 +14,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.plan import Plan
-from nsabench.results.columns import RECORDS, SAMPLES
-from nsabench.words import Status
+from nsabench.model.columns import RECORDS, SAMPLES
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Status
 from tests.cli.conftest import Nsabench, command
 from tests.runs import Made, make_run
 
@@ -225,7 +225,7 @@ def test_a_run_whose_plan_was_changed_goes_no_further(run: Path, nsabench: Nsabe
 
 MINE = """
 from nsabench import implementation
-from nsabench.implementations.sdpa import gqa
+from nsabench.implementations.baselines.selection_rows import gqa
 @implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
 def mine(q, k, v, *, sm_scale):
     return gqa(q, k, v, sm_scale)
@@ -262,7 +262,7 @@ def test_a_kernels_file_that_changes_during_a_run_is_refused(tmp_path: Path, tin
 
 HOG = """
 from nsabench import implementation
-from nsabench.implementations import sdpa
+from nsabench.implementations.baselines import selection_rows as sdpa
 honest = sdpa.scaled_dot_product_attention
 
 def slow(*args, **kwargs):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.manifest import seal
-from nsabench.manifest.keys import load_signer
+from nsabench.evidence.manifest import seal
+from nsabench.evidence.manifest.keys import load_signer
 from tests.cli.conftest import Nsabench
 from tests.runs import make_run
 

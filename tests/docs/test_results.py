@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.compare import compare, read
-from nsabench.manifest import MANIFEST, verify
+from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.output.compare import compare, read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 KEPT = sorted(plan.parent for plan in RESULTS.rglob("plan.yaml"))

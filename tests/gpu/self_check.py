@@ -1,7 +1,7 @@
 """One implementation under two names, for `--kernels`: no verdict may tell them apart."""
 
 from nsabench import implementation
-from nsabench.implementations.sdpa import gqa
+from nsabench.implementations.baselines.selection_rows import gqa
 
 
 def _register(name, role):

@@ -86,7 +86,7 @@ def test_known_shapes_grow_with_their_work(tmp_path: Path) -> None:
 HOSTILE = """
 import torch, triton, triton.language as tl
 from nsabench import implementation
-from nsabench.implementations.sdpa import gqa
+from nsabench.implementations.baselines.selection_rows import gqa
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def test_hostile_kernels_take_nobody_down(tmp_path: Path) -> None:
 NEIGHBOUR = """
 import threading, time, torch
 from nsabench import implementation
-from nsabench.implementations.sdpa import gqa
+from nsabench.implementations.baselines.selection_rows import gqa
 
 OWN_S = 1e-3  # from the start of its own call until its sample is over
 _called = [0.0]
@@ -220,7 +220,7 @@ def test_work_on_a_stream_of_its_own_beside_the_others_wins_nothing(tmp_path: Pa
 WAITS = """
 import torch
 from nsabench import implementation
-from nsabench.implementations.sdpa import gqa
+from nsabench.implementations.baselines.selection_rows import gqa
 
 
 @implementation(op="selection_rows", name="waits", role="baseline")
@@ -238,7 +238,7 @@ def mine(q, k, v, *, sm_scale):
 DYING = """
 import gc, torch
 from nsabench import implementation
-from nsabench.implementations.sdpa import gqa
+from nsabench.implementations.baselines.selection_rows import gqa
 
 
 def leave_a_graph():
@@ -293,7 +293,7 @@ def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:
 
 def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
     """A side stream that is one which a call is made on would be in order by accident."""
-    from nsabench.worker.streams import own_streams
+    from nsabench.execution.worker.streams import own_streams
 
     own = {stream.cuda_stream for stream in own_streams(5)}
     assert len(own) == 5

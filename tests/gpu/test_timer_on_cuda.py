@@ -26,8 +26,8 @@ SAMPLES = 60
 @pytest.fixture(scope="module")
 def clock() -> tuple[Any, float]:
     """The timer, and by the run's own calibration what it adds to a call (ms)."""
-    from nsabench.timing import ceilings
-    from nsabench.timing.cuda import CudaTimer
+    from nsabench.execution.timing import ceilings
+    from nsabench.execution.timing.cuda import CudaTimer
 
     timer = CudaTimer()
     return timer, ceilings._offset(timer)
@@ -43,7 +43,7 @@ def calls(attention: Any, dtypes: tuple[str, ...]) -> Iterator[tuple[str, Callab
 
 
 def test_what_the_timer_adds_is_small_and_constant(clock: tuple[Any, float]) -> None:
-    from nsabench.timing import ceilings
+    from nsabench.execution.timing import ceilings
 
     timer, offset = clock
     floor = ceilings._floor(timer)
@@ -58,7 +58,7 @@ def test_what_the_timer_adds_is_small_and_constant(clock: tuple[Any, float]) -> 
 
 def test_calls_of_one_kernel_agree_with_cupti(clock: tuple[Any, float]) -> None:
     """12 cases: the median less what the timer adds, within 3 % or 1 us of the kernel's time."""
-    from nsabench.implementations.sdpa import gqa
+    from nsabench.implementations.baselines.selection_rows import gqa
 
     timer, offset = clock
     off = {}
@@ -76,7 +76,7 @@ def test_calls_of_several_kernels_lie_between_their_sum_and_their_span(
     clock: tuple[Any, float],
 ) -> None:
     """CUPTI makes the gap between two kernels longer while it watches; their sum has none."""
-    from nsabench.implementations.sdpa import heads_as_queries
+    from nsabench.implementations.baselines.selection_rows import heads_as_queries
 
     timer, offset = clock
     for name, call in calls(heads_as_queries, ("float16",)):

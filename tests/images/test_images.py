@@ -14,10 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from nsabench.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import combos, daemon, launch, lock, matrix, sbom
 from nsabench.images.wheelhouse import existing_lock
+from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
 
 CHECKOUT = combos.checkout()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsabench.run import make_plan
-from nsabench.words import Direction
+from nsabench.execution.run import make_plan
+from nsabench.model.vocabulary import Direction
 
 FORWARD_ONLY = {"ranges_cuda", "blocks_query_major"}
 

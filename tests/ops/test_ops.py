@@ -15,9 +15,9 @@ from hypothesis.extra.numpy import arrays
 
 from nsabench import ops
 from nsabench.errors import UsageError
+from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _block_draws, _draws
 from nsabench.ops.contract import Inputs, Op, Shape
-from nsabench.words import Direction, DType
 
 SIZES = {
     "selection_rows": {"N": 6, "H": 3, "D": 16, "Dv": 8, "L": 10},

@@ -12,17 +12,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from nsabench.execution.supervisor.process import Log, WorkerTimedOut
 
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.messages import Message, Step
+from nsabench.execution.protocol import Message, Step
+from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
 from nsabench.preflight.cell import Cell
 from nsabench.preflight.messages import Build, Built, Launch, Record, Recorded
 from nsabench.preflight.run import installed_triton
-from nsabench.supervisor.process import Log, WorkerTimedOut
-from nsabench.words import Status
 
 pytest.importorskip("triton")
 
@@ -226,7 +226,7 @@ def test_unknown_targets_are_usage_errors(
 
 
 def test_every_triton_of_a_pair_is_locked_with_hashes() -> None:
-    from nsabench.environment.pairs import PAIRS
+    from nsabench.machine.environment.pairs import PAIRS
 
     assert {pair.triton for pair in PAIRS} == set(tritons.locked())
     assert all("--hash=sha256:" in text for text in tritons.locked().values())

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
+from nsabench.execution.timing.l2 import l2_bytes
 from nsabench.implementations.controls.capturing import decline_in_a_graph
 from nsabench.implementations.controls.honest import Attention, of_every_op
-from nsabench.timing.l2 import l2_bytes
 
 SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
 LEAST_SLEEP_S = 2e-3

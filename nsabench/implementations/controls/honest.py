@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
-from nsabench.checks.parity import noise
-from nsabench.implementations import (
-    blocks_baselines,
-    compressed_baselines,
-    decode_baselines,
-    ranges_baselines,
-    sliding_baselines,
-    varlen_baselines,
-)
-from nsabench.implementations.sdpa import heads_as_queries
-from nsabench.words import DType
+from nsabench.assessment.checks.parity import noise
+from nsabench.implementations.baselines import compressed as compressed_baselines
+from nsabench.implementations.baselines import decode as decode_baselines
+from nsabench.implementations.baselines import selection_blocks as blocks_baselines
+from nsabench.implementations.baselines import selection_ranges as ranges_baselines
+from nsabench.implementations.baselines import selection_varlen as varlen_baselines
+from nsabench.implementations.baselines import sliding_window as sliding_baselines
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
+from nsabench.model.vocabulary import DType
 
 Attention = Callable[..., Tensor]
 # Given a right implementation of an op and then its arguments.

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.controls.honest import (
-    Attention,
-    empty_output,
-    of_every_op,
-    right,
-)
-from nsabench.implementations.sdpa import heads_as_queries
+from nsabench.implementations.controls.honest import Attention, empty_output, of_every_op, right
 
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls.honest import Attention, of_every_op
-from nsabench.implementations.sdpa import heads_as_queries
 
 
 @of_every_op(caught_by="parity")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, implementation, ops
 from nsabench.implementations.controls.honest import HONEST, Attention
-from nsabench.words import Direction
+from nsabench.model.vocabulary import Direction
 
 Change = Callable[[Tensor], Tensor]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
-from nsabench.implementations import blocks_baselines
+from nsabench.implementations.baselines import selection_blocks as blocks_baselines
 from nsabench.implementations.controls.honest import HONEST, Attention, overlooked
 
 Tensors = tuple[Tensor, ...]

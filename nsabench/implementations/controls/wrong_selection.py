@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import Unsupported, implementation
-from nsabench.implementations.sdpa import heads_as_queries
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
 
 DEVICES = ("cuda", "cpu")
 FIRST_KEYS = 64

@@ -1,0 +1,1 @@
+"""What measurements mean: checks, verdicts, diagnoses, thresholds, audits."""

@@ -1,0 +1,43 @@
+"""Auditing a table of timings from elsewhere: are the numbers possible, and what explains them?
+
+The checks are those that a run of nsabench is held to; this room turns a CSV into the rows they
+read, brings the ceilings from a data sheet, and adds what only makes sense for a foreign table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from nsabench.assessment.audit import completeness, decode, explanation, flat, speedups, table
+from nsabench.assessment.checks import Effect, Finding, Limits, run_all
+from nsabench.machine import datasheet
+
+__all__ = ["audit_csv"]
+
+
+def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
+    """What is wrong with the table, the gravest first; `case_id` is the row in words.
+
+    gpu: the name of a device in the data-sheet table; without it nothing is held to physics.
+    Raises `UsageError` when the file is no table of timings or the device is not known.
+    """
+    limits = datasheet.find(gpu).limits() if gpu else Limits()
+    read = table.read(path)
+    rows = read.rows()
+    found = [_of_the_pair(f) for f in run_all(rows, limits)]
+    found += completeness.check(read)
+    found += speedups.check(read)
+    found += decode.check(read)
+    found += flat.check(read)
+    found += explanation.check(rows, found)
+    gravity = list(Effect)
+    return sorted(found, key=lambda f: gravity.index(f.effect))
+
+
+def _of_the_pair(finding: Finding) -> Finding:
+    """A table says how far two implementations are apart, not which of them is right."""
+    if finding.check != "parity":
+        return finding
+    sentence = f"{finding.implementation}: {finding.sentence}; one of them is wrong"
+    return replace(finding, implementation="", sentence=sentence)

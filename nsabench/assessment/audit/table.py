@@ -1,0 +1,181 @@
+"""Reading a CSV of timings whose columns are called whatever their author called them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsabench import ops
+from nsabench.assessment.checks.row import Row
+from nsabench.errors import UsageError
+from nsabench.model.vocabulary import DType, Role, Status
+from nsabench.ops.contract import Shape
+
+OP = "selection_rows"
+
+# One-letter names count as they stand; longer ones in any case and with - or blank for _.
+SIZES = {
+    "N": ("N", "rows", "n_rows", "num_rows"),
+    "H": ("H", "heads", "n_heads", "num_heads"),
+    "D": ("D", "head_dim", "d_qk", "dim"),
+    "Dv": ("Dv", "d_v", "head_dim_v", "v_dim"),
+    "L": ("L", "length", "sel_len", "selected_length", "kv_len", "n_keys"),
+}
+CANDIDATES = ("triton", "tri", "candidate", "kernel", "custom", "ours", "mine", "fa2", "nsa")
+BASELINES = ("sdpa", "ref", "reference", "baseline", "torch", "pytorch", "eager", "naive", "masked")
+OTHERS = {
+    "speedup": ("speedup", "speed_up", "ratio"),
+    "mae": ("mae", "mean_abs_err", "mean_abs_error", "l1"),
+    "dtype": ("dtype", "precision"),
+    "distribution": ("distribution", "dist", "mode"),
+    "streams": ("streams", "n_streams", "num_streams"),
+    "status": ("status", "result", "verdict"),
+}
+UNITS_MS = {"_ms": 1.0, "_us": 1e-3, "_ns": 1e-6, "_s": 1e3}
+DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: its number in the file and its cells by column name."""
+
+    number: int
+    cells: Mapping[str, str]
+
+    def value(self, column: str | None) -> float | None:
+        """The cell as a finite number, else None."""
+        value = self.number_or_nan(column)
+        return value if value is not None and math.isfinite(value) else None
+
+    def number_or_nan(self, column: str | None) -> float | None:
+        """The cell as any number that `float` knows, NaN and infinity among them, else None."""
+        try:
+            return float(self.cells.get(column or "", ""))
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with the roles of its columns. `times` maps a column to its unit in ms."""
+
+    lines: list[Line]
+    columns: list[str]
+    sizes: dict[str, str]
+    others: dict[str, str]
+    times: dict[str, float]
+    candidate: str | None
+    baselines: list[str]
+
+    def time_ms(self, line: Line, column: str) -> float | None:
+        value = line.value(column)
+        return value * self.times[column] if value is not None and value > 0 else None
+
+    def label(self, line: Line) -> str:
+        """The line in words: its sizes, or its first cells."""
+        sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
+        if not sizes:
+            sizes = [f"{c}={line.cells[c]}" for c in self.columns if c not in self.times][:1]
+        dtype = self.others.get("dtype")
+        return " ".join([*sizes, *([line.cells[dtype]] if dtype else [])])
+
+    def rows(self) -> list[Row]:
+        """What the checks read: a row a timed implementation, where the sizes are all known."""
+        roles = dict.fromkeys(self.baselines, Role.BASELINE)
+        if self.candidate:
+            roles[self.candidate] = Role.CANDIDATE
+        found = (self._row(line, c, role) for line in self.lines for c, role in roles.items())
+        return [row for row in found if row is not None]
+
+    def shape(self, line: Line) -> Shape | None:
+        """The sizes of the line's case; None where they are not all given, or are none."""
+        sizes = {axis: line.cells[c] for axis, c in self.sizes.items()}
+        try:
+            return ops.get(OP).shape_model.model_validate(sizes)
+        except ValidationError:
+            return None
+
+    def _row(self, line: Line, column: str, role: Role) -> Row | None:
+        time, shape = self.time_ms(line, column), self.shape(line)
+        if shape is None:
+            return None
+        dtype = self._dtype(line)
+        work = ops.get(OP).work(shape, dtype, "dense", 0)
+        streams = line.value(self.others.get("streams")) or 1.0
+        return Row(
+            case_id=self.label(line),
+            op=OP,
+            implementation=name_of(column),
+            role=role,
+            status=Status.OK if time is not None else Status.SKIPPED,
+            dtype=dtype,
+            shape=shape.model_dump(),
+            length=ops.get(OP).length(shape),
+            bytes_min=work.bytes_min,
+            flops=work.flops,
+            distribution=line.cells.get(self.others.get("distribution", ""), ""),
+            streams=int(streams),
+            mae=line.number_or_nan(self.others.get("mae")) if role is Role.CANDIDATE else None,
+            errors_against=" and ".join(name_of(b) for b in self.baselines),
+            median_ms=time,
+            gap_hidden_share=0.0,  # nothing is known of a foreign timer
+        )
+
+    def _dtype(self, line: Line) -> DType:
+        said = line.cells.get(self.others.get("dtype", ""), "").lower().removeprefix("torch.")
+        said = DTYPES.get(said, said)
+        # Where nothing is said, the smaller format: fewer bytes, so nothing is accused wrongly.
+        return DType(said) if said in set(DType) else DType.FLOAT16
+
+
+def name_of(column: str) -> str:
+    """The implementation that a time column is about."""
+    return next((column[: -len(u)] for u in UNITS_MS if column.lower().endswith(u)), column)
+
+
+def read(path: Path) -> Table:
+    """Raises `UsageError` when the file cannot be read or holds no time column."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            columns = [c.strip() for c in reader.fieldnames or []]
+            reader.fieldnames = columns
+            lines = [
+                Line(reader.line_num, {c: (cells.get(c) or "").strip() for c in columns})
+                for cells in reader
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read as CSV: {error}", "give a CSV file.") from None
+    times = {c: unit for c in columns for u, unit in UNITS_MS.items() if c.lower().endswith(u)}
+    if not times or not lines:
+        raise UsageError(
+            f"{path} holds no timings: its columns are {', '.join(columns) or 'missing'}",
+            "name time columns with their unit, for example triton_ms and sdpa_ms.",
+        )
+    others = {k: c for k, names in OTHERS.items() if (c := _column(columns, names))}
+    candidate = next((c for c in times if name_of(c).lower() in CANDIDATES), None)
+    return Table(
+        lines=lines,
+        columns=columns,
+        sizes={k: c for k, names in SIZES.items() if (c := _column(columns, names))},
+        others=others,
+        times=times,
+        candidate=candidate,
+        baselines=[
+            c for c in times if c != candidate and name_of(c).lower().split("_")[0] in BASELINES
+        ],
+    )
+
+
+def _column(columns: list[str], names: tuple[str, ...]) -> str | None:
+    for name in names:
+        for column in columns:
+            plain = column.lower().replace("-", "_").replace(" ", "_")
+            if column == name or (len(name) > 1 and plain == name.lower()):
+                return column
+    return None

@@ -1,0 +1,54 @@
+"""The checks. Each module of this folder with a function `check` is one; adding a file adds one.
+
+    check(rows: Sequence[Row], limits: Limits) -> list[Finding]
+
+It is pure: rows in, findings out, no device, no torch. `controls` comes last, since it judges the
+other checks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.limits import Limits
+from nsabench.assessment.checks.row import Row
+
+if TYPE_CHECKING:
+    from nsabench.assessment.checks.controls import Catch
+
+__all__ = ["Effect", "Finding", "Limits", "Row", "all_checks", "judge_all", "run_all"]
+
+Check = Callable[[Sequence[Row], Limits], list[Finding]]
+
+
+@cache
+def all_checks() -> dict[str, Check]:
+    """Every check, by the name of its module."""
+    modules = (
+        importlib.import_module(f"{__name__}.{found.name}")
+        for found in pkgutil.iter_modules(__path__)
+    )
+    return {m.__name__.rpartition(".")[2]: m.check for m in modules if hasattr(m, "check")}
+
+
+def run_all(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """What every check finds in the rows of one run, the gravest first."""
+    return judge_all(rows, limits)[0]
+
+
+def judge_all(
+    rows: Sequence[Row], limits: Limits
+) -> tuple[list[Finding], dict[tuple[str, str], Catch]]:
+    """As `run_all`, and what became of each control, by case and name."""
+    from nsabench.assessment.checks import controls
+
+    found = [finding for check in all_checks().values() for finding in check(rows, limits)]
+    became = controls.catches(rows, found)
+    found += controls.judge(rows, became)
+    gravity = list(Effect)
+    return sorted(found, key=lambda f: gravity.index(f.effect)), became

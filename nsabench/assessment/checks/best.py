@@ -1,0 +1,29 @@
+"""Which baseline of a case counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsabench.assessment.checks.row import Row
+from nsabench.model.vocabulary import Role
+
+
+def best_baseline(rows: Sequence[Row], beside: Row | None = None) -> Row | None:
+    """The fastest baseline among the records of one case that is `ok` and within tolerance.
+
+    Only what was sampled to the end may be it: clocks may have moved since an early round. Given
+    `beside`, only what was interleaved with that record, since nothing else forms a ratio with it.
+    """
+    valid = [
+        r
+        for r in rows
+        if r.role is Role.BASELINE
+        and r.timed_ms is not None
+        and (r.mae is None or r.mae <= r.mae_tolerance)
+        and (beside is None or r.session == beside.session)
+    ]
+    most: dict[int, int] = {}
+    for r in valid:
+        most[r.session] = max(most.get(r.session, 0), r.n_samples)
+    to_the_end = [r for r in valid if r.n_samples == most[r.session]]
+    return min(to_the_end, key=lambda r: r.median_ms or 0.0, default=None)

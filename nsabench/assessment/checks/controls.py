@@ -1,0 +1,144 @@
+"""Controls: a run decides something only if every implementation that cheats in it was caught.
+
+A control declares the check that is meant to catch it (`caught_by`), and declines by itself, with
+`Unsupported`, the cases on which it happens to be right (reading the first 64 keys is no fault
+where there are 64). So whatever it does run, it must be caught on:
+
+- `parity`: its status is `wrong`, or the check of that name says so;
+- `timer`: it is right and aims at the clock; it is defeated if it gained nothing, that is, if it
+  is not faster than the best valid baseline, one of which is the implementation that it wraps;
+- any other: the check of that name found something in it. One that aims at being too fast to be
+  true (`roofline`) and gained nothing, because its host held it up, has proven nothing.
+
+Where some control failed before its check was reached, another one must show that the check works:
+a check of which nothing is known decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from nsabench.assessment.checks.best import best_baseline
+from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.row import Row
+from nsabench.model.vocabulary import Role, Status, Word
+
+CHECK = "controls"
+AGAINST_BASELINES = ("timer", "baseline")  # checks that hold a control to what it wraps
+# A trick on the clock that works makes a time vanish; less than this is noise between two arms.
+GAINED = 0.8
+# On the host's clock the arms of a busy machine differ several-fold (seen: 2.6); a clock that was
+# stopped, which is what the trick there aims at, still shows.
+GAINED_ON_HOST = 0.1
+
+
+class Catch(Word):
+    """What became of a control on a case."""
+
+    CAUGHT = "caught", "the check that was meant to catch it did"
+    MISSED = "missed", "the check did not catch it: the run is invalid"
+    DECLINED = "declined", "it would have been right here, or cannot run on this device"
+    UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
+
+
+def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
+    """What became of each control, by case and name, given what the other checks found."""
+    cases, found = by_case(rows), by_case(findings)
+    return {
+        (row.case_id, row.implementation): catch(
+            row, cases[row.case_id], found.get(row.case_id, [])
+        )
+        for row in rows
+        if row.role is Role.CONTROL
+    }
+
+
+def judge(rows: Sequence[Row], became: Mapping[tuple[str, str], Catch]) -> list[Finding]:
+    """Speak about each control once, and about each check that no control has put to the proof."""
+    by_control: dict[str, list[tuple[Row, Catch]]] = defaultdict(list)
+    by_check: dict[tuple[str, str], set[Catch]] = defaultdict(set)
+    for row in rows:
+        if row.role is Role.CONTROL:
+            caught = became[row.case_id, row.implementation]
+            by_control[row.implementation].append((row, caught))
+            by_check[row.op, row.caught_by].add(caught)
+    spoken = [f for name, own in by_control.items() for f in _judge(name, own)]
+    return spoken + [
+        Finding(CHECK, Effect.INVALID, f"{sentence}: this run decides nothing")
+        for sentence in unproven(by_check)
+    ]
+
+
+def unproven(by_check: Mapping[tuple[str, str], Iterable[Catch]]) -> list[str]:
+    """The checks, by op and name, of which it is not known whether they work: some control was
+    there for them, and none got as far as being caught."""
+    return [
+        f"no control of {op} showed that the check {check!r} works: none got as far as being caught"
+        for (op, check), caught in by_check.items()
+        if Catch.UNPROVEN in caught and Catch.CAUGHT not in caught
+    ]
+
+
+def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
+    """What became of this control, given all rows of its case and what the checks found."""
+    if row.status in (Status.UNSUPPORTED, Status.SKIPPED):
+        return Catch.DECLINED
+    if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
+        return Catch.UNPROVEN
+    if row.caught_by == "parity":
+        found = row.status is Status.WRONG or any(_names(f, row) for f in findings)
+        return Catch.CAUGHT if found else Catch.MISSED
+    if row.status is Status.WRONG or row.median_ms is None:
+        return Catch.UNPROVEN  # another check was there first, or it was never timed
+    if row.caught_by in AGAINST_BASELINES:
+        wrapped = [r for r in case if not row.wraps or r.implementation == row.wraps]
+        if best_baseline(wrapped) is None:
+            return Catch.UNPROVEN  # the best of the others may be slower for reasons of its own
+    if row.caught_by == "timer":
+        return _gained(row, best_baseline(case))
+    if any(_names(f, row) for f in findings):
+        return Catch.CAUGHT
+    if row.caught_by == "roofline":
+        best = best_baseline(case)
+        if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
+            return Catch.UNPROVEN  # held up by its host: nothing was too fast to be true
+    return Catch.MISSED
+
+
+def _gained(row: Row, best: Row | None) -> Catch:
+    if best is None or not best.median_ms or not row.median_ms:
+        return Catch.UNPROVEN
+    gained = GAINED if row.median_mcycles is not None else GAINED_ON_HOST
+    return Catch.MISSED if row.median_ms < gained * best.median_ms else Catch.CAUGHT
+
+
+def _names(finding: Finding, row: Row) -> bool:
+    return (
+        finding.check == row.caught_by
+        and finding.case_id == row.case_id
+        and finding.implementation == row.implementation
+    )
+
+
+def _judge(name: str, outcomes: Sequence[tuple[Row, Catch]]) -> Iterator[Finding]:
+    rows = {c: [row for row, became in outcomes if became is c] for c in Catch}
+    ran = len(rows[Catch.CAUGHT]) + len(rows[Catch.MISSED])
+    if rows[Catch.MISSED]:
+        first = rows[Catch.MISSED][0]
+        time = "" if first.median_ms is None else f", {first.median_ms:.3g} ms"
+        sentence = (
+            f"the check {first.caught_by!r} did not catch the control in "
+            f"{len(rows[Catch.MISSED])} of {ran} cases, first in {first.label} "
+            f"({first.status}{time}): this run decides nothing"
+        )
+        yield Finding(CHECK, Effect.INVALID, sentence, implementation=name)
+    if rows[Catch.UNPROVEN]:
+        first = rows[Catch.UNPROVEN][0]
+        why = first.reason or "it gained nothing, or nothing valid was timed beside it"
+        sentence = (
+            f"the control did not get as far as being caught in {len(rows[Catch.UNPROVEN])} "
+            f"cases, first in {first.label} ({first.status}): {why}"
+        )
+        yield Finding(CHECK, Effect.NOTE, sentence, implementation=name)

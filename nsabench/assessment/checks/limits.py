@@ -1,0 +1,97 @@
+"""What a device can do at most: measured in the run, or from a data sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nsabench.assessment.checks.row import Row
+from nsabench.execution.protocol import Ceilings
+from nsabench.model.vocabulary import DType
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Ceilings of one device. None: unknown, and then nothing is held against it.
+
+    l2_bytes: how much of a working set may have been in L2 before the call: 0 where the timer
+      flushes it, the size of the L2 where the timer is not ours.
+    margin: how far beyond a ceiling a time must be before it counts as impossible. A measured
+      ceiling is that of a copy, and reading alone is up to a tenth faster (H200: 4.25 TB/s
+      copied of a nominal 4.8).
+    """
+
+    source: str = "no ceilings"
+    memory_gb_s: float | None = None
+    l2_gb_s: float | None = None
+    l2_bytes: int = 0
+    tflop_s: Mapping[str, float] = field(default_factory=dict)
+    timer_floor_ms: float | None = None
+    known_duration_error: float | None = None
+    margin: float = 1.1
+    sheet: Limits | None = None  # of a measured device: what its data sheet says
+
+    @classmethod
+    def measured(cls, ceilings: Ceilings, sheet: Limits | None = None) -> Limits:
+        """The ceilings that a run measured, with caches flushed before every sample."""
+        return cls(
+            source="measured in this run",
+            memory_gb_s=ceilings.copy_gb_s,
+            l2_gb_s=ceilings.l2_gb_s,
+            tflop_s=ceilings.tflop_s,
+            timer_floor_ms=ceilings.timer_floor_ms,
+            known_duration_error=ceilings.known_duration_error,
+            sheet=sheet,
+        )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time that some work can take, and what sets it."""
+
+    ms: float
+    why: str
+
+
+def bounds(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> list[Bound]:
+    """Every lower bound on the time of this case's compulsory work, allowing `limits.l2_bytes`
+    (or the `l2_bytes` given instead) to come from L2."""
+    resident = min(limits.l2_bytes if l2_bytes is None else l2_bytes, row.bytes_min)
+    found = []
+    if limits.memory_gb_s is not None:
+        beyond = row.bytes_min - resident
+        hits = f" that a full L2 of {resident / 1e6:.0f} MB leaves" if resident else ""
+        why = f"the {beyond / 1e6:.1f} MB{hits} at {limits.memory_gb_s:.0f} GB/s"
+        found.append(Bound(beyond / limits.memory_gb_s / 1e6, why))
+    if resident and limits.l2_gb_s is not None:
+        why = f"{row.bytes_min / 1e6:.1f} MB through an L2 of {limits.l2_gb_s:.0f} GB/s"
+        found.append(Bound(row.bytes_min / limits.l2_gb_s / 1e6, why))
+    rate = limits.tflop_s.get(row.dtype)
+    if rate is not None:
+        why = f"{row.flops / 1e9:.2f} GFLOP at {rate:.0f} TFLOP/s"
+        found.append(Bound(row.flops / rate / 1e9, why))
+    return found
+
+
+def least(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
+    """The greatest of the lower bounds, or None where no ceiling is known."""
+    return max(bounds(row, limits, l2_bytes=l2_bytes), key=lambda b: b.ms, default=None)
+
+
+def beaten(row: Row, limits: Limits) -> Bound | None:
+    """The lower bound that the record's time is below, by more than the margin; else None."""
+    bound = least(row, _by_any_unit(limits) if row.dtype is DType.FLOAT32 else limits)
+    if bound is None or row.median_ms is None or row.median_ms * limits.margin >= bound.ms:
+        return None
+    return bound
+
+
+def _by_any_unit(limits: Limits) -> Limits:
+    """What is possible in float32: three TF32 products on tensor cores, which torch's own matrix
+    product does not use, make one. TF32 runs at half of the rate of the 16-bit formats."""
+    sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
+    known = limits.tflop_s.get(DType.FLOAT32)
+    if known is None or not sixteen:
+        return limits
+    rates = {**limits.tflop_s, DType.FLOAT32: max(known, max(sixteen) / 2 / 3)}
+    return replace(limits, tflop_s=rates)

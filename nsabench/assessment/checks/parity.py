@@ -1,0 +1,77 @@
+"""Parity: candidate and baseline alike are held to the float64 oracle on the same inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.limits import Limits
+from nsabench.assessment.checks.row import Row
+from nsabench.model.vocabulary import DType, Role, Status
+
+# Spacing of the format at 1 (2^-mantissa bits): an output rounded to it has a relative error of
+# about 0.3 of this, whatever computed it, so no ratio of errors below it means anything.
+EPSILON = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT32: 2.0**-23}
+# On tensor cores three products of TF32 stand for one of float32, and the sum of each 8 terms is
+# truncated; a tile of at most so many terms is summed there before it is added in float32.
+TRUNCATIONS_A_TERM, TILE = 3 / 8, 64
+
+
+def noise(dtype: DType, terms: int) -> float:
+    """The relative error that any honest float32 accumulation of so many terms may have.
+
+    The most of: rounding to the format; sqrt(terms) float32 roundings, since the order of a sum is
+    free and its error grows as the root of its length (Higham and Mary 2019, probabilistic rounding
+    error analysis); the truncations in one tile of a tensor core, which do not cancel (Ootomo and
+    Yokota 2022, recovering single precision accuracy from Tensor Cores). Matters for float32 only.
+    Seen on an H200: seven honest implementations spread over 1.3e-7 to 6.1e-7 on the same inputs;
+    SDPA on 32 keys of head dim 16 is off by 8.8e-7, seven roundings of such a sum.
+    """
+    truncated = TRUNCATIONS_A_TERM * min(terms, TILE)
+    return max(EPSILON[dtype], max(math.sqrt(terms), truncated) * EPSILON[DType.FLOAT32])
+
+
+def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
+    """Records that are `ok` and should not be: over the MAE tolerance, or much further from the
+    oracle than the best baseline of the case."""
+    cases = by_case(r for r in rows if r.status is Status.OK)
+    return [finding for case in cases.values() for finding in _check_case(case)]
+
+
+def _check_case(rows: list[Row]) -> Iterator[Finding]:
+    best = min(
+        (
+            r.rel_l2
+            for r in rows
+            if r.role is Role.BASELINE and r.rel_l2 is not None and not _over(r)
+        ),
+        default=None,
+    )
+    for row in rows:
+        sentence = ""
+        if _over(row):
+            sentence = (
+                f"mean absolute error {row.mae:.3g} against {row.errors_against} is over the "
+                f"tolerance of {row.mae_tolerance:.3g}"
+            )
+        elif row.rel_l2 is not None:
+            epsilon = noise(row.dtype, row.shape.get("D", 0) + row.length)
+            yardstick = "there is no baseline"
+            limit = row.rel_l2_ratio * epsilon
+            if best is not None:
+                yardstick = f"the best valid baseline has {best:.3g}"
+                limit = max(row.rel_l2_ratio * best, epsilon)
+            if not row.rel_l2 <= limit:
+                sentence = (
+                    f"relative L2 error {row.rel_l2:.3g} is over {limit:.3g}: {yardstick}, "
+                    f"sums in {row.dtype} resolve {epsilon:.3g}"
+                )
+        if sentence:
+            yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)
+
+
+def _over(row: Row) -> bool:
+    # Written so that a NaN could never pass.
+    return row.mae is not None and not row.mae <= row.mae_tolerance

@@ -1,0 +1,62 @@
+"""What a check sees of a record. Times in ms, sizes in bytes, clocks in MHz."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nsabench import ops
+from nsabench.execution.protocol import Conditions
+from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
+from nsabench.ops import labels
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one case. None: not measured, or not known."""
+
+    case_id: str
+    op: str
+    implementation: str
+    role: Role
+    status: Status
+    dtype: DType
+    shape: Mapping[str, int]
+    length: int
+    bytes_min: int
+    flops: int
+    direction: Direction = Direction.FORWARD
+    distribution: str = ""
+    streams: int = 1
+    mode: Mode = Mode.STREAM
+    caught_by: str = ""  # of a control: the check that is meant to catch it
+    wraps: str = ""  # of a control: the baseline that it is without its trick
+    reason: str = ""
+    session: int = 0
+    mae: float | None = None
+    rel_l2: float | None = None
+    errors_against: str = "the float64 oracle"
+    mae_tolerance: float = 1e-3
+    rel_l2_ratio: float = 2.0
+    median_ms: float | None = None
+    n_samples: int = 0  # that median_ms is of
+    median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles
+    escaped_share: float = 0.0  # share of samples with work that outlived the end event
+    gap_hidden_share: float = 1.0  # share of samples that were queued before the device let go
+    conditions: Conditions = field(default_factory=Conditions)
+
+    @property
+    def timed_ms(self) -> float | None:
+        """The median of a record that is `ok`, else None: a failure has no time."""
+        return self.median_ms if self.status is Status.OK else None
+
+    @property
+    def at(self) -> str:
+        """The length as people say it: `L=512`."""
+        return f"{ops.get(self.op).length_axis}={self.length}"
+
+    @property
+    def label(self) -> str:
+        """Sizes, dtype and whatever else tells this case from its neighbours."""
+        named = ("op", "dtype", "direction", "distribution", "streams", "mode")
+        return labels.case({**self.shape, **{name: getattr(self, name) for name in named}})

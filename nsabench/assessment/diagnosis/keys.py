@@ -1,0 +1,187 @@
+"""Mistakes in which of its selected keys a row attends to, for every op whose rows select keys.
+
+All are weighted sums of the same exponentials, so these are computed once: in row r and head h,
+the l-th selected key has the weight exp(scale q.k - max), and a mistake leaves keys out, or counts
+them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
+
+TILES = (16, 32, 64, 128, 256)
+# Products of weight and value that the search over every number of keys may hold at a time.
+SEARCH_ELEMENTS = 1 << 24
+
+
+class Keys:
+    """The softmax weights of the evidence, not yet divided by their sum: [R,H,L].
+
+    k [R,L,D] and v [R,L,Dv] are the keys that each row selects, in order; count [R] says how many
+    of the L they are, the rest being there for the shape only.
+    """
+
+    def __init__(self, evidence: Evidence, k: Tensor, v: Tensor, count: Tensor) -> None:
+        self.evidence = evidence
+        self.count = count.unsqueeze(1)
+        self.rank = torch.arange(k.shape[1], device=k.device)
+        present = self.rank < self.count
+        self.present = present.unsqueeze(1)
+        self.v = v.double() * present.unsqueeze(2)
+        q = evidence.inputs.tensors["q"].flatten(0, -3)
+        scores = q.double() @ k.double().mT * evidence.inputs.options["sm_scale"]
+        self.scores = scores * self.present
+        masked = scores.masked_fill(~self.present, -torch.inf)
+        self.top = masked.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        self.weights = torch.exp(masked - self.top)
+        self.length = self.weights.shape[-1]
+        self.heads = self.weights.shape[-2]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows select different numbers of keys."""
+        return bool((self.count != self.length).any())
+
+    def attend(self, counted: Tensor) -> Tensor:
+        """The output if each key counts `counted` times (any shape that broadcasts to [R,H,L])."""
+        weights = self.weights * counted
+        return self.shaped((weights @ self.v / weights.sum(-1, keepdim=True)).nan_to_num())
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """[R,H,Dv] as the op's output is shaped."""
+        return rows.reshape(self.evidence.oracle.shape)
+
+    def between(self, start: int, stop: int) -> Tensor:
+        """Ones from key `start` to key `stop` of each row, else zeros."""
+        return ((self.rank >= start) & (self.rank < stop)).double()
+
+    def last(self, some: int) -> Tensor:
+        """Ones for the last `some` keys of each row, else zeros."""
+        return (self.rank >= self.count - some).double().unsqueeze(1)
+
+
+def prefixes(keys: Keys) -> Iterator[Hypothesis]:
+    """Of all numbers of first and of last keys, the one that comes nearest."""
+    length = keys.length
+    if length <= 1:
+        return
+    of = "keys of each row" if keys.ragged else f"of {length} keys"
+    first = _nearest_prefix(keys, reverse=False)
+    if first < length:
+        text = f"attends to the first {first} {of}"
+        text = "attends to key 0 only" if first == 1 else text
+        yield Hypothesis(text, lambda: keys.attend(keys.between(0, first)))
+    last = _nearest_prefix(keys, reverse=True)
+    if last < length:
+        text = f"attends to the last {last} {of}"
+        only = (
+            "the last key of each row only" if keys.ragged else f"the last key, {length - 1}, only"
+        )
+        text = f"attends to {only}" if last == 1 else text
+        yield Hypothesis(text, lambda: keys.attend(keys.last(last)))
+
+
+def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
+    at = keys.rank.expand(len(keys.v), -1)
+    if reverse:
+        at = (keys.count - 1 - keys.rank) % keys.length
+    # One head of a few rows tells prefixes apart; every head of every row need not be searched.
+    rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
+    weights = keys.weights[:rows, 0].gather(1, at[:rows]).unsqueeze(-1)
+    v = keys.v[:rows].gather(1, at[:rows].unsqueeze(-1).expand(-1, -1, keys.v.shape[-1]))
+    output = keys.evidence.output.flatten(0, -3)[:rows, None, 0]
+    guesses = ((weights * v).cumsum(1) / weights.cumsum(1)).nan_to_num()
+    return int((guesses - output).abs().mean((0, 2)).argmin()) + 1
+
+
+def ends(keys: Keys) -> Iterator[Hypothesis]:
+    """Off by one, or by a tile that is not full, at an end of each row."""
+    yield Hypothesis(
+        "leaves out the first key of each row",
+        lambda: keys.attend((keys.rank >= 1).double()),
+    )
+    yield Hypothesis(
+        "leaves out the last key of each row",
+        lambda: keys.attend((keys.rank < keys.count - 1).double().unsqueeze(1)),
+    )
+    for tile in TILES:
+        if int(keys.count.max()) > tile:
+            full = (keys.rank < keys.count // tile * tile).double().unsqueeze(1)
+            yield Hypothesis(
+                f"leaves out the last keys of each row that fill no tile of {tile}",
+                partial(keys.attend, full),
+            )
+    for tile in TILES:
+        yield Hypothesis(
+            f"counts zero keys of padding up to the next multiple of {tile}",
+            partial(padded, keys, -keys.count % tile),
+        )
+
+
+def padded(keys: Keys, count: Tensor | int) -> Tensor:
+    """A zero key scores 0 and adds a zero value, so it only makes the sum of weights larger."""
+    some = count.unsqueeze(-1) if isinstance(count, Tensor) else count
+    total = keys.weights.sum(-1, keepdim=True) + some * torch.exp(-keys.top)
+    return keys.shaped((keys.weights @ keys.v / total).nan_to_num())
+
+
+def softmax(keys: Keys) -> Iterator[Hypothesis]:
+    """Softmax left out, half of it, or its online form without what makes it one."""
+    yield Hypothesis(
+        "does not divide by the sum of the weights", lambda: keys.shaped(keys.weights @ keys.v)
+    )
+    yield Hypothesis(
+        "neither subtracts the maximum nor divides by the sum of the weights",
+        lambda: keys.shaped((keys.weights * keys.top.exp()) @ keys.v),
+    )
+    yield from _not_rescaled(keys)
+    yield Hypothesis("takes no softmax of the scores", lambda: keys.shaped(keys.scores @ keys.v))
+    mean = keys.v.sum(1, keepdim=True) / keys.count.clamp(min=1).unsqueeze(-1)
+    yield Hypothesis("is the plain mean of V", lambda: keys.shaped(mean.expand(-1, keys.heads, -1)))
+
+
+def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
+    """What a tile added stays in units of the maximum that was known then."""
+    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
+    for tile in TILES[:4]:
+        if keys.length > tile:
+            highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
+            known = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
+            stale = keys.weights * torch.exp(keys.top - known)
+            for left in (("output",), ("weights",), ("output", "weights")):
+                yield Hypothesis(
+                    f"does not rescale the {' and the '.join(left)} summed so far when the maximum "
+                    f"rises, in tiles of {tile}",
+                    partial(_online, keys, stale, left),
+                )
+
+
+def _online(keys: Keys, stale: Tensor, left: tuple[str, ...]) -> Tensor:
+    """Online softmax with `stale` weights in what is `left` without rescaling."""
+    output, weights = (stale if of in left else keys.weights for of in ("output", "weights"))
+    return keys.shaped((output @ keys.v / weights.sum(-1, keepdim=True)).nan_to_num())
+
+
+def accumulation(keys: Keys) -> Iterator[Hypothesis]:
+    """Sums in fewer bits."""
+    for tile in TILES[:4]:
+        if keys.length > tile:
+            for name in ("bfloat16", "float16"):
+                yield Hypothesis(
+                    f"accumulates in {name}, a tile of {tile} keys at a time",
+                    partial(_accumulate, keys, tile, getattr(torch, name)),
+                )
+
+
+def _accumulate(keys: Keys, tile: int, dtype: torch.dtype) -> Tensor:
+    shares = (keys.weights / keys.weights.sum(-1, keepdim=True)).nan_to_num()
+    total = torch.zeros_like(shares[..., :1] * keys.v[:, :1])
+    for part, v in zip(shares.split(tile, -1), keys.v.split(tile, 1), strict=True):
+        total = (total + part @ v).to(dtype).double()
+    return keys.shaped(total)

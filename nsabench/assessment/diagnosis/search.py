@@ -1,0 +1,68 @@
+"""Trying the hypotheses on the evidence, within a time limit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench.assessment.diagnosis import generic
+from nsabench.assessment.diagnosis.evidence import FAR_OFF, Evidence, Hypothesis, gather
+from nsabench.assessment.diagnosis.location import locate
+from nsabench.machine.clock import now_s
+from nsabench.ops.contract import Inputs, Op
+
+EXPLAINS = 0.2  # an explanation leaves at most this share of the error
+WORTH_SAYING = 0.5  # one that leaves more than this says nothing
+BETTER = 0.9  # a later hypothesis must beat an earlier one by this much
+TIME_LIMIT_S = 2.0
+UNWRITTEN = "NaN is also what the bench leaves where a kernel does not write"
+
+
+def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> str:
+    """The hypothesis that reproduces the output, or else where the output is off."""
+    bad = ~torch.isfinite(output)
+    if bad.any():
+        said = f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
+        return said + (f"; {UNWRITTEN}" if output.isnan().any() else "")
+    evidence = gather(op, inputs, output, previous, getattr(_of_the_op(op), "take", None))
+    mae = _mae(evidence.output, evidence.oracle)
+    best, error = _best(evidence)
+    if best is not None and error <= EXPLAINS * mae:
+        where = "" if evidence.wrong.all() else f" in {locate(evidence.wrong)}"
+        distances = f"MAE {error:.2g} against that hypothesis, {mae:.3g} against the op"
+        return f"{best.text}{where} ({distances})"
+    nearest = ""
+    if best is not None and error <= WORTH_SAYING * mae:
+        nearest = f"; the nearest, that it {best.text}, leaves {error:.2g} of {mae:.2g}"
+    where = locate(evidence.off >= evidence.off.max() / FAR_OFF)
+    return f"no hypothesis explains it{nearest}; the largest errors are in {where}"
+
+
+def _best(evidence: Evidence) -> tuple[Hypothesis | None, float]:
+    best: Hypothesis | None = None
+    error = float("inf")
+    end = now_s() + TIME_LIMIT_S
+    known = _of_the_op(evidence.op)
+    own = known.hypotheses(evidence) if known is not None else ()
+    for hypothesis in chain(own, generic.hypotheses(evidence)):
+        tried = _mae(evidence.output, hypothesis.predict())
+        if tried < BETTER * error:
+            best, error = hypothesis, tried
+        if now_s() > end:
+            break
+    return best, error
+
+
+def _of_the_op(op: Op) -> Any:
+    """The module of this room that knows the op's keys, if there is one."""
+    name = f"{__package__}.{op.name}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+def _mae(output: Tensor, expected: Tensor) -> float:
+    return float((output - expected).abs().mean())

@@ -1,0 +1,57 @@
+"""Writing results so that a reader sees a whole file or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsabench.assessment.results import Results
+from nsabench.assessment.verdict import Key
+from nsabench.execution.protocol import Samples
+from nsabench.files import replacing
+from nsabench.model.columns import RECORDS, SAMPLES, schema
+
+# Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
+# pack well once they end in zeros: binary fractions of about a microsecond.
+SPLIT = "at_s"
+_TICK = 2.0**-20
+
+
+def write(results: Results, run_id: str, folder: Path) -> None:
+    """Write records.parquet and samples.parquet into the run folder."""
+    records = pa.Table.from_pylist(results.records, schema=schema(RECORDS))
+    replace(folder / "records.parquet", records)
+    replace(folder / "samples.parquet", _samples(run_id, results.samples))
+
+
+def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
+    columns: dict[str, list[Any]] = {c.name: [] for c in SAMPLES}
+    for (case_id, implementation), (session, samples) in taken.items():
+        count = len(samples.time_ms)
+        fixed = (run_id, case_id, implementation, session)
+        for name, value in zip(
+            ("run_id", "case_id", "implementation", "session"), fixed, strict=True
+        ):
+            columns[name] += [value] * count
+        for name in type(samples).model_fields:
+            columns[name] += getattr(samples, name) or [None] * count  # what nobody read
+    columns[SPLIT] = [at and round(at / _TICK) * _TICK for at in columns[SPLIT]]
+    return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
+
+
+def replace(path: Path, table: pa.Table) -> None:
+    """Put the table at `path` in one step: whoever looks sees the old file or the new one."""
+    split = [name for name in table.column_names if name == SPLIT]
+    with replacing(path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            compression_level=9,
+            use_dictionary=[name for name in table.column_names if name != SPLIT],
+            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+        )

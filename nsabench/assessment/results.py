@@ -1,0 +1,329 @@
+"""From plan and journal to checked, judged records: the rows of records.parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nsabench import ops
+from nsabench.assessment import checks
+from nsabench.assessment.checks import ordering, parity, roofline
+from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.controls import Catch
+from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.limits import Limits, least
+from nsabench.assessment.checks.row import Row
+from nsabench.assessment.statistics import quantile
+from nsabench.assessment.verdict import Judgement, Key, judge, look_again
+from nsabench.errors import UsageError
+from nsabench.execution.journal import Apart, Confirmation, Contents, Entry, Header
+from nsabench.execution.protocol import Ceilings, Conditions, Outcome, Samples
+from nsabench.machine import datasheet
+from nsabench.model.case import Case
+from nsabench.model.columns import SCHEMA_VERSION
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import BENIGN, Mode, Role, Status
+
+STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is known after a run: records and samples as Parquet will hold them, and findings."""
+
+    records: list[dict[str, Any]]
+    samples: dict[Key, tuple[int, Samples]]
+    findings: list[Finding]
+    judgements: dict[Key, Judgement]
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """What the checks made of a journal. `first_look`: the verdicts before any second process."""
+
+    plan: Plan
+    header: Header
+    ceilings: Ceilings
+    limits: Limits
+    outcomes: dict[Key, Outcome]
+    rows: list[Row]
+    findings: list[Finding]
+    catches: dict[Key, Catch]
+    first_look: dict[Key, Judgement]
+
+    def judgements(self, contents: Contents) -> dict[Key, Judgement]:
+        """The verdicts, after what other processes saw of the same cases."""
+        return look_again(
+            self.first_look,
+            {key: o.samples for key, o in self.outcomes.items()},
+            {line.case_id: line for line in contents.confirmations},
+            {line.case_id: self._checked(line) for line in contents.apart},
+        )
+
+    def _checked(self, line: Apart) -> Apart:
+        """Baselines timed apart are held to what their rows in the run are held to."""
+        conditions = {o.session: line.conditions for o in line.outcomes}
+        case = self.plan.by_id[line.case_id].case
+        rows = _rows_of(self.plan, case, line.outcomes, conditions)
+        findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
+        outcomes = [
+            outcome
+            if row.status is outcome.status
+            else Outcome(
+                implementation=row.implementation,
+                status=row.status,
+                reason=row.reason,
+                session=row.session,
+            )
+            for row, outcome in zip(_with_findings(rows, findings), line.outcomes, strict=True)
+        ]
+        return line.model_copy(update={"outcomes": outcomes})
+
+    def results(self, contents: Contents) -> Results:
+        """Records and samples as Parquet will hold them."""
+        judgements = self.judgements(contents)
+        notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
+        records = [
+            _record(
+                self,
+                row,
+                self.outcomes[row.case_id, row.implementation],
+                judgements.get((row.case_id, row.implementation), Judgement()),
+                notes.get(row.case_id, []),
+            )
+            for row in _after_second_look(self.rows, contents.confirmations)
+        ]
+        taken = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
+        return Results(records, taken, self.findings, judgements)
+
+
+def assemble(plan: Plan, contents: Contents) -> Results:
+    """Apply the checks to what the workers measured, then judge the candidates."""
+    return assess(plan, contents).results(contents)
+
+
+def assess(plan: Plan, contents: Contents) -> Assessed:
+    """Apply the checks. Raises `UsageError` when the journal is not one of this plan."""
+    belongs(plan, contents)
+    if not contents.headers:
+        raise UsageError(
+            "the journal has no header: nothing was measured", "go on with --resume RUN."
+        )
+    header, ceilings = contents.headers[0], contents.ceilings
+    sheet = datasheet.known(str(header.described.device.get("name") or ""))
+    limits = Limits.measured(ceilings, sheet.limits() if sheet else None)
+    outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
+    rows = _rows(plan, contents.entries)
+    findings, catches = checks.judge_all(rows, limits)
+    rows = _with_findings(rows, findings)
+    first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
+    return Assessed(
+        plan=plan,
+        header=header,
+        ceilings=ceilings,
+        limits=limits,
+        outcomes=outcomes,
+        rows=rows,
+        findings=findings,
+        catches=catches,
+        first_look=first_look,
+    )
+
+
+def belongs(plan: Plan, contents: Contents) -> None:
+    """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
+    known = {planned.id: set(planned.implementations) for planned in plan.cases}
+    wrong = ""
+    if any(header.run_id != plan.run_id for header in contents.headers):
+        wrong = f"is not of run {plan.run_id}"
+    elif any(h.plan_sha256 not in ("", plan.sha256) for h in contents.headers):
+        wrong = "was written under another plan than plan.yaml holds now"
+    measured = [(e.case_id, e.outcomes) for e in contents.entries]
+    measured += [(c.case_id, c.outcomes) for c in contents.confirmations]
+    measured += [(a.case_id, a.outcomes) for a in contents.apart]
+    for case_id, outcomes in measured:
+        if not {o.implementation for o in outcomes} <= known.get(case_id, set()):
+            wrong = f"holds case {case_id}, which is not in the plan like that"
+    if wrong:
+        raise UsageError(
+            f"the journal {wrong}: plan.yaml and journal.jsonl do not belong together",
+            "restore the run folder, or start a new run.",
+        )
+
+
+def _rows(plan: Plan, entries: Sequence[Entry]) -> list[Row]:
+    return [
+        row
+        for entry in entries
+        for row in _rows_of(plan, plan.by_id[entry.case_id].case, entry.outcomes, entry.conditions)
+    ]
+
+
+def _rows_of(
+    plan: Plan, case: Case, outcomes: Sequence[Outcome], conditions: Mapping[int, Conditions]
+) -> list[Row]:
+    """Rows of one case. `conditions`: by session."""
+    work = case.work
+    rows = []
+    for outcome in outcomes:
+        info = plan.info(case.op, outcome.implementation)
+        taken = outcome.samples
+        rows.append(
+            Row(
+                case_id=case.id,
+                op=case.op,
+                implementation=outcome.implementation,
+                role=info.role,
+                caught_by=info.caught_by,
+                wraps=info.wraps,
+                status=outcome.status,
+                reason=outcome.reason,
+                dtype=case.dtype,
+                shape=case.shape,
+                length=ops.get(case.op).length(case.sizes),
+                direction=case.direction,
+                distribution=case.distribution,
+                streams=case.streams,
+                mode=case.timing.mode,
+                bytes_min=work.bytes_min,
+                flops=work.flops,
+                session=outcome.session,
+                mae=outcome.mae,
+                rel_l2=outcome.rel_l2,
+                mae_tolerance=case.tolerances.mae,
+                rel_l2_ratio=case.tolerances.rel_l2_ratio,
+                median_ms=quantile(taken.time_ms, 0.5) if taken.time_ms else None,
+                n_samples=len(taken.time_ms),
+                median_mcycles=_mcycles(taken),
+                escaped_share=_share([x > 0 for x in taken.escaped_ms], 0.0),
+                gap_hidden_share=_share(taken.gap_hidden, 1.0),
+                conditions=conditions.get(outcome.session, Conditions()),
+            )
+        )
+    return rows
+
+
+def _after_second_look(rows: Sequence[Row], seconds: Sequence[Confirmation]) -> list[Row]:
+    """Rows of candidates that a second process found failing are no longer ok."""
+    failed = {
+        (second.case_id, outcome.implementation): outcome
+        for second in seconds
+        for outcome in second.outcomes
+        if outcome.status not in BENIGN
+    }
+    return [
+        replace(row, status=found.status, reason=f"in a second process: {found.reason}")
+        if row.role is Role.CANDIDATE
+        and row.status is Status.OK
+        and (found := failed.get((row.case_id, row.implementation)))
+        else row
+        for row in rows
+    ]
+
+
+def _mcycles(taken: Samples) -> float | None:
+    cycles = [
+        t * mhz / 1e3 for t, mhz in zip(taken.time_ms, taken.sm_clock_mhz, strict=False) if mhz
+    ]
+    return quantile(cycles, 0.5) if cycles else None
+
+
+def _share(flags: Sequence[bool], default: float) -> float:
+    return sum(flags) / len(flags) if flags else default
+
+
+def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row]:
+    """Rows that a check found wrong or implausible are no longer ok, for that reason."""
+    found = by_case(f for f in findings if f.effect in STATUS_OF)
+    return [_with_finding(row, found.get(row.case_id, [])) for row in rows]
+
+
+def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:
+    if row.status is Status.OK:
+        for finding in findings:
+            if finding.concerns(row.case_id, row.implementation):
+                return replace(row, status=STATUS_OF[finding.effect], reason=finding.sentence)
+    return row
+
+
+def _record(
+    assessed: Assessed,
+    row: Row,
+    outcome: Outcome,
+    judgement: Judgement,
+    noted: Sequence[Finding],
+) -> dict[str, Any]:
+    timed = outcome.samples.time_ms if row.status is Status.OK else []
+    floor = least(row, assessed.limits)
+    median = quantile(timed, 0.5) if timed else None
+    became = assessed.catches.get((row.case_id, row.implementation))
+    found = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
+    plan = assessed.plan
+    return {
+        "run_id": plan.run_id,
+        "case_id": row.case_id,
+        "op": row.op,
+        "implementation": row.implementation,
+        "role": row.role.value,
+        "direction": row.direction.value,
+        "dtype": row.dtype.value,
+        "device": plan.device,
+        **row.shape,
+        "length": row.length,
+        "distribution": row.distribution,
+        "streams": row.streams,
+        "mode": row.mode.value,
+        "status": row.status.value,
+        "reason": row.reason or judgement.why,
+        "diagnosis": outcome.diagnosis,
+        "notes": "; ".join([*outcome.notes, *found]),
+        "mae": outcome.mae,
+        "max_abs_err": outcome.max_abs_err,
+        "rel_l2": outcome.rel_l2,
+        "median_ms": median,
+        "device_ms": _device_ms(assessed, row, median),
+        "p20_ms": quantile(timed, 0.2) if timed else None,
+        "p80_ms": quantile(timed, 0.8) if timed else None,
+        "n_samples": len(timed),
+        "session": row.session,
+        "bytes_min": row.bytes_min,
+        "flops": row.flops,
+        "roofline_fraction": floor.ms / median if floor and median else None,
+        "best_baseline": judgement.best_baseline,
+        "speedup": judgement.speedup,
+        "speedup_lo": judgement.speedup_lo,
+        "speedup_hi": judgement.speedup_hi,
+        "verdict": judgement.verdict.value if judgement.verdict else None,
+        "caught_by": row.caught_by,
+        "caught": became.value if became else None,
+        "compile_s": outcome.compile_s,
+        "peak_mem_bytes": outcome.peak_mem_bytes,
+        "config": outcome.config,
+        "sm_clock_mhz_min": row.conditions.sm_clock_mhz_min,
+        "sm_clock_mhz_max": row.conditions.sm_clock_mhz_max,
+        "clock_event_reasons": ", ".join(row.conditions.clock_event_reasons),
+        **_machine(assessed.header),
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:
+    offset = assessed.ceilings.timer_offset_ms
+    case = assessed.plan.by_id[row.case_id].case
+    # A replayed graph reaches its first kernel on another way, whose length is not known.
+    if median is None or offset is None or case.timing.mode is Mode.GRAPH:
+        return None
+    return max(median - offset, 0.0)
+
+
+def _machine(header: Header) -> dict[str, Any]:
+    software, device = header.described.software, header.described.device
+    capability = device.get("compute_capability")
+    return {
+        "gpu_name": device.get("name") or "",
+        "sm": f"sm_{str(capability).replace('.', '')}" if capability else "",
+        "torch": software.get("torch"),
+        "triton": software.get("triton"),
+        "cuda": software.get("torch.cuda"),
+    }

@@ -1,0 +1,18 @@
+"""From which selected length on is a candidate worth switching on?"""
+
+from nsabench.assessment.threshold.decide import Decision, decide_all
+from nsabench.assessment.threshold.document import as_markdown, as_yaml, write
+from nsabench.assessment.threshold.evidence import of_records, of_run, of_tables
+from nsabench.model.vocabulary import MARGIN
+
+__all__ = [
+    "MARGIN",
+    "Decision",
+    "as_markdown",
+    "as_yaml",
+    "decide_all",
+    "of_records",
+    "of_run",
+    "of_tables",
+    "write",
+]

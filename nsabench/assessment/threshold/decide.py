@@ -1,0 +1,182 @@
+"""The decision: the smallest tested length from which on every tested case passes.
+
+Monotone by construction: lengths are walked from the greatest down, and the first at which a case
+does not pass ends the walk, so there is no length above a threshold at which the candidate failed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from nsabench.assessment.threshold.evidence import Evidence, Tested
+from nsabench.model.vocabulary import MARGIN, Status, Verdict
+
+# A case the candidate declines is none it was tested on: the gate does not use it there.
+SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
+DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
+LEAST_LENGTHS = 2
+LEAST_VALUES = 2  # of each axis in `evidence.AXES` that the op has
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What was found at one length."""
+
+    length: int
+    cases: int
+    passed: int
+    weakest: float | None  # the smallest speedup_lo; None when a case has none
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk."""
+
+    gpu: str
+    combo: str
+    op: str
+    candidate: str
+    margin: float
+    min_length: int | None
+    reasons: list[str] = field(default_factory=list)
+    rungs: list[Rung] = field(default_factory=list)
+    decided_by: Tested | None = None
+    runs: list[str] = field(default_factory=list)
+    axis: str = "L"  # the size that lengths are of
+    distribution: str = ""  # the only one it holds for, if it does not hold for all
+
+    @property
+    def tested(self) -> int:
+        return sum(rung.cases for rung in self.rungs)
+
+
+_Key = tuple[str, str, str, str]
+
+
+def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
+    """One decision a GPU, combo and op (for some ops, distribution): that of the candidate with
+    the smallest threshold, of equal ones that of the best."""
+    groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
+    objections: dict[_Key, list[str]] = defaultdict(list)
+    for evidence in given:
+        for tested in evidence.tested:
+            groups[_key(tested)][tested.candidate].append(tested)
+        for key in {_key(tested) for tested in evidence.tested}:
+            _, _, op, _ = key
+            objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
+    return [
+        min(
+            (_decide(name, rows, objections[key], margin) for name, rows in group.items()),
+            key=_preference,
+        )
+        for key, group in sorted(groups.items())
+    ]
+
+
+def _key(tested: Tested) -> _Key:
+    return tested.gpu, tested.combo, tested.op, tested.distribution
+
+
+def _decide(
+    candidate: str, rows: Sequence[Tested], objections: Sequence[str], margin: float
+) -> Decision:
+    by_length: dict[int, list[Tested]] = defaultdict(list)
+    for row in rows:
+        if row.status not in DECLINED:
+            by_length[row.length].append(row)
+    found: int | None = None
+    stopper: Tested | None = None
+    for length in sorted(by_length, reverse=True):
+        failing = [row for row in by_length[length] if not passes(row, margin)]
+        if failing:
+            stopper = min(failing, key=lambda row: row.speedup_lo or 0.0)
+            break
+        found = length
+    reasons = list(objections)
+    if not by_length:
+        reasons.append("no case was measured")
+    elif found is None:
+        assert stopper is not None
+        reasons.append(
+            f"nothing qualifies: at the greatest length, {stopper.axis}={stopper.length}, "
+            f"{_why(stopper, margin)}"
+        )
+    else:
+        reasons += _gaps([r for n, at in by_length.items() if n >= found for r in at], rows, found)
+    return Decision(
+        gpu=rows[0].gpu,
+        combo=rows[0].combo,
+        op=rows[0].op,
+        distribution=rows[0].distribution,
+        candidate=candidate,
+        margin=margin,
+        min_length=None if reasons else found,
+        reasons=reasons,
+        rungs=[_rung(n, by_length[n], margin) for n in sorted(by_length)],
+        decided_by=stopper,
+        runs=sorted({row.run_id for row in rows}),
+        axis=rows[0].axis,
+    )
+
+
+def passes(row: Tested, margin: float) -> bool:
+    """Right, clearly faster, and by the margin at the lower end of the interval."""
+    return (
+        row.status == Status.OK
+        and row.verdict == Verdict.FASTER
+        and row.speedup_lo is not None
+        and row.speedup_lo >= margin
+    )
+
+
+def _why(row: Tested, margin: float) -> str:
+    who = f"{row.candidate} on {row.label}"
+    if row.status != Status.OK:
+        return f"{who} is {row.status}"
+    if row.speedup_lo is None:
+        return f"{who} has no speed-up ({row.verdict})"
+    return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}"
+
+
+def _gaps(above: Sequence[Tested], rows: Sequence[Tested], length: int) -> Iterable[str]:
+    """What too little was tested of, from the threshold on."""
+    lengths = {row.length for row in above}
+    if len(lengths) < LEAST_LENGTHS:
+        yield f"coverage is too small: from {length} on only one length was tested"
+    for axis in sorted({axis for row in rows for axis in row.axes}):
+        values = sorted({row.axes[axis] for row in above if axis in row.axes})
+        if len(values) < LEAST_VALUES:
+            said = ", ".join(map(str, values)) or "none"
+            yield f"coverage is too small: from {length} on the tested {axis} are {said}"
+
+
+def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
+    values = [row.speedup_lo for row in rows]
+    weakest = None if None in values else min(v for v in values if v is not None)
+    return Rung(length, len(rows), sum(passes(row, margin) for row in rows), weakest)
+
+
+def _preference(decision: Decision) -> tuple[float, int, float, str]:
+    """The smallest threshold first, then whoever passes most cases, then by the worst speed-up."""
+    least = float("inf") if decision.min_length is None else float(decision.min_length)
+    used = [rung for rung in decision.rungs if rung.length >= (decision.min_length or 0)]
+    passed = sum(rung.passed for rung in used)
+    worst = min((rung.weakest or 0.0 for rung in used), default=0.0)
+    return least, -passed, -worst, decision.candidate
+
+
+def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
+    """What a gate may use on each GPU: it holds for every op and combo given, or is None.
+
+    A gate compares selected lengths; ops that are decided on another axis are not its business.
+    """
+    found: dict[str, list[int | None]] = defaultdict(list)
+    for decision in decisions:
+        if decision.gpu and decision.axis == SELECTED:
+            found[decision.gpu].append(decision.min_length)
+    return {
+        gpu: None if None in values else max(v for v in values if v is not None)
+        for gpu, values in found.items()
+    }

@@ -1,0 +1,94 @@
+"""Decisions as thresholds.yaml, which a gate loads, and as Markdown, which people read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nsabench.assessment.threshold.decide import Decision, per_gpu
+from nsabench.files import whole
+from nsabench.ops import labels
+
+SCHEMA_VERSION = 1
+HEAD = """\
+# From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
+# runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never.
+"""
+
+
+def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None},
+        "decisions": [_decision(d) for d in decisions],
+    }
+
+
+def _decision(d: Decision) -> dict[str, Any]:
+    by = d.decided_by
+    return {
+        "gpu": d.gpu,
+        "combo": d.combo,
+        "op": d.op,
+        **({"distribution": d.distribution} if d.distribution else {}),
+        "candidate": d.candidate,
+        "margin": d.margin,
+        "axis": d.axis,  # the size that min_L and the lengths are of
+        "min_L": d.min_length,
+        "reasons": list(d.reasons),
+        "cases": d.tested,
+        "decided_by": by
+        and {
+            "case": by.case,
+            "length": by.length,
+            "status": str(by.status),
+            "verdict": by.verdict and str(by.verdict),
+            "speedup_lo": by.speedup_lo,
+        },
+        "lengths": [
+            {"length": r.length, "cases": r.cases, "passed": r.passed, "speedup_lo": r.weakest}
+            for r in d.rungs
+        ],
+        "runs": d.runs,
+    }
+
+
+def as_yaml(decisions: Sequence[Decision]) -> str:
+    return HEAD + yaml.safe_dump(as_data(decisions), sort_keys=False, width=100)
+
+
+def write(decisions: Sequence[Decision], path: Path) -> None:
+    whole(path, as_yaml(decisions).encode())
+
+
+def as_markdown(decisions: Sequence[Decision]) -> str:
+    """A section a decision, with the lengths that decide it."""
+    return "\n".join(line for d in decisions for line in _section(d))
+
+
+def _section(d: Decision) -> list[str]:
+    said = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
+    lines = [
+        f"## {labels.decided(d.op, d.distribution)} on {d.gpu or 'a CPU'}: {said}",
+        "",
+        f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
+        "",
+        *(f"- {reason}" for reason in d.reasons),
+        *([""] if d.reasons else []),
+        "| length | cases | passed | smallest speedup_lo |",
+        "|---:|---:|---:|---:|",
+    ]
+    for r in d.rungs:
+        weakest = "-" if r.weakest is None else f"{r.weakest:.3f}"
+        lines.append(f"| {r.length} | {r.cases} | {r.passed} | {weakest} |")
+    if d.decided_by is not None:
+        by = d.decided_by
+        value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
+        lines += [
+            "",
+            f"decided by {by.label} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}",
+        ]
+    return [*lines, ""]

@@ -1,0 +1,174 @@
+"""What a threshold is decided on: one entry a candidate and case, from runs or from CSV tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsabench import ops
+from nsabench.assessment import audit
+from nsabench.assessment.audit import table
+from nsabench.assessment.checks import Effect
+from nsabench.assessment.checks.best import best_baseline
+from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.controls import Catch
+from nsabench.errors import UsageError
+from nsabench.model.columns import RECORDS, misfit
+from nsabench.model.vocabulary import Direction, Role, Status, Verdict
+from nsabench.ops import labels
+
+# The columns that stand for what a kernel may depend on, where an op has them.
+AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
+# What a run must have been recorded with; an older one may lack the other columns.
+NEEDED = (
+    *("run_id", "case_id", "op", "implementation", "role", "direction", "device", "length"),
+    *("dtype", "distribution", "streams", "status", "verdict", "speedup_lo", "caught"),
+    *("gpu_name", "torch", "triton", "cuda"),
+)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one.
+
+    `distribution`: that of the case if the op has a threshold for each, else empty.
+    """
+
+    gpu: str
+    combo: str
+    op: str
+    candidate: str
+    length: int
+    status: str
+    verdict: str | None
+    speedup_lo: float | None
+    case: str
+    label: str  # the case in words
+    axes: Mapping[str, int] = field(default_factory=dict)
+    run_id: str = ""
+    axis: str = "L"  # the size that `length` is of
+    distribution: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was tested, and why it may decide nothing; of_op: nothing for one op."""
+
+    tested: list[Tested]
+    objections: list[str] = field(default_factory=list)
+    of_op: Mapping[str, str] = field(default_factory=dict)
+
+    def against(self, op: str) -> list[str]:
+        """Why it may decide nothing for this op."""
+        return [*self.objections, *([self.of_op[op]] if op in self.of_op else [])]
+
+
+def of_run(folder: Path) -> Evidence:
+    """Raises `UsageError` when the folder holds no readable records."""
+    try:
+        records = pq.read_table(folder / "records.parquet")
+    except (OSError, pa.ArrowException):
+        raise UsageError(
+            f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
+        ) from None
+    wrong = misfit(records.schema, RECORDS, NEEDED)
+    if wrong:
+        raise UsageError(f"records.parquet of {folder} {wrong}", "give the folder as it was made.")
+    return of_records(records.to_pylist())
+
+
+def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
+    """The candidates among the records of one run, and what speaks against deciding from it.
+
+    A threshold switches a forward on, so backward cases have no say in it.
+    """
+    records = [r for r in records if r["direction"] == Direction.FORWARD]
+    tested = [_of_record(r) for r in records if r["role"] == Role.CANDIDATE]
+    return Evidence(tested, list(_objections(records)), _unproven(records))
+
+
+def _of_record(record: Mapping[str, Any]) -> Tested:
+    op = ops.get(record["op"])
+    return Tested(
+        gpu=record["gpu_name"] or "",
+        combo=f"torch {record['torch']}, triton {record['triton']}, CUDA {record['cuda']}",
+        op=record["op"],
+        candidate=record["implementation"],
+        length=record["length"],
+        status=record["status"],
+        verdict=record["verdict"],
+        speedup_lo=record["speedup_lo"],
+        case=record["case_id"],
+        label=labels.named(record),
+        axes={
+            axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
+        },
+        run_id=record["run_id"],
+        axis=op.length_axis,
+        distribution=record["distribution"] if op.threshold_per_distribution else "",
+    )
+
+
+def _objections(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if any(r["device"] != "cuda" for r in records):
+        yield "it was measured on a CPU, which decides nothing for a GPU"
+    missed = sorted({r["implementation"] for r in records if r.get("caught") == Catch.MISSED})
+    if missed:
+        yield f"controls were not caught: {', '.join(missed)}"
+
+
+def _unproven(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Ops of which no control was caught or missed, each with an objection."""
+    found = {}
+    for op in {r["op"] for r in records if r["role"] == Role.CANDIDATE}:
+        became = {r.get("caught") for r in records if r["op"] == op and r["role"] == Role.CONTROL}
+        if became.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
+            ran = "none was caught" if became else "none ran"
+            found[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
+    return found
+
+
+def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
+    """CSV tables from elsewhere, after the audit: what is graver than a note is an objection.
+
+    They state no interval, so their ratio of medians stands for its lower end.
+
+    Raises `UsageError` when one is no table of timings or the device is not known.
+    """
+    tested, objections = [], []
+    for path in paths:
+        for finding in audit.audit_csv(path, gpu):
+            if finding.effect is not Effect.NOTE:
+                where = f"{finding.case_id}: " if finding.case_id else ""
+                objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
+        rows = table.read(path).rows()
+        cases = by_case(rows)
+        for row in (r for r in rows if r.role is Role.CANDIDATE):
+            best = best_baseline(cases[row.case_id])
+            ratio = (
+                best.median_ms / row.median_ms
+                if best and best.median_ms and row.median_ms
+                else None
+            )
+            tested.append(
+                Tested(
+                    gpu=gpu,
+                    combo="as in the table",
+                    op=row.op,
+                    candidate=row.implementation,
+                    length=row.length,
+                    status=row.status if row.timed_ms else Status.SKIPPED,
+                    verdict=Verdict.FASTER if ratio and ratio > 1 else Verdict.SLOWER,
+                    speedup_lo=ratio,
+                    case=row.case_id,
+                    label=row.case_id,
+                    axes={axis: row.shape[c] for axis, c in AXES.items() if c in row.shape},
+                    run_id=path.name,
+                )
+            )
+    return Evidence(tested, objections)

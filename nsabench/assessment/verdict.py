@@ -1,0 +1,220 @@
+"""The verdict of a candidate on a case, against the best valid baseline that ran beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nsabench.assessment.checks.best import best_baseline
+from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.clocks import disturbances
+from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.row import Row
+from nsabench.assessment.statistics import (
+    Ratio,
+    paired,
+    quantile,
+    ratio_of_independent_medians,
+    ratio_of_medians,
+)
+from nsabench.execution.journal import Apart, Confirmation
+from nsabench.execution.protocol import Samples
+from nsabench.execution.timing.stopping import MIN_ROUNDS_EVER
+from nsabench.model.vocabulary import BENIGN, MARGIN, Role, Status, Verdict
+
+# Medians of one implementation in two processes differ by this much (docs/MEASUREMENT.md).
+DRIFT = 0.03
+# Differences below this are of no use to anybody and within what a second run moves.
+SAME_BAND = 0.01
+NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
+
+Key = tuple[str, str]  # case id, implementation
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """speedup = median of the best baseline / median of the candidate, with its 95 % interval."""
+
+    verdict: Verdict | None = None
+    why: str = ""
+    best_baseline: str = ""
+    speedup: float | None = None
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
+
+
+def judge(
+    rows: Sequence[Row],
+    samples: Mapping[Key, Samples],
+    findings: Iterable[Finding],
+) -> dict[Key, Judgement]:
+    """Judge every candidate. `rows` already carry the statuses that the checks gave them."""
+    findings = list(findings)
+    cases = by_case(rows)
+    return {
+        (row.case_id, row.implementation): _judge(row, cases[row.case_id], samples, findings)
+        for row in rows
+        if row.role is Role.CANDIDATE
+    }
+
+
+def look_again(
+    judgements: Mapping[Key, Judgement],
+    samples: Mapping[Key, Samples],
+    confirmations: Mapping[str, Confirmation],
+    apart: Mapping[str, Apart],
+) -> dict[Key, Judgement]:
+    """The judgements after what other processes saw of the same cases."""
+    judged = {}
+    for (case_id, name), judgement in judgements.items():
+        second, alone = confirmations.get(case_id), apart.get(case_id)
+        if second is not None and hangs_on_little(judgement):
+            judgement = _confirmed(judgement, name, second)
+        if alone is not None and judgement.verdict is Verdict.FASTER:
+            judgement = _beside_nobody(judgement, samples[case_id, name], alone)
+        judged[case_id, name] = judgement
+    return judged
+
+
+def _judge(
+    row: Row, case: Sequence[Row], samples: Mapping[Key, Samples], findings: Sequence[Finding]
+) -> Judgement:
+    if row.status is not Status.OK:
+        if row.status in BENIGN:
+            return Judgement(None, row.reason)
+        return Judgement(Verdict.INVALID, row.reason)
+    concerning = [f for f in findings if f.concerns(row.case_id, row.implementation)]
+    for finding in findings:
+        # One that names no case speaks of the run: an uncaught control, say.
+        if finding.effect is Effect.INVALID and (finding in concerning or not finding.case_id):
+            return Judgement(Verdict.INVALID, finding.sentence)
+    if row.timed_ms is None:
+        return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")
+    best = best_baseline(case, beside=row)
+    if best is None:
+        return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
+    try:
+        ratio = _ratio(
+            samples[best.case_id, best.implementation], samples[row.case_id, row.implementation]
+        )
+    except TooFewRounds as few:
+        return Judgement(Verdict.INCONCLUSIVE, str(few))
+    verdict, why = _from_interval(ratio)
+    for finding in concerning:
+        if finding.effect is Effect.INCONCLUSIVE:
+            verdict, why = Verdict.INCONCLUSIVE, finding.sentence
+    return Judgement(verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi)
+
+
+class TooFewRounds(Exception):
+    """Both were sampled together too seldom for an interval that means anything."""
+
+
+def _ratio(baseline: Samples, candidate: Samples) -> Ratio:
+    times = paired(baseline.round, baseline.time_ms, candidate.round, candidate.time_ms)
+    if len(times[0]) < MIN_ROUNDS_EVER:
+        raise TooFewRounds(
+            f"only {len(times[0])} rounds have both it and a baseline; {MIN_ROUNDS_EVER} are needed"
+        )
+    return ratio_of_medians(*times)
+
+
+def hangs_on_little(judgement: Judgement) -> bool:
+    """Whether a second process might well see the verdict, or the margin, the other way."""
+    if judgement.speedup is None or judgement.speedup_lo is None or judgement.speedup_hi is None:
+        return False
+    at_margin = judgement.speedup_lo < MARGIN * (1 + NEAR) and judgement.speedup_hi > MARGIN * (
+        1 - NEAR
+    )
+    by_little = (
+        abs(judgement.speedup - 1) < SAME_BAND + NEAR
+        or abs(judgement.speedup_lo - 1) < NEAR
+        or abs(judgement.speedup_hi - 1) < NEAR
+    )
+    # What is inconclusive stays so, and whose verdict is "same" is far from the margin.
+    return judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
+
+
+def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgement:
+    """The judgement, or `inconclusive` where the second process does not bear it out."""
+    for outcome in second.outcomes:
+        if outcome.implementation == name and outcome.status not in BENIGN:
+            why = f"a second process found it {outcome.status}: {outcome.reason}"
+            return Judgement(Verdict.INVALID, why)
+    taken = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
+    unconfirmed = "a second process could not confirm the verdict"
+    disturbance = next(disturbances([second.conditions]), "")
+    if disturbance:
+        return _unknown(judgement, unconfirmed, disturbance)
+    if name not in taken or judgement.best_baseline not in taken:
+        return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
+    try:
+        again = _ratio(taken[judgement.best_baseline], taken[name])
+    except TooFewRounds as few:
+        return _unknown(judgement, unconfirmed, str(few))
+    assert judgement.speedup_lo is not None
+    verdict, _ = _from_interval(again)
+    agreed = verdict is judgement.verdict
+    if agreed and (again.lo >= MARGIN) == (judgement.speedup_lo >= MARGIN):
+        return judgement
+    return replace(
+        judgement,
+        verdict=judgement.verdict if agreed else Verdict.INCONCLUSIVE,
+        # The decision takes the lower bound, so what only one process saw cannot pass it.
+        speedup_lo=min(judgement.speedup_lo, again.lo),
+        why=f"a second process saw a ratio of {again.value:.3f} ({again.lo:.3f} to {again.hi:.3f})",
+    )
+
+
+def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Judgement:
+    """The judgement, if the baselines were not slower beside the candidate than without it.
+
+    Else the ratio to the best of them in a process that never imported it is what counts.
+    """
+    untimed = "could not be timed apart from the candidates"
+    disturbance = next(disturbances([alone.conditions]), "")
+    if disturbance:
+        return _unknown(judgement, f"the baselines {untimed}", disturbance)
+    taken = {o.implementation: o.samples.time_ms for o in alone.outcomes if o.samples.time_ms}
+    failed = {o.implementation: o.reason for o in alone.outcomes if o.implementation not in taken}
+    if judgement.best_baseline in failed:
+        # Slower ones do not show that it was not slowed.
+        why = failed[judgement.best_baseline] or "it was not timed there"
+        return _unknown(judgement, f"{judgement.best_baseline} {untimed}", why)
+    best = min(taken, key=lambda name: quantile(taken[name], 0.5), default=None)
+    if best is None:
+        why = alone.reason or "none of them was timed there"
+        return _unknown(judgement, f"the baselines {untimed}", why)
+    assert judgement.speedup is not None and judgement.speedup_lo is not None
+    apart = quantile(taken[best], 0.5)
+    beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
+    if beside <= apart * (1 + DRIFT):
+        return judgement
+    moved = ratio_of_independent_medians(taken[best], candidate.time_ms)
+    # They come from two processes, and two processes differ by that much without a reason.
+    lo = min(judgement.speedup_lo, moved.lo / (1 + DRIFT))
+    return replace(
+        judgement,
+        verdict=Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE,
+        speedup=moved.value,
+        speedup_lo=lo,
+        speedup_hi=moved.hi,
+        why=f"{best} takes {apart:.3g} ms in a process that never imported a candidate, and "
+        f"the best baseline beside it {beside:.3g} ms: the ratio to the former counts; to the "
+        f"latter would be {judgement.speedup:.3f}",
+    )
+
+
+def _unknown(judgement: Judgement, what: str, why: str) -> Judgement:
+    return replace(judgement, verdict=Verdict.INCONCLUSIVE, why=f"{what}: {why}")
+
+
+def _from_interval(ratio: Ratio) -> tuple[Verdict, str]:
+    value, lo, hi = ratio.value, ratio.lo, ratio.hi
+    if lo >= 1 - SAME_BAND and hi <= 1 + SAME_BAND:
+        return Verdict.SAME, ""
+    if lo > 1 and value > 1 + SAME_BAND:
+        return Verdict.FASTER, ""
+    if hi < 1 and value < 1 - SAME_BAND:
+        return Verdict.SLOWER, ""
+    return Verdict.INCONCLUSIVE, f"the 95 % interval of the ratio is {lo:.3f} to {hi:.3f}"

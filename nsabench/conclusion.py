@@ -1,0 +1,71 @@
+"""What `all` derives from a finished run, in this order: nothing is written after the signature."""
+
+from __future__ import annotations
+
+import os
+
+from nsabench.assessment import threshold
+from nsabench.errors import EnvironmentRefused
+from nsabench.evidence.manifest import keyless, seal
+from nsabench.evidence.manifest.keys import Signer, load_signer
+from nsabench.evidence.manifest.seal import MANIFEST
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.execution.run import Finished
+from nsabench.output import report
+
+
+def prepare() -> Signer:
+    """What `finish` needs, before anything is measured.
+
+    Raises `UsageError` for a bad key, `EnvironmentRefused` where sigstore is wanted and missing.
+    """
+    if keyless.is_wanted(os.environ):
+        keyless.require()
+    return load_signer()
+
+
+def finish(finished: Finished, signer: Signer) -> str:
+    """Write what people and programs read of a run into its folder, and sign it.
+
+    A run that is signed is left as it is. Returns a sentence about the signature, and one about a
+    report that could not be written.
+    """
+    path = finished.folder.path
+    with finished.folder.writing():
+        if (path / MANIFEST).exists():
+            return "it was signed before, and is left as it is"
+        said = _seal(finished, signer)
+        if keyless.is_wanted(os.environ):
+            try:
+                keyless.sign(path)
+            except EnvironmentRefused:
+                (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
+                raise
+    return said
+
+
+def _seal(finished: Finished, signer: Signer) -> str:
+    decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
+    threshold.write(decisions, finished.folder.thresholds)
+    lacking = _report(finished)
+    by = seal(finished.folder.path, signer).predicate.signer
+    if by.trust is Trust.EPHEMERAL:
+        signed = (
+            "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "
+            "nothing shows by whom it was made (`nsabench key --help`)"
+        )
+    else:
+        signed = f"signed with the key {by.keyid}"
+    return f"{signed}\n{lacking}" if lacking else signed
+
+
+def _report(finished: Finished) -> str:
+    """Write the reports. Whatever they show must lie in the folder by now, thresholds included."""
+    facts = report.Facts.read(finished.folder.path, finished.results)
+    report.write_markdown(facts, finished.folder.path)
+    try:
+        report.write_html(facts, finished.folder.path)
+    except EnvironmentRefused as refused:
+        # A whole run is worth more than its page, which can be made elsewhere.
+        return f"{refused}: {refused.remedy}"
+    return ""

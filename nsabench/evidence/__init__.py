@@ -1,0 +1,1 @@
+"""What makes a run worth believing elsewhere: the signed manifest and the archive."""

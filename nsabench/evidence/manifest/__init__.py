@@ -1,0 +1,6 @@
+"""The signed manifest of a run: what was measured where, and the hash of every file."""
+
+from nsabench.evidence.manifest.seal import MANIFEST, seal
+from nsabench.evidence.manifest.verify import Report, refuse_altered, signed_around, verify
+
+__all__ = ["MANIFEST", "Report", "refuse_altered", "seal", "signed_around", "verify"]

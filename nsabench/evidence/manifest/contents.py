@@ -1,0 +1,156 @@
+"""Do the files of a run agree with each other and with what was signed about them?
+
+Hashes say that nothing changed since the signature; these checks say that what was signed is a
+whole run. Each takes a folder and the signed predicate, and raises `VerificationFailed`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest.seal import brief_plan
+from nsabench.evidence.manifest.statement import Predicate
+from nsabench.execution import journal
+from nsabench.machine.environment.model import Environment
+from nsabench.model.columns import RECORDS, SAMPLES, Column, misfit
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Status
+
+RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
+SAMPLE_COLUMNS = ["run_id", "case_id", "implementation", "time_ms"]
+
+
+def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
+    """The plan, its cases hashed to their ids again and compared with the predicate."""
+    try:
+        plan = Plan.read(folder / "plan.yaml")
+    except UsageError as error:
+        raise VerificationFailed(f"plan.yaml: {error}") from None
+    if predicate is not None:
+        _same("plan.yaml: run_id", plan.run_id, predicate.run_id)
+        _same("plan.yaml", brief_plan(plan), predicate.plan)
+    return plan
+
+
+def check_environment(folder: Path) -> str:
+    try:
+        environment = Environment.model_validate_json((folder / "environment.json").read_bytes())
+    except (OSError, ValidationError) as error:
+        raise VerificationFailed(
+            f"environment.json cannot be read: {str(error).splitlines()[0]}"
+        ) from None
+    return "complete" if environment.complete else "not complete"
+
+
+def check_journal(folder: Path, plan: Plan) -> str:
+    """Every case of the plan is journaled once, by this run."""
+    try:
+        contents = journal.read(folder / "journal.jsonl")
+    except (OSError, UsageError) as error:
+        raise VerificationFailed(f"journal.jsonl: {error}") from None
+    if not contents.headers:
+        raise VerificationFailed("journal.jsonl has no header")
+    for header in contents.headers:
+        _same("journal.jsonl: run_id", header.run_id, plan.run_id)
+        if header.plan_sha256:  # older journals do not say
+            _same("journal.jsonl: sha256 of plan.yaml", header.plan_sha256, plan.sha256)
+    _same_members(
+        "journal.jsonl: case",
+        Counter(entry.case_id for entry in contents.entries),
+        Counter(planned.id for planned in plan.cases),
+    )
+    return f"{len(contents.entries)} cases"
+
+
+def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> pa.Table:
+    """The table, once it holds one complete row for every implementation of every case."""
+    table = _read(folder, "records.parquet", RECORDS, RECORD_COLUMNS)
+    if predicate is not None:
+        _same("records.parquet: rows", table.num_rows, predicate.records)
+    _all_of_run("records.parquet", table, plan.run_id)
+    rows = table.to_pylist()
+    _same_members(
+        "records.parquet: record",
+        Counter((row["case_id"], row["implementation"]) for row in rows),
+        Counter((case.id, name) for case in plan.cases for name in case.implementations),
+    )
+    for row in rows:
+        where = f"records.parquet: {row['implementation']} on {row['case_id']}"
+        if row["status"] not in set(Status):
+            raise VerificationFailed(f"{where} has the status {row['status']!r}, which is none")
+        if row["status"] != Status.OK and not row["reason"]:
+            raise VerificationFailed(f"{where} is {row['status']} without a reason")
+        if row["status"] != Status.OK and row["speedup"] is not None:
+            raise VerificationFailed(f"{where} is {row['status']} and yet has a speed-up")
+    return table
+
+
+def check_samples(
+    folder: Path, plan: Plan, predicate: Predicate | None, records: pa.Table
+) -> pa.Table:
+    """The table, once each record that is `ok` has as many finite samples as it says."""
+    table = _read(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS)
+    if predicate is not None:
+        _same("samples.parquet: rows", table.num_rows, predicate.samples)
+    _all_of_run("samples.parquet", table, plan.run_id)
+    times = table["time_ms"]
+    if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
+        raise VerificationFailed("samples.parquet holds a time that is no finite number")
+    counted = table.group_by(["case_id", "implementation"]).aggregate([("time_ms", "count")])
+    found = {
+        (row["case_id"], row["implementation"]): row["time_ms_count"] for row in counted.to_pylist()
+    }
+    rows = {(row["case_id"], row["implementation"]): row for row in records.to_pylist()}
+    for key in found:
+        if key not in rows:
+            raise VerificationFailed(
+                f"samples.parquet has samples of {key[1]} on {key[0]}, which is no record"
+            )
+    for key, row in rows.items():
+        # What a check found implausible keeps its samples and states no count of them.
+        if row["status"] == Status.OK:
+            what = f"samples.parquet: samples of {key[1]} on {key[0]}"
+            _same(what, found.get(key, 0), row["n_samples"])
+    return table
+
+
+def _read(folder: Path, name: str, columns: list[Column], needed: list[str]) -> pa.Table:
+    try:
+        with pq.ParquetFile(folder / name, pre_buffer=True) as file:
+            wrong = misfit(file.schema_arrow, columns, needed)
+            if wrong:
+                raise VerificationFailed(f"{name} {wrong}")
+            # All columns, so that a broken page anywhere is found.
+            table = file.read().select(needed)
+            table.validate(full=True)  # texts are UTF-8
+            return table
+    except (OSError, pa.ArrowException) as error:
+        raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _all_of_run(name: str, table: pa.Table, run_id: str) -> None:
+    for found in pc.unique(table["run_id"]).to_pylist():
+        _same(f"{name}: run_id", found, run_id)
+
+
+def _same(what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise VerificationFailed(f"{what} is {found!r} and should be {expected!r}")
+
+
+def _same_members(what: str, found: Counter[object], expected: Counter[object]) -> None:
+    for key, count in (expected - found).items():
+        raise VerificationFailed(f"{what} {_text(key)} is missing ({count} of {expected[key]})")
+    for key, count in (found - expected).items():
+        raise VerificationFailed(f"{what} {_text(key)} is there {count} times too often")
+
+
+def _text(key: object) -> str:
+    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -1,0 +1,107 @@
+"""DSSE: a signature over bytes and their type, so that nobody has to canonicalise JSON.
+
+The protocol is https://github.com/secure-systems-lab/dsse/blob/master/protocol.md, the envelope
+envelope.md beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict
+
+from nsabench.errors import VerificationFailed
+from nsabench.evidence.manifest.keys import keyid_of
+from nsabench.evidence.manifest.strict_json import parse_json
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+class Signature(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    keyid: str
+    sig: str
+
+
+class Envelope(BaseModel):
+    """Fields that are not known here are ignored, as the specification asks."""
+
+    model_config = ConfigDict(frozen=True)
+
+    payload: str
+    payloadType: str  # noqa: N815 (the specification's spelling)
+    signatures: list[Signature]
+
+    def to_json(self) -> bytes:
+        """One field a line, so that `sed` can take it apart."""
+        return json.dumps(self.model_dump(), indent=1, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes) -> Envelope:
+        """Raises `VerificationFailed` when `data` is no envelope of an in-toto statement."""
+        envelope = parse_json(data, "the manifest", cls)
+        if envelope.payloadType != PAYLOAD_TYPE:
+            raise VerificationFailed(
+                f"the manifest holds {envelope.payloadType[:80]!r} and not {PAYLOAD_TYPE!r}"
+            )
+        return envelope
+
+    def content(self) -> bytes:
+        """The payload, not yet verified. Raises `VerificationFailed` when it is not base64."""
+        return _decode(self.payload, "payload")
+
+    def check(self, key: Ed25519PublicKey) -> str:
+        """The keyid under which `key` signed this envelope.
+
+        Raises `VerificationFailed` when there is not exactly one signature, when its keyid is not
+        that of the key, or when it does not fit.
+        """
+        if len(self.signatures) != 1:
+            raise VerificationFailed(
+                f"the manifest has {len(self.signatures)} signatures where there is to be one"
+            )
+        signature, keyid = self.signatures[0], keyid_of(key)
+        if signature.keyid != keyid:
+            raise VerificationFailed(
+                f"the manifest names the key {signature.keyid[:64]!r} but holds the key {keyid}"
+            )
+        try:
+            key.verify(_decode(signature.sig, "signature"), pae(PAYLOAD_TYPE, self.content()))
+        except InvalidSignature:
+            raise VerificationFailed(
+                f"the signature does not fit what is signed (key {keyid})"
+            ) from None
+        return keyid
+
+
+def sign(payload: bytes, key: Ed25519PrivateKey) -> Envelope:
+    sig = key.sign(pae(PAYLOAD_TYPE, payload))
+    return Envelope(
+        payload=base64.b64encode(payload).decode(),
+        payloadType=PAYLOAD_TYPE,
+        signatures=[
+            Signature(keyid=keyid_of(key.public_key()), sig=base64.b64encode(sig).decode())
+        ],
+    )
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """The pre-authentication encoding: what is signed."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def _decode(text: str, what: str) -> bytes:
+    # Strictly one encoding of the same bytes: no URL-safe alphabet, no blanks, no loose bits.
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise VerificationFailed(f"the {what} is not base64: {error}") from None
+    if base64.b64encode(data).decode() != text:
+        raise VerificationFailed(f"the {what} is not canonical base64")
+    return data

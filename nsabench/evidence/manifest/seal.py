@@ -1,0 +1,133 @@
+"""Sealing a finished run: hash every file, say in brief what was measured where, sign that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from nsabench.assessment.checks.controls import Catch, unproven
+from nsabench.evidence.manifest import dsse, files
+from nsabench.evidence.manifest.keys import Signer, public_der
+from nsabench.evidence.manifest.statement import (
+    Digest,
+    EnvironmentBrief,
+    PlanBrief,
+    Predicate,
+    SignedBy,
+    Statement,
+    Subject,
+    Trust,
+    encode_key,
+)
+from nsabench.files import replacing, unfinished
+from nsabench.machine.environment.model import Environment
+from nsabench.model.columns import SCHEMA_VERSION
+from nsabench.model.plan import Plan
+
+MANIFEST = "manifest.dsse.json"
+# A signature by identity over the same statement; made after it, so no subject of it.
+BUNDLE = "manifest.sigstore.json"
+# With what a keyless signature that was killed leaves: it spoils none of the run's files.
+NOT_SIGNED = frozenset({MANIFEST, BUNDLE, unfinished(Path(BUNDLE)).name})
+
+
+def seal(folder: Path, signer: Signer) -> Statement:
+    """Write `manifest.dsse.json` over all other files of the run in `folder`.
+
+    An earlier manifest stays until the new one takes its place.
+
+    Raises `VerificationFailed` when the folder holds a link or a name that no run has, and
+    `UsageError` when it holds no run.
+    """
+    path = folder / MANIFEST
+    unfinished(path).unlink(missing_ok=True)  # of a seal that was killed: no file of the run's
+    statement = describe(folder, signer)
+    with replacing(path) as temporary:
+        temporary.write_bytes(dsse.sign(statement.to_json(), signer.key).to_json())
+        (folder / BUNDLE).unlink(missing_ok=True)  # it speaks of the manifest before
+    return statement
+
+
+def describe(folder: Path, signer: Signer) -> Statement:
+    """The statement about a run as its files are now."""
+    plan = Plan.read(folder / "plan.yaml")
+    columns = ["op", "caught_by", "caught"]
+    records = pq.read_table(folder / "records.parquet", columns=columns)
+    return Statement(
+        subject=[
+            Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
+            for name in files.listing(folder)
+            if name not in NOT_SIGNED
+        ],
+        predicate=Predicate(
+            run_id=plan.run_id,
+            signed=datetime.now(UTC).replace(microsecond=0),
+            signer=SignedBy(
+                keyid=signer.keyid,
+                public_key=encode_key(public_der(signer.key.public_key())),
+                trust=Trust.EPHEMERAL if signer.ephemeral else Trust.UNPINNED,
+            ),
+            plan=brief_plan(plan),
+            environment=brief_environment(folder / "environment.json"),
+            records=records.num_rows,
+            samples=pq.read_metadata(folder / "samples.parquet").num_rows,
+            controls_caught=controls_caught(records.to_pylist()),
+            results_schema=SCHEMA_VERSION,
+        ),
+    )
+
+
+def controls_caught(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether no control was missed and every check was shown to work. Each record has `op`,
+    `caught_by` and `caught`, as in records.parquet."""
+    by_check: dict[tuple[str, str], set[Catch]] = {}
+    for record in records:
+        if record["caught"]:
+            check = str(record["op"]), str(record["caught_by"])
+            by_check.setdefault(check, set()).add(Catch(record["caught"]))
+    missed = any(Catch.MISSED in caught for caught in by_check.values())
+    return not missed and not unproven(by_check)
+
+
+def brief_plan(plan: Plan) -> PlanBrief:
+    return PlanBrief(
+        created=plan.created,
+        nsabench=plan.nsabench,
+        device=plan.device,
+        shard=plan.shard,
+        matrices={m.name: m.sha256 for m in plan.matrices},
+        kernels_sha256=plan.kernels_sha256,
+        cases=len(plan.cases),
+    )
+
+
+def brief_environment(path: Path) -> EnvironmentBrief:
+    try:
+        environment = Environment.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        # A run whose environment is not known is signed as such.
+        return EnvironmentBrief(complete=False)
+    software, gpu = environment.software, environment.gpu
+    torch = software.torch
+    return EnvironmentBrief(
+        complete=environment.complete,
+        gpu=gpu.name if gpu else None,
+        sm=environment.sm,
+        driver=environment.driver.version,
+        python=software.python,
+        torch=torch.version if torch else None,
+        triton=software.triton,
+        cuda=torch.cuda if torch else None,
+        combo=environment.container.combo,
+        image_digest=environment.container.image_digest,
+        commits={
+            c.of: c.commit + ("-dirty" if c.dirty else "")
+            for c in environment.run.checkouts
+            if c.commit
+        },
+    )

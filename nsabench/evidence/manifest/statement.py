@@ -1,0 +1,130 @@
+"""What is signed: an in-toto Statement v1 over the files of a run. docs/manifest.md explains it.
+
+The form is https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. Fields of the
+predicate are only ever added, and readers ignore those they do not know; a change of meaning is a
+new predicate type.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from nsabench.evidence.manifest.strict_json import parse_json
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# A run id becomes part of paths.
+RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99}$")]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
+class Trust(StrEnum):
+    """How much a signature says about who made a run, the least first."""
+
+    UNSIGNED = "unsigned"  # there is none
+    EPHEMERAL = "ephemeral"  # by a key made for this run: nothing was changed since, no more
+    UNPINNED = "unpinned"  # by a key that lasts, but none that the reader trusts
+    PINNED = "pinned"  # by a key that the reader trusts
+    KEYLESS = "keyless"  # by an identity that the reader named, through sigstore
+
+    def reaches(self, other: Trust) -> bool:
+        order = list(Trust)
+        return order.index(self) >= order.index(other)
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class Digest(Part):
+    sha256: Sha256
+
+
+class Subject(Part):
+    name: str
+    digest: Digest
+
+
+class SignedBy(Part):
+    """`public_key`: base64 of the DER form. `trust`: what the signer claims for itself."""
+
+    keyid: Sha256
+    public_key: str
+    trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]
+
+
+class PlanBrief(Part):
+    """The plan in brief; plan.yaml, one of the subjects, holds it in full."""
+
+    created: datetime
+    nsabench: str
+    device: str
+    shard: str
+    matrices: dict[str, str]  # name -> sha256
+    kernels_sha256: str
+    cases: Count
+
+
+class EnvironmentBrief(Part):
+    """The environment in brief; environment.json, one of the subjects, holds it in full."""
+
+    complete: bool
+    gpu: str | None = None
+    sm: str | None = None
+    driver: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    triton: str | None = None
+    cuda: str | None = None
+    combo: str | None = None
+    image_digest: str | None = None
+    commits: dict[str, str] = {}  # what the commit is of -> commit, "-dirty" behind an altered one
+
+
+class Predicate(Part):
+    run_id: RunId
+    signed: datetime
+    signer: SignedBy
+    plan: PlanBrief
+    environment: EnvironmentBrief
+    records: Count  # rows of records.parquet
+    samples: Count  # rows of samples.parquet
+    controls_caught: bool  # False: a control was missed, and the run decides nothing
+    results_schema: Count
+
+
+class Statement(BaseModel):
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(
+        "https://in-toto.io/Statement/v1", alias="_type"
+    )
+    subject: list[Subject]
+    predicate_type: Literal["urn:nsabench:run:v1"] = Field(
+        "urn:nsabench:run:v1", alias="predicateType"
+    )
+    predicate: Predicate
+
+    def to_json(self) -> bytes:
+        """Sorted keys, one field a line, no NaN: what is signed, to the byte."""
+        content = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(content, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes) -> Statement:
+        """Raises `VerificationFailed` when `data` is no statement about a run."""
+        return parse_json(data, "the statement", cls)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The sha256 of every subject by its name."""
+        return {subject.name: subject.digest.sha256 for subject in self.subject}
+
+
+def encode_key(der: bytes) -> str:
+    return base64.b64encode(der).decode()

@@ -1,0 +1,237 @@
+"""Verifying a run folder, check by check; the first that fails names what is broken."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from nsabench.errors import VerificationFailed
+from nsabench.evidence.manifest import contents, files
+from nsabench.evidence.manifest.dsse import Envelope
+from nsabench.evidence.manifest.keys import public_key_of_der
+from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
+from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
+from nsabench.evidence.manifest.strict_json import MAX_BYTES
+
+T = TypeVar("T")
+
+CHECKS = (
+    "folder",
+    "manifest",
+    "signature",
+    "statement",
+    "files",
+    "hashes",
+    "plan",
+    "environment",
+    "journal",
+    "records",
+    "samples",
+    "trust",
+)
+
+
+@dataclass
+class Report:
+    """What became of each check: `ok`, `broken`, or `not run` because an earlier one broke."""
+
+    folder: Path
+    outcomes: dict[str, str] = field(default_factory=lambda: dict.fromkeys(CHECKS, "not run"))
+    details: dict[str, str] = field(default_factory=dict)
+    trust: Trust = Trust.UNSIGNED
+    keyid: str = ""
+    predicate: Predicate | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> str | None:
+        """The first broken thing, as a sentence."""
+        for check, outcome in self.outcomes.items():
+            if outcome == "broken":
+                return f"{check}: {self.details[check]}"
+        return None
+
+    def raise_if_broken(self) -> None:
+        """Raises `VerificationFailed` with the first broken thing."""
+        if not self.broken:
+            return
+        remedy = "do not rely on it; get the run again from where it was made."
+        if self.outcomes["manifest"] == "broken" and not os.path.lexists(self.folder / MANIFEST):
+            remedy = (
+                "`nsabench all` signs a run at its end, `run` does not; "
+                f"`nsabench all --resume {self.folder}` goes on with one and signs it."
+            )
+        raise VerificationFailed(
+            f"{self.folder} is not what it claims to be: {self.broken}", remedy
+        )
+
+
+def verify(
+    folder: Path,
+    *,
+    trusted: Iterable[str] = (),
+    require: Trust = Trust.EPHEMERAL,
+    identity: tuple[str, str] | None = None,
+) -> Report:
+    """Run the checks in the order of `CHECKS` and stop at the first that breaks.
+
+    `trusted`: ids of keys that make a run `pinned`. `identity`: the name and the issuer that must
+    have signed keyless. `require`: the least trust that passes; with `unsigned`, a run without a
+    manifest passes when its files agree with each other.
+    """
+    report = Report(folder)
+    with suppress(_Stopped):
+        _verify(report, frozenset(trusted), require, identity)
+    return report
+
+
+def refuse_altered(folder: Path, trusted: Iterable[str] = ()) -> Trust:
+    """How far the run can be trusted, `unsigned` without a manifest. Raises `VerificationFailed`
+    when it is signed and not as it was signed."""
+    if not os.path.lexists(folder / MANIFEST):
+        return Trust.UNSIGNED
+    report = verify(folder, trusted=trusted)
+    report.raise_if_broken()
+    return report.trust
+
+
+def signed_around(path: Path) -> Path | None:
+    """The signed run that `path` is or lies in, if there is one; `path` itself need not exist."""
+    whole = path.resolve()
+    folders = (whole, *whole.parents)
+    return next((folder for folder in folders if os.path.lexists(folder / MANIFEST)), None)
+
+
+class _Stopped(Exception):
+    """A check broke; the report says which and why."""
+
+
+def _verify(
+    report: Report, trusted: frozenset[str], require: Trust, identity: tuple[str, str] | None
+) -> None:
+    folder = report.folder
+
+    def run(check: str, action: Callable[[], T], say: Callable[[T], str] = lambda _: "") -> T:
+        try:
+            result = action()
+        except VerificationFailed as error:
+            report.outcomes[check], report.details[check] = "broken", str(error)
+            raise _Stopped from None
+        report.outcomes[check], report.details[check] = "ok", say(result)
+        return result
+
+    names = run("folder", lambda: _listing(folder), lambda n: f"{len(n)} files")
+    if MANIFEST in names or require is not Trust.UNSIGNED:
+        envelope = run("manifest", lambda: _envelope(folder, names))
+        statement, report.keyid = run(
+            "signature", lambda: signed(envelope), lambda found: f"by the key {found[1]}"
+        )
+        report.predicate = statement.predicate
+        report.digests = run("statement", lambda: _subjects(statement, report.keyid))
+        run("files", lambda: _files(report.digests, names), lambda _: "none missing, none extra")
+        run("hashes", lambda: _hashes(folder, report.digests), lambda n: f"{n} files")
+    else:
+        report.details["manifest"] = "there is none"
+    predicate = report.predicate
+    plan = run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
+    run("environment", lambda: contents.check_environment(folder), str)
+    run("journal", lambda: contents.check_journal(folder, plan), str)
+    records = run("records", lambda: contents.check_records(folder, plan, predicate), _rows)
+    run("samples", lambda: contents.check_samples(folder, plan, predicate, records), _rows)
+    run(
+        "trust",
+        lambda: _trust(report, BUNDLE in names, trusted, require, identity),
+        lambda trust: trust.value,
+    )
+
+
+def _listing(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise VerificationFailed(f"{folder} is no folder")
+    return files.listing(folder)
+
+
+def _envelope(folder: Path, names: list[str]) -> Envelope:
+    if MANIFEST not in names:
+        raise VerificationFailed(f"there is no {MANIFEST}: the run is unsigned")
+    path = folder / MANIFEST
+    if path.stat().st_size > MAX_BYTES:
+        raise VerificationFailed(f"{MANIFEST} has more than {MAX_BYTES} bytes")
+    return Envelope.parse(path.read_bytes())
+
+
+def signed(envelope: Envelope) -> tuple[Statement, str]:
+    """The statement and the id of the key that it carries, once that key's signature fits.
+
+    Raises `VerificationFailed` when it does not.
+    """
+    statement = Statement.parse(envelope.content())
+    signer = statement.predicate.signer
+    try:
+        key = public_key_of_der(base64.b64decode(signer.public_key, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise VerificationFailed(f"the manifest's public key cannot be read: {error}") from None
+    return statement, envelope.check(key)
+
+
+def _subjects(statement: Statement, keyid: str) -> dict[str, str]:
+    if statement.predicate.signer.keyid != keyid:
+        raise VerificationFailed(f"the statement names another key than {keyid}")
+    digests = statement.digests
+    if len(digests) != len(statement.subject):
+        raise VerificationFailed("the statement names a file twice")
+    for name in digests:
+        if not files.is_safe(name):
+            raise VerificationFailed(f"the statement names {name[:200]!r}, which no run holds")
+    for needed in ("plan.yaml", "journal.jsonl", "records.parquet", "samples.parquet"):
+        if needed not in digests:
+            raise VerificationFailed(f"the statement does not speak of {needed}")
+    return digests
+
+
+def _files(digests: dict[str, str], names: list[str]) -> None:
+    there = set(names) - NOT_SIGNED
+    for name in sorted(digests.keys() - there):
+        raise VerificationFailed(f"{name} is missing")
+    for name in sorted(there - digests.keys()):
+        raise VerificationFailed(f"{name} was added after the signature")
+
+
+def _hashes(folder: Path, digests: dict[str, str]) -> int:
+    for name, expected in digests.items():
+        if files.sha256(folder, name) != expected:
+            raise VerificationFailed(f"{name} was changed after the signature")
+    return len(digests)
+
+
+def _rows(table: pa.Table) -> str:
+    return f"{table.num_rows} rows"
+
+
+def _trust(
+    report: Report,
+    bundle: bool,
+    trusted: frozenset[str],
+    require: Trust,
+    identity: tuple[str, str] | None,
+) -> Trust:
+    if report.predicate is not None:
+        report.trust = Trust.PINNED if report.keyid in trusted else report.predicate.signer.trust
+    if identity is not None:
+        from nsabench.evidence.manifest import keyless
+
+        if not bundle:
+            raise VerificationFailed(f"there is no {BUNDLE}: nobody signed by identity")
+        keyless.check(report.folder, *identity)
+        report.trust = Trust.KEYLESS
+    if not report.trust.reaches(require):
+        raise VerificationFailed(f"the run is {report.trust} and {require} is required")
+    return report.trust

@@ -1,0 +1,1 @@
+"""Measuring a plan: passes, the journal, the supervisor, its workers, and the timer."""

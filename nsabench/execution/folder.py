@@ -1,0 +1,66 @@
+"""The files of a run, by name."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsabench.errors import UsageError
+from nsabench.files import writing
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def records(self) -> Path:
+        return self.path / "records.parquet"
+
+    @property
+    def thresholds(self) -> Path:
+        return self.path / "thresholds.yaml"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def create(self) -> None:
+        """Raises `UsageError` when it cannot be made or already holds a run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()):
+                raise UsageError(
+                    f"{self.path} is not empty",
+                    "give --out another folder, or continue a run with --resume.",
+                )
+            self.logs.mkdir()
+        except OSError as error:
+            raise UsageError(
+                f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
+            ) from None
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""
+        return writing(self.path, f"go on with --resume {self.path}")
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """Raises `UsageError` when there is no run in `path`."""
+        folder = cls(path)
+        if not folder.plan.is_file():
+            raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
+        return folder

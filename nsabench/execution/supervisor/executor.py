@@ -1,0 +1,173 @@
+"""Measures a group of implementations on a case, in a warm worker that is replaced when lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from nsabench.execution.protocol import (
+    Calibrate,
+    Calibrated,
+    Ceilings,
+    Describe,
+    Described,
+    Discover,
+    Discovered,
+    Measure,
+    Measured,
+    Message,
+    Poisoned,
+    Step,
+)
+from nsabench.execution.supervisor.classify import classify
+from nsabench.execution.supervisor.process import MAX_STEPS, WorkerLost, WorkerProcess, measuring
+from nsabench.model.case import Case
+from nsabench.model.plan import Device, ImplementationInfo
+from nsabench.model.vocabulary import Status
+
+DISCOVER_LIMIT_S = 120.0
+CALIBRATE_LIMIT_S = 120.0
+
+M = TypeVar("M", bound=Message)
+
+
+class GroupLost(Exception):
+    """The group's worker was lost. `suspect` is whom it was busy with, '' if that is unknown."""
+
+    def __init__(
+        self,
+        suspect: str,
+        status: Status,
+        reason: str,
+        log: str,
+        *,
+        phase: str = "",
+    ) -> None:
+        super().__init__(reason)
+        self.suspect = suspect
+        self.status = status
+        self.reason = reason
+        self.log = log
+        self.phase = phase
+
+
+class Executor(Protocol):
+    """Measures; has a mock twin in the tests."""
+
+    def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
+        """Measure the implementations together. Raises `GroupLost`."""
+        ...
+
+    def log(self) -> str:
+        """What the worker printed since the last call of `measure` began."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WorkerExecutor:
+    """The executor that runs real workers, one at a time."""
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: Path | None = None,
+        *,
+        sources: Mapping[str, str] | None = None,
+        on_step: Callable[[Step], None] = lambda step: None,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        self.device = device
+        self.kernels = kernels
+        self.sources = sources
+        self.on_step = on_step
+        self._memory_limit = memory_limit_bytes
+        self._worker: WorkerProcess | None = None
+        self._last_log = ""
+
+    def _ask(
+        self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
+    ) -> M:
+        if self._worker is None:
+            self._worker = WorkerProcess(
+                measuring(self.device, self.kernels, self.sources),
+                memory_limit_bytes=self._memory_limit,
+            )
+        worker = self._worker
+        worker.log.clear()
+        try:
+            for reply in worker.ask(request, limit_s, max_steps=max_steps):
+                if isinstance(reply, Step):
+                    self.on_step(reply)
+                elif isinstance(reply, Poisoned):
+                    log = self._retire()
+                    raise GroupLost(reply.implementation, Status.CRASHED, reply.reason, log)
+                elif isinstance(reply, expected):
+                    return reply
+                else:
+                    reason = f"its process answered with a {type(reply).__name__}; killed"
+                    raise GroupLost("", Status.CRASHED, reason, self._retire())
+        except WorkerLost as lost:
+            status, reason = classify(lost)
+            log = self._retire()
+            raise GroupLost(
+                lost.step.implementation, status, reason, log, phase=lost.step.phase
+            ) from lost
+        except BaseException:
+            self._retire()
+            raise
+        raise AssertionError("a worker's replies end with an answer or an exception")
+
+    def discover(self) -> list[ImplementationInfo]:
+        """What is installed and in the user's file. Raises `UsageError`s of the worker."""
+        return self._ask(Discover(), Discovered, DISCOVER_LIMIT_S).implementations
+
+    def describe(self) -> Described:
+        return self._ask(Describe(), Described, DISCOVER_LIMIT_S)
+
+    def calibrate(self) -> Ceilings:
+        return self._ask(Calibrate(), Calibrated, CALIBRATE_LIMIT_S).ceilings
+
+    def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
+        request = Measure(case=case, implementations=implementations, session=session)
+        # Parity, diagnosis and warm-up of each, and a few of the case.
+        max_steps = 4 * len(implementations) + 8
+        measured = self._ask(request, Measured, case.timeout_s, max_steps)
+        assert self._worker is not None
+        self._last_log = self._worker.log.text()
+        left = self._worker.children()
+        if left:
+            names = ", ".join(sorted({_name(p) for p in left}))
+            self._retire()
+            for outcome in measured.outcomes:
+                # Which of them is not known: they shared the process that these are children of.
+                outcome.notes.append(
+                    f"after it and those measured with it {len(left)} process(es) were left behind "
+                    f"and killed: {names}"
+                )
+        return measured
+
+    def log(self) -> str:
+        return self._last_log
+
+    def _retire(self) -> str:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return ""
+        worker.stop()
+        self._last_log = worker.log.text()
+        return self._last_log
+
+    def close(self) -> None:
+        self._retire()
+
+
+def _name(process: object) -> str:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    try:
+        return process.name()
+    except psutil.Error:
+        return "?"

@@ -1,0 +1,410 @@
+"""One worker process: start it, talk to it under a deadline, and leave nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import psutil
+from pydantic import TypeAdapter
+
+from nsabench.errors import NsabenchError
+from nsabench.execution.protocol import REPLY, Message, Refused, Step
+from nsabench.execution.supervisor import watchdog
+from nsabench.model.plan import Device
+
+START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
+TERM_GRACE_S = 2.0
+REAP_S = 10.0
+POLL_S = 0.25
+LOG_HEAD_BYTES = 256 << 10
+LOG_TAIL_BYTES = 64 << 10
+MAX_REPLY_BYTES = 64 << 20
+MAX_STEPS = 1000
+MAX_ALLOWANCE = 64.0
+REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
+PR_SET_CHILD_SUBREAPER = 36
+
+# Inherited by everything a worker starts, so that its orphans can be told from other children.
+MARK = "NSABENCH_WORKER_OF"
+_mark = f"{os.getpid()}-{time.monotonic_ns()}"
+_workers: set[int] = set()
+# Workers may be started by several threads: one that is born must not be taken for an orphan.
+_births = threading.Lock()
+
+
+_watchdog: subprocess.Popen[bytes] | None = None
+
+
+class WorkerLost(Exception):
+    """The worker is gone. `step` is what it was last busy with."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step.phase)
+        self.step = step
+
+
+class WorkerTimedOut(WorkerLost):
+    """A step took longer than it may; the whole process group was killed."""
+
+    def __init__(self, step: Step, limit_s: float) -> None:
+        super().__init__(step)
+        self.limit_s = limit_s
+
+
+class WorkerDied(WorkerLost):
+    """The process ended by itself, with this exit code (negative: the signal) and last words."""
+
+    def __init__(self, step: Step, returncode: int, log: str) -> None:
+        super().__init__(step)
+        self.returncode = returncode
+        self.log = log
+
+
+class WorkerBrokeProtocol(WorkerLost):
+    """It wrote, or closed, what only the bench may: nothing that this process says counts."""
+
+    def __init__(self, step: Step, how: str, log: str) -> None:
+        super().__init__(step)
+        self.how = how
+        self.log = log
+
+
+class WorkerTooLarge(WorkerLost):
+    """The process group took more host memory than it may; it was killed."""
+
+    def __init__(self, step: Step, limit_bytes: int) -> None:
+        super().__init__(step)
+        self.limit_bytes = limit_bytes
+
+
+class Log:
+    """What a worker prints, bounded: its beginning and its end are kept, the middle is counted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._head = bytearray()
+            self._tail: deque[bytes] = deque()
+            self._tail_bytes = self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            room = LOG_HEAD_BYTES - len(self._head)
+            self._head += data[:room]
+            rest = data[room:] if room < len(data) else b""
+            if rest:
+                self._tail.append(rest)
+                self._tail_bytes += len(rest)
+            while self._tail and self._tail_bytes - len(self._tail[0]) >= LOG_TAIL_BYTES:
+                gone = self._tail.popleft()
+                self._tail_bytes -= len(gone)
+                self._dropped += len(gone)
+
+    def text(self) -> str:
+        with self._lock:
+            middle = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
+            raw = bytes(self._head) + middle.encode() + b"".join(self._tail)
+        return raw.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker runs: a module that answers requests, its options, and how it answers."""
+
+    module: str
+    options: Sequence[str]
+    environment: Mapping[str, str]
+    replies: TypeAdapter[Any] = REPLY
+
+
+def measuring(
+    device: Device, kernels: Path | None, sources: Mapping[str, str] | None = None
+) -> Program:
+    """The worker that measures. sources: what it imports, and refuses if it was changed."""
+    options = ["--device", device]
+    if kernels is not None:
+        options += ["--kernels", str(kernels)]
+    if sources is not None:
+        options += ["--sources", json.dumps(sources)]
+    return Program("nsabench.execution.worker", options, worker_environment(device))
+
+
+class WorkerProcess:
+    """A worker in a session (process group) of its own."""
+
+    def __init__(self, program: Program, *, memory_limit_bytes: int | None = None) -> None:
+        _adopt_orphans()
+        _start_watchdog()
+        self._replies = program.replies
+        self._siblings = {child.pid for child in psutil.Process().children()}
+        self._born = time.time()
+        command = [sys.executable, "-m", program.module, *program.options]
+        command += ["--parent", str(os.getpid())]
+        with _births:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=dict(program.environment),
+                bufsize=0,
+            )
+            _workers.add(self.pid)
+        _tell_watchdog(f"+{self.pid}")
+        # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
+        self._nonce = token_hex(16).encode()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died; the first request will say so
+            self._process.stdin.write(self._nonce + b"\n")
+        self.log = Log()
+        self._step = Step(phase="start")
+        self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
+        self._buffer = bytearray()
+        # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
+        self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
+        self._drain.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(
+        self, request: Message, limit_s: float, *, max_steps: int = MAX_STEPS
+    ) -> Iterator[Message]:
+        """Send a request and yield the replies up to and including the one that answers it.
+
+        `limit_s` bounds each step, times the step's own allowance; `max_steps` bounds their number,
+        or a loop that reports steps would never time out. Raises a `WorkerLost` when the worker
+        goes, or the `NsabenchError` that it refuses with before foreign code was called.
+        """
+        assert self._process.stdin is not None
+        self._step = Step(phase="start")
+        line = request.model_dump_json().encode() + b"\n"
+        try:
+            self._process.stdin.write(line)
+        except BrokenPipeError:
+            raise self._died() from None
+        step_limit = max(START_TIMEOUT_S, limit_s)
+        steps = 0
+        while True:
+            reply = self._receive(step_limit)
+            if isinstance(reply, Step):
+                steps += 1
+                if steps > max_steps:
+                    raise self._broke(f"reported more than {max_steps} steps")
+                self._step = reply
+                if reply.phase != "start":
+                    step_limit = limit_s * min(reply.allowance, MAX_ALLOWANCE)
+            elif isinstance(reply, Refused):
+                if self._step.phase != "start" or reply.exit_code not in REFUSALS:
+                    raise self._broke("sent a refusal in the middle of measuring")
+                self.stop()
+                error = NsabenchError(reply.sentence, reply.remedy)
+                error.exit_code = reply.exit_code
+                raise error
+            yield reply
+            if not isinstance(reply, Step):
+                return
+
+    def _receive(self, limit_s: float) -> Message:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self.stop()
+                    raise WorkerTimedOut(self._step, limit_s)
+                if self._memory_in_use() > self._memory_limit:
+                    self.stop()
+                    raise WorkerTooLarge(self._step, self._memory_limit)
+                if not selector.select(min(left, POLL_S)):
+                    continue
+                data = os.read(self._process.stdout.fileno(), 1 << 20)
+                if not data:
+                    raise self._died()
+                if len(self._buffer) > MAX_REPLY_BYTES:
+                    raise self._broke(f"sent more than {MAX_REPLY_BYTES >> 20} MiB in one answer")
+                self._buffer += data
+        line, _, rest = self._buffer.partition(b"\n")
+        self._buffer = bytearray(rest)
+        nonce, _, content = bytes(line).partition(b" ")
+        try:
+            if nonce != self._nonce:
+                raise ValueError("not of the worker")
+            reply: Message = self._replies.validate_json(content)
+            return reply
+        except ValueError:
+            # Foreign code wrote on our descriptor: nothing this process says counts any more.
+            self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
+            raise self._broke("wrote on the descriptor of the worker's answers") from None
+
+    def _broke(self, how: str) -> WorkerBrokeProtocol:
+        self.stop()
+        self._drain.join(TERM_GRACE_S)
+        return WorkerBrokeProtocol(self._step, how, self.log.text())
+
+    def _died(self) -> WorkerLost:
+        try:
+            returncode = self._process.wait(TERM_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return self._broke("closed the descriptor of the worker's answers and went on")
+        self.stop()
+        self._drain.join(TERM_GRACE_S)
+        return WorkerDied(self._step, returncode, self.log.text())
+
+    def _memory_in_use(self) -> int:
+        total = 0
+        for process in _family(self.pid):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        return total
+
+    def children(self) -> list[psutil.Process]:
+        """Processes the worker started and left."""
+        return [p for p in _family(self.pid) if p.pid != self.pid]
+
+    def _drain_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while data := os.read(self._process.stderr.fileno(), 1 << 16):
+            self.log.write(data)
+
+    def stop(self) -> None:
+        """End the worker, its process group and all its descendants: TERM, then KILL."""
+        family = _family(self.pid)
+        for signum, grace in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+            for process in family:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signum)
+            if self._process.poll() is not None and not _alive(family):
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
+            family = psutil.wait_procs(_alive(family), grace)[1]
+        _workers.discard(self.pid)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        reap_orphans(self._siblings, self._born)
+        _tell_watchdog(f"-{self.pid}")
+
+
+def worker_environment(device: Device) -> dict[str, str]:
+    env = dict(os.environ)
+    env["PYTHONUNBUFFERED"] = "1"
+    env[MARK] = _mark
+    # A pool of compile processes would compete with the calls that are timed.
+    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        env["TRITON_INTERPRET"] = "1"
+    else:
+        env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
+    for name in [n for n in env if n.startswith("NSABENCH_SIGNING_KEY")]:
+        del env[name]  # foreign code has no business with the key
+    return env
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    alive = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def _adopt_orphans() -> None:
+    """Have descendants that lose their parent given to this process, so that none gets away."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _start_watchdog() -> None:
+    """Have somebody who ends the workers' children if this process is killed."""
+    global _watchdog
+    with _births:
+        if _watchdog is None or _watchdog.poll() is not None:
+            _watchdog = subprocess.Popen(
+                [sys.executable, "-S", str(watchdog.__file__), f"{MARK}={_mark}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                bufsize=0,
+            )
+            for pid in _workers:
+                _tell_watchdog(f"+{pid}")
+
+
+def _tell_watchdog(line: str) -> None:
+    assert _watchdog is not None and _watchdog.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the next worker finds it dead and starts another
+        _watchdog.stdin.write(line.encode() + b"\n")
+
+
+def reap_orphans(siblings: set[int], born: float) -> None:
+    """Kill what a worker left behind: children given to us since it was born, by whole groups.
+
+    More than once, since they may fork meanwhile; bounded, since the kernel may hold one.
+    """
+    deadline = time.monotonic() + REAP_S
+    while (orphans := _orphans(siblings, born)) and time.monotonic() < deadline:
+        for orphan in orphans:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                group = os.getpgid(orphan.pid)
+                if group not in _workers | {os.getpgid(0)}:
+                    os.killpg(group, signal.SIGKILL)
+            for process in _family(orphan.pid):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        psutil.wait_procs(orphans, TERM_GRACE_S)
+
+
+def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
+    with _births:
+        ours = _workers | siblings | ({_watchdog.pid} if _watchdog else set())
+        children = [c for c in psutil.Process().children() if c.pid not in ours]
+    return [child for child in children if _left_behind(child, born)]
+
+
+def _left_behind(child: psutil.Process, born: float) -> bool:
+    """Whether it carries the mark, or none that can be read (an environment of its own, or one
+    it hides) in a session that is not ours, which what this program starts itself is not.
+    """
+    try:
+        foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
+        return foreign or child.environ().get(MARK) == _mark
+    except (psutil.Error, ProcessLookupError):  # it is gone, or made itself unreadable
+        return False

@@ -1,0 +1,126 @@
+"""What this device can do at best, measured in the run: the roofline that records are held to."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from nsabench.assessment.statistics import quantile
+from nsabench.execution.protocol import Ceilings
+from nsabench.execution.timing.l2 import l2_bytes
+from nsabench.execution.timing.timer import Timer
+from nsabench.machine.clock import now_s
+
+COPY_BYTES = 2 << 30
+CPU_COPY_BYTES = 128 << 20
+MATMUL_SIZE = 8192
+CPU_MATMUL_SIZE = 1024
+REPEATS = 7
+KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
+OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
+
+
+def measure(device: str, timer: Timer) -> Ceilings:
+    """Copy bandwidth (bytes read plus written), matmul rate a dtype, and the timer's own floor.
+
+    The best of several repeats: a ceiling is what the device can do, not what it usually does.
+    """
+    return _cuda(timer) if device == "cuda" else _cpu(timer)
+
+
+def _cuda(timer: Timer) -> Ceilings:
+    free, _ = torch.cuda.mem_get_info()
+    size = min(COPY_BYTES, free // 8)
+    source = torch.randint(1 << 30, (size // 4,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+    copy_ms = _best(timer, "copy", lambda: target.copy_(source))
+    l2 = l2_bytes(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    resident = source[: max(l2, 8 << 20) // 4 // 4]
+    part = target[: resident.numel()]
+
+    def many() -> None:
+        for _ in range(32):
+            part.copy_(resident)
+
+    l2_ms = _best(timer, "l2", many)
+    rates = {}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        n = MATMUL_SIZE if dtype.itemsize == 2 else MATMUL_SIZE // 2
+        a = torch.randn(n, n, dtype=dtype, device="cuda")
+        b = torch.randn(n, n, dtype=dtype, device="cuda")
+        best = _best(timer, f"matmul {dtype}", lambda a=a, b=b: a @ b)
+        rates[str(dtype).removeprefix("torch.")] = 2 * n**3 / best / 1e9
+    return Ceilings(
+        copy_gb_s=2 * size / copy_ms / 1e6,
+        l2_gb_s=32 * 2 * resident.numel() * 4 / l2_ms / 1e6,
+        tflop_s=rates,
+        timer_floor_ms=_floor(timer),
+        timer_offset_ms=_offset(timer),
+        known_duration_error=_known_duration_error(timer),
+    )
+
+
+def _cpu(timer: Timer) -> Ceilings:
+    source = np.ones(CPU_COPY_BYTES // 8)
+    target = np.empty_like(source)
+    best = _best(timer, "copy", lambda: np.copyto(target, source))
+    a = torch.randn(CPU_MATMUL_SIZE, CPU_MATMUL_SIZE)
+    rate = 2 * CPU_MATMUL_SIZE**3 / _best(timer, "matmul", lambda: a @ a) / 1e9
+    return Ceilings(
+        copy_gb_s=2 * CPU_COPY_BYTES / best / 1e6,
+        tflop_s={"float32": rate},
+        timer_floor_ms=_floor(timer),
+    )
+
+
+def _best(timer: Timer, name: str, call: object) -> float:
+    assert callable(call)
+    for _ in range(2):
+        timer.sample(name, call)
+    return min(timer.sample(name, call)[0].time_ms for _ in range(REPEATS))
+
+
+def _floor(timer: Timer) -> float:
+    """Median time of an empty call: no sample is shorter."""
+    return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(50)], 0.5)
+
+
+def _offset(timer: Timer) -> float:
+    """What the events read beyond the time that a kernel takes by a clock inside it (ms).
+
+    A spin ends when the SM has counted its cycles. Two lengths of it give the time of a cycle, and
+    with that the time of a spin of none: the way from one event to the kernel and on to the other.
+    """
+    short, long = OFFSET_SPIN_CYCLES
+    times = {}
+    for cycles in OFFSET_SPIN_CYCLES:
+        taken = [timer.sample("spin", partial(_spin, cycles))[0].time_ms for _ in range(50)]
+        times[cycles] = quantile(taken, 0.5)
+    return times[short] - short * (times[long] - times[short]) / (long - short)
+
+
+def _spin(cycles: int) -> None:
+    torch.cuda._sleep(cycles)
+
+
+def _known_duration_error(timer: Timer) -> float:
+    """Relative error on a duration the event timer has no part in.
+
+    A spin of n and of 10 n cycles, each also timed by the host clock around a synchronise; both
+    fixed overheads cancel in the difference, which must be the same for host and events.
+    """
+    by_events, by_host = [], []
+    for cycles in KNOWN_SPIN_CYCLES:
+        event_times, host_times = [], []
+        for _ in range(9):
+            event_times.append(timer.sample("spin", partial(_spin, cycles))[0].time_ms)
+            timer.synchronize()
+            start = now_s()
+            _spin(cycles)
+            timer.synchronize()
+            host_times.append((now_s() - start) * 1e3)
+        by_events.append(quantile(event_times, 0.5))
+        by_host.append(quantile(host_times, 0.5))
+    return (by_events[1] - by_events[0]) / (by_host[1] - by_host[0]) - 1

@@ -1,0 +1,128 @@
+"""When enough samples were taken. One class a rule, each built from its model in the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from nsabench.assessment.statistics import quantile, ratio_of_medians
+from nsabench.model.case import FixedCount, RatioCI, Stopping, TimeBudget
+
+# Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
+MIN_ROUNDS_EVER = 5
+STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
+CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
+HOPELESS = 3.0  # times the best baseline, in all of the first MIN_ROUNDS_EVER
+
+
+class Rule(Protocol):
+    """Asked after each round with the times so far, all of the same length for active arms."""
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        """Whether to stop sampling the case."""
+        ...
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        """Which arms still need samples."""
+        ...
+
+
+class StopAtRatioCI:
+    """Stops when every candidate's ratio to the best baseline is known well enough.
+
+    After `MIN_ROUNDS_EVER` whoever is hopelessly behind the best baseline leaves, candidates
+    excepted, and the budget begins: a baseline of half a second a call must not leave five samples
+    to a candidate of half a millisecond. After `min_rounds` only candidates and the baselines near
+    the best one stay active: the time of the others is known, and they cannot decide anything.
+    The second best baseline stays all the while, unless it takes half of the budget: a check may
+    yet reject the best one, and then it is what the candidate is compared with.
+    """
+
+    def __init__(self, model: RatioCI, candidates: set[str], baselines: set[str]) -> None:
+        self.model = model
+        self.candidates = candidates
+        self.baselines = baselines
+        self._next_look = model.min_rounds
+        self._began_s = 0.0
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        if rounds == MIN_ROUNDS_EVER:
+            self._began_s = elapsed_s
+        spent_s = elapsed_s - self._began_s
+        if rounds < self.model.min_rounds:
+            # A slow candidate must not eat the time of all later cases either.
+            return rounds > MIN_ROUNDS_EVER and spent_s >= 2 * self.model.budget_s
+        if rounds >= self.model.max_rounds or spent_s >= self.model.budget_s:
+            return True
+        if rounds < self._next_look:
+            return False
+        self._next_look = rounds + max(10, rounds // 4)
+        best = self._ranked_baselines(rounds, times)[:1]
+        if not best:
+            return True
+        return all(
+            ratio_of_medians(times[best[0]], times[c], resamples=STOP_RESAMPLES).width
+            < self.model.width
+            for c in self.candidates & set(times)
+        )
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        ranked = self._ranked_baselines(rounds, times)
+        if rounds < MIN_ROUNDS_EVER or not ranked:
+            return set(times)
+        early = rounds < self.model.min_rounds
+        limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[ranked[0]], 0.5)
+        spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
+        return {
+            arm
+            for arm, taken in times.items()
+            if arm in self.candidates | spare
+            or (
+                (early or arm in self.baselines)
+                and len(taken) == rounds
+                # A few samples may all be disturbed, but who is slow is slow in each of them.
+                and (min(taken) if early else quantile(taken, 0.5)) <= limit
+            )
+        }
+
+    def _ranked_baselines(self, rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
+        """The baselines that were in every round, the fastest first."""
+        medians = {
+            arm: quantile(times[arm], 0.5)
+            for arm in self.baselines & set(times)
+            if len(times[arm]) == rounds > 0
+        }
+        return sorted(medians, key=lambda arm: (medians[arm], arm))
+
+
+class StopAtCount:
+    def __init__(self, model: FixedCount) -> None:
+        self.model = model
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        return rounds >= self.model.rounds
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        return set(times)
+
+
+class StopAtBudget:
+    def __init__(self, model: TimeBudget) -> None:
+        self.model = model
+
+    def enough(self, rounds: int, elapsed_s: float, times: Mapping[str, Sequence[float]]) -> bool:
+        return rounds >= MIN_ROUNDS_EVER and elapsed_s >= self.model.budget_s
+
+    def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
+        return set(times)
+
+
+def build(model: Stopping, candidates: set[str], baselines: set[str]) -> Rule:
+    """The rule that the matrix asks for."""
+    match model:
+        case RatioCI():
+            return StopAtRatioCI(model, candidates, baselines)
+        case FixedCount():
+            return StopAtCount(model)
+        case TimeBudget():
+            return StopAtBudget(model)

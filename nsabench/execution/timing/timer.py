@@ -1,0 +1,73 @@
+"""The interface every timer has, and the timer of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from nsabench.machine.clock import now_s
+
+CPU_FLUSH_BYTES = 64 << 20  # twice the last-level cache of common hosts
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timing. `escaped_ms` is the part of `time_ms` that outlived the end event."""
+
+    time_ms: float
+    escaped_ms: float = 0.0
+    gap_hidden: bool = True
+
+
+Call = Callable[[], Any]
+Taken = tuple[Sample, Any]
+
+
+class DeviceLost(Exception):
+    """The device reported an error while an arm was timed: the CUDA context is of no more use."""
+
+    def __init__(self, arm: str, reason: str) -> None:
+        super().__init__(reason)
+        self.arm = arm
+
+
+class Timer(Protocol):
+    """Times one call at a time, on cold caches."""
+
+    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+        """Time `call` once; return the sample and what `call` returned.
+
+        A sample that is no good is taken again with the call that `again` makes, for a call that
+        cannot be repeated; it may raise.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has nothing left to do."""
+        ...
+
+    def forget(self) -> None:
+        """A new case begins: arms of a name are not the same work any longer."""
+        ...
+
+
+class CpuTimer:
+    """`perf_counter_ns` around the call, after pushing the caches out."""
+
+    def __init__(self) -> None:
+        self._flush = np.ones(CPU_FLUSH_BYTES // 8)
+
+    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+        self._flush.sum()
+        start = now_s()
+        result = call()
+        return Sample((now_s() - start) * 1e3), result
+
+    def synchronize(self) -> None:
+        return None
+
+    def forget(self) -> None:
+        return None

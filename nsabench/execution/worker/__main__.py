@@ -1,0 +1,121 @@
+"""The worker process: reads requests on stdin, answers on the descriptor stdout was.
+
+Everything an implementation prints, on either stream, goes to stderr, which the supervisor keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsabench.errors import NsabenchError
+from nsabench.execution.protocol import (
+    REQUEST,
+    Calibrate,
+    Calibrated,
+    Describe,
+    Discover,
+    Discovered,
+    Measure,
+    Message,
+    Poisoned,
+    Refused,
+    Step,
+)
+from nsabench.execution.worker.channel import Channel, die_with
+
+if TYPE_CHECKING:
+    from nsabench.execution.worker.session import Session
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="nsabench.execution.worker")
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    parser.add_argument("--kernels", type=Path)
+    parser.add_argument("--sources", type=json.loads)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args()
+    channel = Channel.claim_stdout()
+    die_with(options.parent)
+    try:
+        Worker(options.device, options.kernels, options.sources, channel).serve()
+    except NsabenchError as error:
+        channel.send(
+            Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
+        )
+
+
+class Worker:
+    """Serves one supervisor on one device. torch and foreign code are imported on first need."""
+
+    def __init__(
+        self,
+        device: str,
+        kernels: Path | None,
+        sources: Mapping[str, str] | None,
+        channel: Channel,
+    ) -> None:
+        self.device = device
+        self.kernels = kernels
+        self.sources = sources
+        self.channel = channel
+        self.session: Session | None = None
+
+    def send(self, message: Message) -> None:
+        self.channel.send(message)
+
+    def serve(self) -> None:
+        self.send(Step(phase="start"))
+        for line in sys.stdin.buffer:
+            match REQUEST.validate_json(line):
+                case Discover():
+                    self.discover()
+                case Describe():
+                    from nsabench.machine.environment import torch_probe
+
+                    self.send(torch_probe.describe(self.device))
+                case Calibrate():
+                    self.calibrate()
+                case Measure() as request:
+                    self.measure(request)
+
+    def discover(self) -> None:
+        from nsabench import registry
+        from nsabench.model.plan import ImplementationInfo
+
+        self.send(
+            Discovered(
+                implementations=[
+                    ImplementationInfo.model_validate(item, from_attributes=True)
+                    for item in registry.load(self.kernels, self.sources)
+                ]
+            )
+        )
+
+    def calibrate(self) -> None:
+        from nsabench.execution.timing import ceilings
+        from nsabench.execution.worker.session import tools
+
+        # Foreign code has not been imported yet, so it cannot have bent the ceilings.
+        timer, _ = tools(self.device)
+        self.send(Calibrated(ceilings=ceilings.measure(self.device, timer)))
+
+    def measure(self, request: Measure) -> None:
+        from nsabench.execution.worker.measure import ArmLost
+        from nsabench.execution.worker.session import Session
+
+        if self.session is None:
+            self.session = Session.open(self.device, self.kernels, self.sources)
+        try:
+            self.send(self.session.measure(request, self.send))
+        except ArmLost as lost:
+            self.send(Poisoned(implementation=lost.implementation, reason=str(lost)))
+            raise SystemExit(1) from lost
+
+
+if __name__ == "__main__":
+    main()

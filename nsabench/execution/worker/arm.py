@@ -1,0 +1,323 @@
+"""One implementation on one case, inside the worker: its parity checks, then its timed calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.timing.timer import DeviceLost
+from nsabench.execution.worker import calls, parity, state
+from nsabench.execution.worker.calls import Answer
+from nsabench.execution.worker.guard import DevicePoisoned, classify, guarded
+from nsabench.execution.worker.inputs import InputSets, poison_like
+from nsabench.execution.worker.parity import Errors, WrongValues
+from nsabench.execution.worker.streams import own_streams
+from nsabench.machine.clock import now_s
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Status
+from nsabench.registry import Implementation
+
+# Bound here, before foreign code is imported.
+_sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
+
+T = TypeVar("T")
+
+# What a call returned: one answer a stream.
+Answers = list[Answer]
+Call = Callable[[], Answers]
+
+SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
+ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
+ORDER_SPIN_CYCLES = 2_000_000  # about 1 ms: long enough for unordered work to show
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A result that is wrong, for the diagnosis, with what it was made from: other arms go on
+    exchanging the sets. expected: what is right. previous: what the call before was expected to
+    return."""
+
+    name: str
+    result: Tensor
+    seed: int  # of the inputs
+    expected: Tensor
+    previous: Tensor | None
+
+
+class CaseArm:
+    """An implementation bound to the input sets of a case (the `Arm` of timing.sampling)."""
+
+    def __init__(
+        self, item: Implementation, case: Case, device: str, sets: InputSets, rng: Random
+    ) -> None:
+        self.name = item.name
+        self.item = item
+        self.case = case
+        self.device = device
+        self.sets = sets
+        self.errors: Errors | None = None
+        self.wrong: Wrong | None = None
+        self.compile_s: float | None = None
+        self.config = ""
+        self.called_s = 0.0  # spent inside checked calls, compilation included
+        self.peak_mem_bytes: int | None = None
+        self._rng = rng
+        self._watched = False
+        self._settings = state.settings()  # before any of its code runs
+        self._streams = own_streams(case.streams) if case.streams > 1 else []
+        # What the call before, and the last one, were expected to return.
+        self._previous: dict[str, Tensor] = {}
+        self._expected: dict[str, Tensor] = {}
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
+
+    def ready(self, index: int) -> Call:
+        """Do what is not timed of one call on a set of inputs; return the call.
+
+        With several streams it is one call a stream, at once. Each stream waits for the caller's
+        and the caller's waits for each, so that the span of the whole is what is timed.
+        """
+        if self.case.streams == 1:
+            call = self._ready_one(index)
+            return lambda: [call()]
+        some = self._on_streams(
+            [
+                partial(self._ready_one, (index + i) % len(self.sets))
+                for i in range(self.case.streams)
+            ]
+        )
+        return lambda: self._on_streams(some)
+
+    def _ready_one(self, index: int) -> Callable[[], Answer]:
+        return calls.ready(self.item, self.case.direction, self.sets, index, self._rng)
+
+    def _on_streams(self, some: list[Callable[[], T]]) -> list[T]:
+        current = torch.cuda.current_stream()
+        found = []
+        for stream, do in zip(self._streams, some, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                found.append(do())
+        for stream in self._streams:
+            current.wait_stream(stream)
+        return found
+
+    def capture(self) -> None:
+        """Record a CUDA graph a set of inputs; from here on timed calls are replays of them."""
+        if self.case.direction is Direction.BACKWARD:
+            # Its gradient of the output is another tensor each time, and a graph has one.
+            raise Failure(Status.UNSUPPORTED, "a backward is not measured in CUDA graphs")
+
+        def record() -> None:
+            with state.no_garbage():
+                for index in range(len(self.sets)):
+                    graph, call = torch.cuda.CUDAGraph(), self.ready(index)
+                    with torch.cuda.graph(graph):
+                        answers = call()
+                    self._graphs.append((graph, answers))
+
+        try:
+            self._guarded(record)
+        except Failure as failure:
+            if failure.status is not Status.CRASHED:
+                raise
+            # Without a graph it works: what it does (wait for the device, say) no graph can hold.
+            reason = f"its call cannot be captured in a CUDA graph: {failure.reason}"
+            raise Failure(Status.UNSUPPORTED, reason) from failure
+
+    def _replay(self, index: int) -> Answers:
+        graph, answers = self._graphs[index]
+        graph.replay()
+        return answers
+
+    def _next(self, index: int) -> Call:
+        """The next call, made ready: a replay, where there are graphs."""
+        self._previous, self._expected = self._expected, self.sets.expected[index]
+        return partial(self._replay, index) if self._graphs else self.ready(index)
+
+    # --- parity, before anything is timed
+
+    def check(self) -> None:
+        """First call, second call on other data at the same addresses, ordered calls.
+
+        Raises `Failure` with the first thing that is wrong.
+        """
+        start = now_s()
+        self._checked_call(0)
+        self.compile_s = now_s() - start
+        self.sets.swap(0, self._rng)
+        self.errors = self._checked_call(0)
+        self._ordered_call()
+        if self.device == "cuda":
+            # None of the streams that calls at once are made on.
+            self._ordered_call(own_streams(self.case.streams + 1)[-1])
+        if self.item.config is not None:
+            inputs, config = self.sets.sets[0], self.item.config
+            self.config = self._guarded(
+                lambda: str(config(*inputs.tensors.values(), **inputs.options))
+            )
+
+    def _poison(self, index: int, stream: torch.cuda.Stream | None = None) -> None:
+        if self._graphs:
+            for answer in self._graphs[index][1]:
+                for value in answer.values.values():
+                    value.fill_(float("nan"))
+        # The allocator keeps the memory of each stream apart.
+        for where in self._streams or [stream]:
+            with _on(where):
+                poison_like(self.sets.expected[index], getattr(torch, self.case.dtype))
+
+    def _checked_call(self, index: int) -> Errors:
+        self.sets.heal()
+        call = self._guarded(partial(self._next, index))
+        self._poison(index)
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        answers = self._guarded(call)
+        if self.device == "cuda":
+            self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
+        return self._compare(answers, "")
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
+        start = now_s()
+        try:
+            result = guarded(call, self.device)
+        except DevicePoisoned as error:
+            raise DeviceLost(self.name, str(error)) from error
+        except Failure:
+            state.restore(self._settings)
+            raise
+        finally:
+            self.called_s += now_s() - start
+        self._refuse_settings()
+        return result
+
+    def _refuse_settings(self) -> None:
+        """Raises `Failure` when settings are not as they were before it; they are set back."""
+        changed = state.restore(self._settings)
+        if changed:
+            raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
+
+    def _compare(self, answers: Answers, when: str) -> Errors:
+        """The largest errors of the results. Raises `Failure` for whichever is wrong first."""
+        # Of all sets: what is written past one's own inputs is somebody else's.
+        changed = self.sets.any_changed()
+        if changed:
+            self.sets.repair()
+            raise Failure(Status.WRONG, f"{when}it changed {changed}")
+        return Errors.worst([e for answer in answers for e in self._compare_one(answer, when)])
+
+    def _compare_one(self, answer: Answer, when: str) -> list[Errors]:
+        index = answer.index
+        given = dict(self.sets.sets[index].tensors)
+        if answer.grad_out is not None:
+            given["grad_out"] = answer.grad_out
+            if not torch.equal(answer.grad_out, self.sets.grads[index] * answer.factor):
+                raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
+        found = []
+        for name, expected in self.sets.expected[index].items():
+            try:
+                tensor = parity.check_form(name, answer.values[name], expected, given)
+                found.append(parity.check_values(name, tensor, expected, self.case, answer.factor))
+            except WrongValues as error:
+                self.errors = error.errors
+                self.wrong = Wrong(
+                    name,
+                    tensor,
+                    self.sets.seed(index),
+                    expected * answer.factor,
+                    self._previous.get(name),
+                )
+                raise WrongValues(when + error.reason, error.errors) from None
+        return found
+
+    def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Is the work ordered on the caller's stream, as its next operation will assume?
+
+        Data is exchanged for another set's in stream order behind a spin, then the call is queued,
+        then the output is copied out in stream order: work that runs elsewhere sees old data, or
+        comes too late.
+
+        stream: the caller's. None is the default one, on which what is launched there whoever
+        calls is in order by accident.
+        """
+        self.sets.heal()
+        self._poison(0, stream)
+
+        def queue() -> Answers:
+            with _on(stream):
+                if stream:
+                    # What this stream's first swap allocates may take longer than the spin.
+                    self.sets.swap(0, self._rng)
+                if self.device == "cuda":
+                    _synchronize()
+                    _sleep(ORDER_SPIN_CYCLES)
+                self.sets.swap(0, self._rng)
+                return [
+                    replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
+                    for answer in self._next(0)()
+                ]
+
+        where = "called on another stream than the default one and " if stream else ""
+        self._compare(self._guarded(queue), where + "read in stream order, ")
+
+    # --- timing (the protocol of timing.sampling.Arm)
+
+    def prepare(self, round_: int) -> Call:
+        index = round_ % len(self.sets)
+        if self._rng.random() < ORDERED_CHECKS:
+            self._ordered_call()
+        self._watched = self._rng.random() < SPOT_CHECKS or round_ == 1 or self.sets.somebody_writes
+        if self._watched:
+            self.sets.heal()
+            self.sets.swap(index, self._rng)
+        do = self._prepared(index)
+        if self._watched:
+            self._poison(index)
+
+        def call() -> Answers:
+            try:
+                return do()
+            except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
+                failure = classify(error)
+            state.restore(self._settings)
+            # Through the guard once more: was the device lost with it?
+            return self._guarded(partial(_raise, failure))
+
+        return call
+
+    def _prepared(self, index: int) -> Call:
+        # The forward of a backward is foreign code as well.
+        if self.case.direction is Direction.BACKWARD:
+            return self._guarded(partial(self._next, index))
+        return self._next(index)
+
+    def inspect(self, round_: int, result: Answers) -> None:
+        self._refuse_settings()
+        if self._watched:
+            self._compare(result, f"in a timed call (round {round_}), ")
+
+    def finish(self) -> None:
+        self._ordered_call()
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
+    """On this stream, or where the caller is."""
+    return torch.cuda.stream(stream) if stream else nullcontext()
+
+
+def _raise(failure: Failure) -> Answers:
+    raise failure
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if type(value) is Tensor else value

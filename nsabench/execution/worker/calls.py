@@ -1,0 +1,82 @@
+"""What one call is in each direction: what is done before it, untimed, and what is timed.
+
+Forward: the implementation itself. Backward: the implementation runs as the forward of a graph,
+outside the timed region, and the call is `torch.autograd.grad` with a gradient of the output that
+the forward has not seen: fresh values in a fresh tensor each time. So all that a backward can know
+beforehand is what a forward may save for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.model.vocabulary import Direction, Status
+from nsabench.registry import Implementation
+
+OUTPUT = "output"
+# Exact in every format, and so is the gradient's answer to them: it is linear.
+FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call on a set of inputs returned, by name.
+
+    grad_out: in a backward, what it was given: `factor` times the gradient of the set.
+    """
+
+    index: int
+    values: dict[str, Any]
+    factor: float = 1.0
+    grad_out: Tensor | None = None
+
+
+def ready(
+    item: Implementation, direction: Direction, sets: InputSets, index: int, rng: Random
+) -> Callable[[], Answer]:
+    """Do what is not timed of a call on a set of inputs; return the call.
+
+    Raises `Failure` (unsupported) when a backward is asked of an implementation that has none.
+    """
+    if direction is Direction.FORWARD:
+        # Tensors of its own over the same memory: what it does to a tensor itself stays with it.
+        tensors = [t.detach() for t in sets.sets[index].tensors.values()]
+        return partial(_forward, item, index, tensors, sets.sets[index].options)
+    return _backward(item, sets, index, rng)
+
+
+def _forward(
+    item: Implementation, index: int, tensors: list[Tensor], options: dict[str, Any]
+) -> Answer:
+    return Answer(index, {OUTPUT: item.call(*tensors, **options)})
+
+
+def _backward(
+    item: Implementation, sets: InputSets, index: int, rng: Random
+) -> Callable[[], Answer]:
+    inputs = sets.sets[index]
+    # New leaves over the same memory: nothing that was hung on them in an earlier call is left.
+    leaves = {
+        name: t.detach().requires_grad_(name in sets.wanted) for name, t in inputs.tensors.items()
+    }
+    out = item.call(*leaves.values(), **inputs.options)
+    if not isinstance(out, Tensor) or not out.requires_grad:
+        raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+    factor = rng.choice(FACTORS)
+    grad_out = sets.grads[index] * factor
+    wanted = [leaves[name] for name in sets.wanted]
+
+    def call() -> Answer:
+        found = torch.autograd.grad(out, wanted, grad_out, allow_unused=True)
+        return Answer(index, dict(zip(sets.results, found, strict=True)), factor, grad_out)
+
+    return call

@@ -1,0 +1,39 @@
+"""A worker's end of the pipe to its supervisor."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+from nsabench.execution.protocol import Message
+
+PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """Sends messages, one a line: the nonce that the supervisor gave, and a JSON object."""
+
+    def __init__(self, stream: BinaryIO, nonce: bytes) -> None:
+        self._stream = stream
+        self._nonce = nonce
+
+    @classmethod
+    def claim_stdout(cls) -> Channel:
+        """Take the descriptor stdout was; what foreign code prints from here on goes to stderr."""
+        stream = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        return cls(stream, sys.stdin.buffer.readline().strip())
+
+    def send(self, message: Message) -> None:
+        self._stream.write(self._nonce + b" " + message.model_dump_json().encode() + b"\n")
+        self._stream.flush()
+
+
+def die_with(parent: int) -> None:
+    """A killed supervisor must leave no worker behind, not even one that hangs in a kernel."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the supervisor is gone")

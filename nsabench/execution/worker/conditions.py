@@ -1,0 +1,73 @@
+"""A thread that reads the device's sensors while a case is measured."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from types import TracebackType
+
+from nsabench.execution.protocol import Conditions, Samples
+from nsabench.machine.clock import now_s
+from nsabench.machine.environment import nvml
+
+INTERVAL_S = 0.02
+
+
+class ConditionMonitor:
+    """Samples clocks, temperature, power and clock events of one device, if NVML can be read."""
+
+    def __init__(self, device: nvml.Device | None) -> None:
+        self._device = device
+        self._at: list[float] = []
+        self._readings: list[nvml.Reading] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> ConditionMonitor:
+        if self._device is not None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="conditions")
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        assert self._device is not None
+        while True:
+            self._at.append(now_s())
+            self._readings.append(self._device.read())
+            if self._stop.wait(INTERVAL_S):
+                return
+
+    def annotate(self, samples: Samples, start_s: float) -> None:
+        """Give each sample the SM clock that was read last before it was taken."""
+        for at in samples.at_s:
+            i = bisect_right(self._at, start_s + at) - 1
+            clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
+            samples.sm_clock_mhz.append(clock or 0)
+
+    def summary(self) -> Conditions:
+        readings = self._readings
+        if not readings or self._device is None:
+            return Conditions()
+        clocks = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz]
+        return Conditions(
+            sm_clock_mhz_min=min(clocks, default=None),
+            sm_clock_mhz_max=max(clocks, default=None),
+            mem_clock_mhz=readings[-1].mem_clock_mhz,
+            temperature_c_max=max(
+                (r.temperature_c for r in readings if r.temperature_c), default=None
+            ),
+            power_w_max=max((r.power_w for r in readings if r.power_w), default=None),
+            clock_event_reasons=sorted({x for r in readings for x in r.clock_event_reasons}),
+            competing_processes=len(self._device.process_ids() - {os.getpid()}),
+        )

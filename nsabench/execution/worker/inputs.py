@@ -1,0 +1,208 @@
+"""Several sets of inputs of a case with what is right for each; data moves, addresses stay."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.execution.failure import Failure
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Status
+from nsabench.ops.contract import Inputs
+
+MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
+MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
+CHUNK_BYTES = 256 << 20  # of what is copied or widened at a time
+SEED_STRIDE = 7919
+GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's gradient
+# What a set holds, as a reason calls it.
+INPUT, ORACLE, GRADIENT = "its input ", "the oracle of its ", "the gradient of its output"
+FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
+
+
+class InputSets:
+    """`case.timing.rotate` sets, fewer if memory is short, never fewer than two or than streams.
+
+    Two, because only data that changes under an unchanged address tells a computed output from a
+    remembered one. As many as streams, because calls at once on the same data read it only once.
+    Raises `Failure` (out of memory) when not even those leave room for the implementations.
+
+    expected: of each set, the float64 results by name: `output`, or in a backward the gradients
+      `dq`, `dk`, `dv`, that belong to the gradient of the output in `grads`.
+    """
+
+    def __init__(self, case: Case, device: str) -> None:
+        self._case, self._device = case, device
+        self.somebody_writes = False  # an input changed while nobody looked
+        self._op = ops.get(case.op)
+        backward = case.direction is Direction.BACKWARD
+        self.wanted = self._op.differentiable if backward else ()
+        self.results = tuple(f"d{name}" for name in self.wanted) or ("output",)
+        self._seeds: list[int] = []
+        self.sets: list[Inputs] = []
+        self.grads: list[Tensor] = []
+        self.expected: list[dict[str, Tensor]] = []
+        self._checksums: list[dict[str, Tensor]] = []
+        free = _free_bytes(device)
+        self._add(case.seed)
+        count = _affordable(case, self._bytes_of_one(), free)
+        for i in range(1, count):
+            self._add(case.seed + i * SEED_STRIDE)
+
+    def _add(self, seed: int) -> None:
+        inputs = self.draw(seed)
+        self._seeds.append(seed)
+        self.sets.append(inputs)
+        if self.wanted:
+            self.grads.append(self._op.draw_grad(inputs, seed + GRAD_SEED))
+        self.expected.append(self._expect(len(self.sets) - 1))
+        self._checksums.append(checksum(self._held(len(self.sets) - 1)))
+
+    def _held(self, index: int) -> dict[str, Tensor]:
+        """What of a set no call may write to, by what it is called in a reason."""
+        held = {INPUT + name: t for name, t in self.sets[index].tensors.items()}
+        held |= {ORACLE + name: t for name, t in self.expected[index].items()}
+        return held | ({GRADIENT: self.grads[index]} if self.grads else {})
+
+    def _bytes_of_one(self) -> int:
+        held = [*self.sets[0].tensors.values(), *self.expected[0].values(), *self.grads[:1]]
+        return sum(t.nbytes for t in [*held, *self._checksums[0].values()])
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+    def _expect(self, index: int) -> dict[str, Tensor]:
+        inputs = self.sets[index]
+        if not self.grads:
+            return {"output": self._op.oracle(inputs)}
+        found = self._op.gradients(inputs, self.grads[index])
+        return {f"d{name}": found[name] for name in self.wanted}
+
+    def draw(self, seed: int) -> Inputs:
+        """The inputs of a seed, the same each time."""
+        case = self._case
+        return self._op.draw(case.sizes, case.dtype, case.distribution, seed, self._device)
+
+    def seed(self, index: int) -> int:
+        """What the values that set `index` holds now are drawn from."""
+        return self._seeds[index]
+
+    def swap(self, i: int, rng: Random) -> None:
+        """Exchange the values of set i, and what is right for them, with another's in place."""
+        j = rng.choice([other for other in range(len(self.sets)) if other != i])
+        for name, tensor in self.sets[i].tensors.items():
+            _exchange_values(tensor, self.sets[j].tensors[name])
+        _exchange(self.expected, i, j)
+        if self.grads:
+            _exchange(self.grads, i, j)
+        _exchange(self._checksums, i, j)
+        _exchange(self._seeds, i, j)
+
+    def _changes(self, index: int) -> list[str]:
+        now, before = checksum(self._held(index)), self._checksums[index]
+        return [what for what, sums in now.items() if not torch.equal(sums, before[what])]
+
+    def changed(self, index: int) -> str:
+        """What of this set does not hold the values that it should ("its input q"), or ''."""
+        return next(iter(self._changes(index)), "")
+
+    def any_changed(self) -> str:
+        """As `changed`, of the first set of which something is."""
+        return next(filter(None, map(self.changed, range(len(self.sets)))), "")
+
+    def repair(self) -> bool:
+        """Restore all sets whose values are not what they should be; whether there was one."""
+        changed = {i: changes for i in range(len(self.sets)) if (changes := self._changes(i))}
+        for index, changes in changed.items():
+            self._restore(index, changes)
+        return bool(changed)
+
+    def heal(self) -> None:
+        """Repair what a call changed while nobody looked; from then on all calls are watched."""
+        if self.repair():
+            self.somebody_writes = True
+
+    def _restore(self, index: int, changes: list[str]) -> None:
+        """Give what changed of a set the values that it should hold, where it lies."""
+        seed = self._seeds[index]
+        if any(what.startswith(INPUT) for what in changes):
+            self.sets[index].fill_from(self.draw(seed))
+        if GRADIENT in changes:
+            self.grads[index].copy_(self._op.draw_grad(self.sets[index], seed + GRAD_SEED))
+        if any(what.startswith(ORACLE) for what in changes):
+            for name, tensor in self._expect(index).items():
+                self.expected[index][name].copy_(tensor)
+            # Sums of an oracle need not come in the same order twice.
+            self._checksums[index] = checksum(self._held(index))
+
+
+def _exchange(items: list[Any], i: int, j: int) -> None:
+    items[i], items[j] = items[j], items[i]
+
+
+def _exchange_values(a: Tensor, b: Tensor) -> None:
+    """In stream order, past the tensors' version counters, with little memory beside them."""
+    most = CHUNK_BYTES // a.element_size()
+    for x, y in zip(a.data.view(-1).split(most), b.data.view(-1).split(most), strict=True):
+        kept = x.clone()
+        x.copy_(y)
+        y.copy_(kept)
+
+
+def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of each tensor's bits along rows and columns of a fold, by name.
+
+    Cheap and exact; it changes with any one element, and with elements that change places.
+    """
+    return {name: _fold(t.view(_BITS[t.element_size()]).reshape(-1)) for name, t in tensors.items()}
+
+
+def _fold(bits: Tensor) -> Tensor:
+    folded = bits[: bits.numel() // FOLD * FOLD].view(-1, FOLD)
+    columns = torch.zeros(FOLD, dtype=torch.int64, device=bits.device)
+    rows = []
+    # A part at a time: a sum in int64 may first make an int64 copy.
+    for part in folded.split(CHUNK_BYTES // 8 // FOLD):
+        columns += part.sum(0, dtype=torch.int64)
+        rows.append(part.sum(1, dtype=torch.int64))
+    return torch.cat([columns, *rows, bits[folded.numel() :].long()])
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _free_bytes(device: str) -> int | None:
+    """Device memory that nobody uses, what torch only keeps for later included."""
+    if device != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info()
+    return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+
+
+def _affordable(case: Case, each: int, free: int | None) -> int:
+    """How many sets of `each` bytes to hold. Raises `Failure` when the fewest leave no room."""
+    least = max(2, case.streams)
+    wanted = max(least, case.timing.rotate)
+    if free is None:
+        return wanted
+    if least * each > free * MOST_OF_MEMORY:
+        raise Failure(
+            Status.OUT_OF_MEMORY,
+            f"{least} sets of inputs and their oracles take {least * each / 1e9:.1f} GB of the "
+            f"{free / 1e9:.1f} GB that are free",
+        )
+    return max(least, min(wanted, int(free * MEMORY_SHARE // max(each, 1))))
+
+
+def poison_like(expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Leave NaN where the allocator will put the next results of these sizes."""
+    for _ in range(2):
+        # All at once: one after the other, each would get the memory of the one before.
+        _ = [
+            torch.full(t.shape, float("nan"), dtype=dtype, device=t.device)
+            for t in expected.values()
+        ]

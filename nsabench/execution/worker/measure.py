@@ -1,0 +1,169 @@
+"""One case in the worker: inputs and oracles, parity of each arm, then interleaved samples."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from random import Random, SystemRandom
+
+from nsabench import ops
+from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
+from nsabench.execution.failure import Failure
+from nsabench.execution.protocol import Conditions, Measured, Outcome, Step
+from nsabench.execution.timing import sampling, stopping
+from nsabench.execution.timing.sampling import Collected
+from nsabench.execution.timing.timer import DeviceLost, Timer
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.conditions import ConditionMonitor
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.state import forget_earlier_cases
+from nsabench.machine.clock import now_s
+from nsabench.machine.environment import nvml
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Mode, Role, Runs, Status
+from nsabench.registry import Implementation
+
+PARITY_ONLY = "parity only: Triton's interpreter is not timed"
+
+Report = Callable[[Step], None]
+
+
+class ArmLost(Exception):
+    """The device was lost while this implementation used it."""
+
+    def __init__(self, implementation: str, reason: str) -> None:
+        super().__init__(reason)
+        self.implementation = implementation
+
+
+def measure(
+    case: Case,
+    items: list[Implementation],
+    *,
+    device: str,
+    session: int,
+    timer: Timer,
+    sensors: nvml.Device | None,
+    report: Report,
+) -> Measured:
+    """Measure `items` on `case`, interleaved. Raises `ArmLost` when the device is lost."""
+    report(Step(phase="inputs"))
+    forget_earlier_cases()
+    timer.forget()
+    rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
+    try:
+        sets = InputSets(case, device)
+    except Failure as failure:
+        return Measured(outcomes=[_without_inputs(item, session, failure) for item in items])
+    outcomes: dict[str, Outcome] = {}
+    tried: list[CaseArm] = []
+    arms: list[CaseArm] = []  # those that are right, and are timed on this device
+    for item in items:
+        report(Step(phase="parity", implementation=item.name))
+        arm = CaseArm(item, case, device, sets, rng)
+        tried.append(arm)
+        try:
+            arm.check()
+            if case.timing.mode is Mode.GRAPH:
+                arm.capture()
+        except Failure as failure:
+            outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
+            sets.repair()  # while it is its own time, and no other need be watched for it
+        except DeviceLost as error:
+            raise ArmLost(item.name, str(error)) from error
+        else:
+            outcomes[item.name] = _outcome(arm, session)
+            if device == "cuda" or Runs.CPU in item.devices:
+                arms.append(arm)
+            else:
+                outcomes[item.name].notes.append(PARITY_ONLY)
+        gc.collect()  # what the traceback of a failure holds is memory of the others
+    conditions, busy_s = Conditions(), 0.0
+    if arms:
+        try:
+            conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)
+        except DeviceLost as error:
+            raise ArmLost(error.arm, str(error)) from error
+    return Measured(
+        outcomes=[outcomes[item.name] for item in items],
+        conditions=conditions,
+        measuring_s=busy_s + sum(arm.called_s for arm in tried),
+    )
+
+
+def _time(
+    case: Case,
+    arms: list[CaseArm],
+    outcomes: dict[str, Outcome],
+    session: int,
+    timer: Timer,
+    sensors: nvml.Device | None,
+    report: Report,
+) -> tuple[Conditions, float]:
+    """Sample the arms; put their samples, or why they left, into `outcomes`.
+
+    Returns what the sensors said, and the seconds that went into warm-up and timed calls.
+    """
+    rule = stopping.build(
+        case.timing.stopping,
+        {a.name for a in arms if a.item.role is Role.CANDIDATE},
+        {a.name for a in arms if a.item.role is Role.BASELINE},
+    )
+    out = Collected()
+    with ConditionMonitor(sensors) as monitor:
+        for arm in arms:
+            report(Step(phase="warm-up", implementation=arm.name))
+            sampling.warm_up(arm, timer, case.timing.warmup_s, out)
+        report(Step(phase="timing", allowance=len(arms) + 1))
+        start = now_s()
+        sampling.collect(arms, timer, rule, Random(case.seed), out)
+    for name, samples in out.samples.items():
+        monitor.annotate(samples, start)
+        outcomes[name].samples = samples
+    for arm in arms:
+        if arm.name in out.failed:
+            failure = out.failed[arm.name]
+            outcomes[arm.name] = _outcome(arm, session, failure, _diagnose(arm, report))
+    return monitor.summary(), out.busy_s
+
+
+def _diagnose(arm: CaseArm, report: Report) -> str:
+    """Which known mistake reproduces the wrong output, if there is one to look at."""
+    wrong, arm.wrong = arm.wrong, None  # its tensors are not needed any longer
+    if wrong is None:
+        return ""
+    report(Step(phase="diagnosis", implementation=arm.name))
+    if arm.case.direction is Direction.BACKWARD:
+        return diagnose_gradient(wrong.name, wrong.result, wrong.expected, wrong.previous)
+    inputs = arm.sets.draw(wrong.seed)
+    return diagnose(ops.get(arm.case.op), inputs, wrong.result, wrong.previous)
+
+
+def _without_inputs(item: Implementation, session: int, failure: Failure) -> Outcome:
+    return Outcome(
+        implementation=item.name, status=failure.status, reason=failure.reason, session=session
+    )
+
+
+def _outcome(
+    arm: CaseArm, session: int, failure: Failure | None = None, diagnosis: str = ""
+) -> Outcome:
+    errors = arm.errors
+    return Outcome(
+        implementation=arm.name,
+        status=failure.status if failure else Status.OK,
+        reason=failure.reason if failure else "",
+        diagnosis=diagnosis,
+        mae=_finite(errors.mae) if errors else None,
+        max_abs_err=_finite(errors.max_abs_err) if errors else None,
+        rel_l2=_finite(errors.rel_l2) if errors else None,
+        compile_s=arm.compile_s,
+        peak_mem_bytes=arm.peak_mem_bytes,
+        config=arm.config,
+        session=session,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,123 @@
+"""Is a result what the oracle says, and was it made the way an honest result is made?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench.assessment.checks.parity import EPSILON
+from nsabench.execution.failure import Failure
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, Status
+
+PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Distances of a result from the float64 oracle."""
+
+    mae: float
+    max_abs_err: float
+    rel_l2: float
+
+    @classmethod
+    def worst(cls, found: Sequence[Errors]) -> Errors:
+        """The largest of each kind."""
+        return cls(
+            max(e.mae for e in found),
+            max(e.max_abs_err for e in found),
+            max(e.rel_l2 for e in found),
+        )
+
+
+def measure(output: Tensor, oracle: Tensor, factor: float = 1.0) -> Errors:
+    """Mean and largest absolute error, and ||out - oracle|| / ||oracle||, in float64.
+
+    factor: the output is that of an input `factor` times as large; its errors are divided by it.
+    """
+    total = largest = squares = right = 0.0
+    got, expected = output.reshape(-1), oracle.reshape(-1)
+    # In pieces, or the largest results would need several times their own memory.
+    for part, truth in zip(got.split(PIECE), expected.split(PIECE), strict=True):
+        difference = part.double().sub_(truth, alpha=factor)
+        squares += float(difference.square().sum())
+        total += float(difference.abs_().sum())
+        largest = max(largest, float(difference.max()))
+        right += float(truth.square().sum())
+    scale = abs(factor)
+    relative = math.sqrt(squares) / scale / (math.sqrt(right) or 1.0)
+    return Errors(total / max(len(got), 1) / scale, largest / scale, relative)
+
+
+def unit(oracle: Tensor, case: Case) -> float:
+    """What the mean absolute error of a gradient is counted in: 1, or more for large gradients.
+
+    An output is a mean of values of about 1, and its error is held to the tolerance as it is. A
+    gradient is a sum over keys or queries and can be of any size, so where it is large its error
+    is held to what the format resolves of it.
+    """
+    size = float(oracle.norm()) / math.sqrt(max(oracle.numel(), 1))
+    return max(1.0, size * EPSILON[case.dtype] / case.tolerances.mae)
+
+
+def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor]) -> Tensor:
+    """The result as a plain tensor. Raises `Failure` (wrong) when its form is not the op's.
+
+    name: what the result is called in the reason. given: what the call was made with.
+    """
+    if output is None:
+        raise Failure(Status.WRONG, f"it gives no {name}")
+    if type(output) is not torch.Tensor:
+        raise Failure(
+            Status.WRONG,
+            f"it returned as {name} a {type(output).__name__}, not a plain torch.Tensor",
+        )
+    first = next(iter(given.values()))
+    for what, got, expected in (
+        ("shape", tuple(output.shape), tuple(oracle.shape)),
+        ("dtype", output.dtype, first.dtype),
+        ("device", output.device.type, first.device.type),
+        ("layout", output.layout, first.layout),  # a sparse one has no storage to look at
+    ):
+        if got != expected:
+            raise Failure(Status.WRONG, f"its {name} has {what} {got}; the op's is {expected}")
+    storage = output.untyped_storage().data_ptr()
+    for argument, tensor in given.items():
+        if storage == tensor.untyped_storage().data_ptr():
+            raise Failure(Status.WRONG, f"its {name} shares memory with its input {argument}")
+    return output
+
+
+def check_values(
+    name: str, output: Tensor, oracle: Tensor, case: Case, factor: float = 1.0
+) -> Errors:
+    """The errors of a result. Raises `WrongValues` when they exceed the case's tolerance."""
+    bad = int((~torch.isfinite(output)).sum())
+    if bad:
+        raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
+    errors, what = measure(output, oracle, factor), ""
+    if case.direction is Direction.BACKWARD:
+        errors = replace(errors, mae=errors.mae / unit(oracle, case))
+        what = f" of {name}"
+    # Written so that a NaN could never pass.
+    if not errors.mae <= case.tolerances.mae:
+        raise WrongValues(
+            f"mean absolute error {errors.mae:.3g}{what} against the float64 oracle is over "
+            f"{case.tolerances.mae:.3g}",
+            errors,
+        )
+    return errors
+
+
+class WrongValues(Failure):
+    """Values beyond tolerance; `errors` is None when they cannot be measured."""
+
+    def __init__(self, reason: str, errors: Errors | None) -> None:
+        super().__init__(Status.WRONG, reason)
+        self.errors = errors

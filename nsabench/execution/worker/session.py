@@ -1,0 +1,72 @@
+"""What a worker keeps warm between cases: the timer, the sensors, the imported implementations."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from nsabench import registry
+from nsabench.errors import EnvironmentRefused
+from nsabench.execution.protocol import Measure, Measured
+from nsabench.execution.timing.timer import CpuTimer, Timer
+from nsabench.execution.worker.measure import Report, measure
+from nsabench.machine.environment import nvml
+from nsabench.machine.environment.torch_probe import pci_bus_id
+from nsabench.registry import Implementation
+
+
+@dataclass(frozen=True)
+class Session:
+    device: str
+    timer: Timer
+    sensors: nvml.Device | None
+    items: dict[tuple[str, str], Implementation]
+
+    @classmethod
+    def open(
+        cls, device: str, kernels: Path | None, sources: Mapping[str, str] | None = None
+    ) -> Session:
+        """Made once a process. The timer first: it binds its clocks before foreign code runs.
+
+        Raises `EnvironmentRefused` when torch sees no such device.
+        """
+        timer, sensors = tools(device)
+        items = {(item.op, item.name): item for item in registry.load(kernels, sources)}
+        gc.collect()
+        gc.freeze()  # what is imported stays; collecting between cases need not look at it
+        return cls(device, timer, sensors, items)
+
+    def measure(self, request: Measure, report: Report) -> Measured:
+        case = request.case
+        return measure(
+            case,
+            [self.items[case.op, name] for name in request.implementations],
+            device=self.device,
+            session=request.session,
+            timer=self.timer,
+            sensors=self.sensors,
+            report=report,
+        )
+
+
+@cache
+def tools(device: str) -> tuple[Timer, nvml.Device | None]:
+    """The clock and the sensors of the device; neither needs foreign code."""
+    return _cuda() if device == "cuda" else (CpuTimer(), None)
+
+
+def _cuda() -> tuple[Timer, nvml.Device | None]:
+    if not torch.cuda.is_available():
+        raise EnvironmentRefused(
+            f"torch {torch.__version__} sees no CUDA device",
+            "run `nsabench doctor`, or measure on the CPU with --device cpu.",
+        )
+    from nsabench.execution.timing.cuda import CudaTimer
+
+    bus_id = pci_bus_id(torch, torch.cuda.current_device())
+    return CudaTimer(), nvml.Device.by_bus_id(bus_id) if bus_id else None

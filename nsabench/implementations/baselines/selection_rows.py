@@ -1,0 +1,105 @@
+"""PyTorch's own attention on selection_rows: what a custom kernel has to beat.
+
+K and V of a row are shared by its H heads. PyTorch can be told so in several ways, whose speeds
+differ several-fold; the best of them is the baseline that counts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations.torch_attention.backends import BACKENDS, only, sharing
+
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+
+def gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """One query of H heads over one shared K/V head: q [N,H,1,D]."""
+    out = scaled_dot_product_attention(
+        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, **sharing()
+    )
+    return out.squeeze(2)
+
+
+def heads_as_queries(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """The H heads as H queries of one head: q [N,1,H,D]."""
+    out = scaled_dot_product_attention(
+        q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale
+    )
+    return out.squeeze(1)
+
+
+def expand(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """K and V expanded over the heads with stride 0: q [N,H,1,D]."""
+    heads = q.shape[1]
+    out = scaled_dot_product_attention(
+        q.unsqueeze(2),
+        k.unsqueeze(1).expand(-1, heads, -1, -1),
+        v.unsqueeze(1).expand(-1, heads, -1, -1),
+        scale=sm_scale,
+    )
+    return out.squeeze(2)
+
+
+def forced(attention: Attention, backend: str) -> Attention:
+    """`attention` by this backend. It raises `Unsupported` with what torch says against it."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+        with only(backend):
+            return attention(q, k, v, sm_scale)
+
+    def call_first(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                return call(q, k, v, sm_scale)
+            except RuntimeError as error:
+                if "No available kernel" not in str(error):
+                    raise
+                raise Unsupported(_why(caught) or str(error)) from error
+
+    tried: set[tuple[object, ...]] = set()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+        # Collecting warnings costs host time, so it is done once a shape, not in timed calls.
+        shape = (q.shape, k.shape, v.shape, q.dtype, q.device)
+        if shape in tried:
+            return call(q, k, v, sm_scale)
+        out = call_first(q, k, v, sm_scale)
+        tried.add(shape)
+        return out
+
+    return attend
+
+
+def _why(caught: list[warnings.WarningMessage]) -> str:
+    """What torch says of why it will not use the backend, less where in torch it says so."""
+    said = (str(w.message).split("(Triggered internally")[0].strip() for w in caught)
+    return " ".join(text for text in said if text and "kernel not used because" not in text)
+
+
+def _register(name: str, attention: Attention, devices: tuple[str, ...]) -> None:
+    @implementation(op="selection_rows", name=name, role="baseline", devices=devices)
+    def call(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return attention(q, k, v, sm_scale)
+
+
+for _name, _attention in (("sdpa_gqa", gqa), ("sdpa_heads_as_queries", heads_as_queries)):
+    _register(_name, _attention, ("cuda", "cpu"))
+    for _suffix in BACKENDS:
+        _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")
+        _register(f"{_name}_{_suffix}", forced(_attention, _suffix), _devices)
+_register("sdpa_expand", expand, ("cuda", "cpu"))
+
+
+@implementation(op="selection_rows", name="bmm_softmax", role="baseline", devices=("cuda", "cpu"))
+def bmm_softmax(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    """Two batched matrix products around a float32 softmax."""
+    scores = torch.bmm(q, k.mT).float() * sm_scale
+    return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)

@@ -1,0 +1,1 @@
+"""The ways to attention that torch has, which the baselines share."""

@@ -1,0 +1,1 @@
+"""The machine: what it is, whether it is fit, what it can do at most."""

@@ -1,0 +1,104 @@
+"""What devices can do by their makers' data sheets: upper bounds, for tables from elsewhere.
+
+Tensor rates are dense; where the rate depends on the accumulator the faster one is given, so that
+nothing possible is called impossible. No maker states an L2 bandwidth, so none is held against a
+time. Sources:
+- RTX 4090, L4, L40S: NVIDIA Ada GPU Architecture (whitepaper), L4 and L40S data sheets
+- RTX 3090, A10: NVIDIA Ampere GA102 GPU Architecture (whitepaper), A10 data sheet
+- A100: NVIDIA A100 Tensor Core GPU Architecture (whitepaper), A100 80GB data sheet
+- H100, H200: NVIDIA H100 Tensor Core GPU Architecture (whitepaper), H200 data sheet; the L2 of the
+  H200 is what the device reports of itself
+- RTX 5090: NVIDIA RTX Blackwell GPU Architecture (whitepaper)
+- B200: NVIDIA Blackwell Architecture Technical Brief (HGX B200); the L2 as the device reports it
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from nsabench.assessment.checks.limits import Limits
+from nsabench.errors import UsageError
+
+# Memory and core clocks are often set a few percent above the data sheet's.
+OVERCLOCKING = 1.05
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """memory_gb_s in 1e9 bytes/s, l2_mib in MiB, rates in TFLOP/s, sm_boost_mhz in MHz."""
+
+    name: str
+    memory_gb_s: float
+    l2_mib: int
+    float16: float
+    bfloat16: float
+    sms: int
+    sm_boost_mhz: int
+
+    def limits(self) -> Limits:
+        """The ceilings, allowing a whole L2 of hits: nobody knows what a foreign timer flushed."""
+        return Limits(
+            source=f"data sheet of the {self.name}",
+            memory_gb_s=self.memory_gb_s,
+            l2_bytes=self.l2_mib << 20,
+            tflop_s={"float16": self.float16, "bfloat16": self.bfloat16},
+            margin=OVERCLOCKING,
+        )
+
+
+SHEETS = (
+    Sheet("RTX 3090", 936.2, 6, 142.0, 71.0, 82, 1695),
+    Sheet("RTX 4090", 1008.0, 72, 330.3, 165.2, 128, 2520),
+    Sheet("RTX 5090", 1792.0, 96, 419.0, 209.5, 170, 2407),
+    Sheet("A10", 600.2, 6, 125.0, 125.0, 72, 1695),
+    Sheet("A100 40GB", 1555.0, 40, 312.0, 312.0, 108, 1410),
+    Sheet("A100 80GB", 2039.0, 40, 312.0, 312.0, 108, 1410),
+    Sheet("L4", 300.1, 48, 121.0, 121.0, 58, 2040),
+    Sheet("L40S", 864.0, 96, 362.1, 362.1, 142, 2520),
+    Sheet("H100 PCIe", 2039.0, 50, 756.0, 756.0, 114, 1755),
+    Sheet("H100 SXM", 3352.0, 50, 989.4, 989.4, 132, 1980),
+    Sheet("H200", 4800.0, 60, 989.4, 989.4, 132, 1980),
+    Sheet("B200", 8000.0, 126, 2250.0, 2250.0, 148, 1965),
+)
+
+
+def find(gpu: str) -> Sheet:
+    """The sheet of a device by its name or by what its driver calls it ("NVIDIA H100 80GB HBM3").
+
+    Raises `UsageError` when none or more than one fits.
+    """
+    fitting = _fitting(gpu)
+    if len(fitting) == 1:
+        return fitting[0]
+    names = [sheet.name for sheet in fitting or SHEETS]
+    if fitting:
+        raise UsageError(f"{gpu!r} may be several devices", f"say which: {', '.join(names)}.")
+    near = difflib.get_close_matches(gpu, names, 1)
+    raise UsageError(
+        f"there is no data sheet of {gpu!r}",
+        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}.",
+    )
+
+
+def known(gpu: str) -> Sheet | None:
+    """As `find`, but None where `find` raises."""
+    fitting = _fitting(gpu)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _fitting(gpu: str) -> list[Sheet]:
+    words = set(_words(gpu))
+    exact = [s for s in SHEETS if set(_words(s.name)) <= words]
+    # "H100" alone names part of two sheets; "A100-SXM4-80GB" holds every word of one.
+    return exact or [s for s in SHEETS if words and words <= set(_words(s.name))]
+
+
+_SPELLINGS = {"sxm5": "sxm", "sxm4": "sxm", "hbm3": "sxm", "rtx4090": "4090", "rtx5090": "5090"}
+
+
+def _words(name: str) -> list[str]:
+    ignored = {"nvidia", "geforce", "tesla", "gpu"}
+    found = re.findall(r"[a-z0-9]+", name.lower())
+    return [_SPELLINGS.get(word, word) for word in found if word not in ignored]

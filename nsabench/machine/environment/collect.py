@@ -1,0 +1,71 @@
+"""Collect the whole environment. Nothing here fails because something is missing."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from nsabench.execution.protocol import Described
+from nsabench.machine.environment.container import read_container
+from nsabench.machine.environment.gpu import read_driver, read_gpus
+from nsabench.machine.environment.host import read_host
+from nsabench.machine.environment.identifiers import Redactor
+from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.provenance import read_run
+from nsabench.machine.environment.software import read_software
+from nsabench.model.plan import Plan
+
+# A number cannot be explained, or compared with another, without these.
+_NEEDED = ("host.cpu", "software.torch", "run.kernels")
+_NEEDED_ON_CUDA = (
+    "driver",
+    "gpus",
+    "gpus.nvml",
+    "software.triton",
+    "software.libraries.cublas",
+    "software.libraries.cuda_driver",
+    "software.libraries.ptxas",
+)
+
+
+def collect(
+    described: Described | None, plan: Plan | None, *, include_identifiers: bool = False
+) -> Environment:
+    """What this machine is.
+
+    `described` is the worker's account of torch and the device; without it those fields are
+    absent. Identifiers are hashed unless `include_identifiers`.
+
+    Raises `UsageError` when NSABENCH_ID_SALT_FILE names a file that is no good.
+    """
+    variables = dict(os.environ)
+    redactor = Redactor.from_variables(variables, plain=include_identifiers)
+    absent: dict[str, str] = {}
+    driver = read_driver()
+    if driver.nvml_failure is not None:
+        absent["driver"] = driver.nvml_failure
+    gpus = read_gpus(described, redactor, absent)
+    if not gpus:
+        absent["gpus"] = driver.nvml_failure or "NVML shows no device"
+    software = read_software(described, variables, absent)
+    on_cuda = _on_cuda(described, plan)
+    if on_cuda and gpus and not any(gpu.used for gpu in gpus):
+        absent["gpus"] = "it is not known which device is measured on"
+    return Environment(
+        collected=datetime.now(UTC).replace(microsecond=0),
+        complete=absent.keys().isdisjoint([*_NEEDED, *(_NEEDED_ON_CUDA if on_cuda else ())]),
+        identifiers=redactor.kind,
+        gpus=gpus,
+        driver=driver,
+        host=read_host(redactor, absent),
+        software=software,
+        container=read_container(variables, absent),
+        run=read_run(plan, variables, redactor, absent),
+        absent=dict(sorted(absent.items())),
+    )
+
+
+def _on_cuda(described: Described | None, plan: Plan | None) -> bool:
+    if plan is not None:
+        return plan.device == "cuda"
+    return described is not None and described.device.get("type") == "cuda"

@@ -1,0 +1,143 @@
+"""Where this run comes from: its command, its plan, its sources and its environment variables."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import nsabench
+from nsabench.machine.environment.identifiers import Redactor
+from nsabench.machine.environment.model import Checkout, Run
+from nsabench.model.plan import Plan
+
+COMMIT_VARIABLE = "NSABENCH_COMMIT"  # set by our images, which hold no checkout
+_GIT_TIMEOUT_S = 10.0
+# Variables that change what is loaded, compiled, scheduled or computed.
+_ALLOWED = re.compile(
+    r"(CUDA|CUDNN|CUBLAS|CUBLASLT|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|NSA|NSABENCH|OMP"
+    r"|GOMP|KMP|MKL|OPENBLAS|ATEN)_\w+"
+    r"|PYTHONHASHSEED|PYTHONOPTIMIZE|PYTHONMALLOC|LD_PRELOAD|LD_LIBRARY_PATH|MALLOC_\w+"
+)
+_SECRET = re.compile(r"KEY|PASS|SECRET|TOKEN|CREDENTIAL|SALT", re.IGNORECASE)
+
+
+def read_run(
+    plan: Plan | None, variables: Mapping[str, str], redactor: Redactor, absent: dict[str, str]
+) -> Run:
+    """The command and its sources; of the plan only what is worth having beside the machine."""
+    kernels = Path(plan.kernels) if plan is not None and plan.kernels else None
+    checkouts = [_of_nsabench(variables, absent)]
+    if kernels is not None:
+        checkouts.append(read_checkout("kernels", kernels.resolve().parent, absent))
+    return Run(
+        run_id=plan.run_id if plan is not None else None,
+        device=plan.device if plan is not None else None,
+        command=[*_program(sys.argv[0]), *map(redactor.text, sys.argv[1:])],
+        shard=plan.shard if plan is not None else None,
+        matrices={m.name: m.sha256 for m in plan.matrices} if plan is not None else {},
+        seeds=sorted({c.case.seed for c in plan.cases}) if plan is not None else [],
+        kernels=kernels.name if kernels is not None else None,
+        kernels_sha256=_digest(kernels, absent) if kernels is not None else None,
+        checkouts=checkouts,
+        variables=allowed_variables(variables, redactor),
+    )
+
+
+def allowed_variables(variables: Mapping[str, str], redactor: Redactor) -> dict[str, str]:
+    """Those on the allow-list, without anything that looks like a secret or names a person."""
+    return {
+        name: redactor.text(value)
+        for name, value in sorted(variables.items())
+        if _ALLOWED.fullmatch(name) and not _SECRET.search(name)
+    }
+
+
+def _of_nsabench(variables: Mapping[str, str], absent: dict[str, str]) -> Checkout:
+    checkout = read_checkout("nsabench", Path(nsabench.__file__).parent, absent)
+    built_from = variables.get(COMMIT_VARIABLE)
+    if checkout.commit is None and built_from:
+        del absent["run.checkouts.nsabench"]
+        return Checkout(of="nsabench", commit=built_from)
+    return checkout
+
+
+def _program(started: str) -> list[str]:
+    """As it can be typed again; `python -m` starts a file of another name."""
+    name = Path(started).name
+    return ["python", "-m", "nsabench"] if name == "__main__.py" else [name]
+
+
+def read_checkout(
+    of: Literal["nsabench", "kernels"], folder: Path, absent: dict[str, str]
+) -> Checkout:
+    """The state of the checkout around `folder`; all None where there is none, or no git."""
+    try:
+        top = _git(folder, "rev-parse", "--show-toplevel").strip()
+        commit = _git(folder, "rev-parse", "HEAD").strip()
+        # An installation inside someone else's checkout (a .venv, say) is not from that commit.
+        if not _git(folder, "ls-files", "--", ".").strip():
+            absent[f"run.checkouts.{of}"] = "its folder is not part of a git checkout"
+            return Checkout(of=of)
+        diff = _git(Path(top), "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD")
+        others = _git(Path(top), "ls-files", "--others", "--exclude-standard")
+    except _GitError as error:
+        absent[f"run.checkouts.{of}"] = str(error)
+        return Checkout(of=of)
+    return Checkout(
+        of=of,
+        commit=commit,
+        dirty=bool(diff),
+        diff_sha256=hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest()
+        if diff
+        else None,
+        untracked=len(others.splitlines()),
+    )
+
+
+class _GitError(Exception):
+    """The state of a checkout cannot be told; `str()` says why."""
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    # fsmonitor would start a program that the checkout names; optional locks disturb other users.
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=_GIT_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            env=_git_variables(),
+        )
+    except FileNotFoundError:
+        raise _GitError("git is not installed") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _GitError(f"git could not be run: {type(error).__name__}") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"]
+        # The message goes into a file that others read: no paths in it.
+        raise _GitError(re.sub(r"'?/\S+", "…", said[0]))
+    return done.stdout
+
+
+def _git_variables() -> dict[str, str]:
+    # Set in hooks, these point git at a repository other than the folder's.
+    elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
+    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    return {**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+
+
+def _digest(file: Path, absent: dict[str, str]) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        absent["run.kernels"] = f"the kernels file cannot be read: {error.strerror}"
+        return None

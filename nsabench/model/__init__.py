@@ -1,0 +1,1 @@
+"""The typed objects that everybody uses. They hold no logic."""

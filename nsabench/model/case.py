@@ -1,0 +1,122 @@
+"""A case: one op at one shape, dtype, direction and distribution, and how it is to be measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from nsabench import ops
+from nsabench.model.vocabulary import Direction, DType, Mode
+from nsabench.ops import labels
+from nsabench.ops.contract import Shape, Tolerances, Work
+
+Seed = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+class RatioCI(BaseModel):
+    """Stop when the 95 % interval of every candidate's ratio to its best baseline is narrow."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: Literal["ratio_ci"] = "ratio_ci"
+    width: PositiveFloat = 0.01  # relative width of the interval
+    min_rounds: PositiveInt = 20
+    max_rounds: PositiveInt = 200
+    budget_s: PositiveFloat = 2.0
+
+
+class FixedCount(BaseModel):
+    """Stop after a fixed number of rounds (one sample an implementation a round)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: Literal["fixed_count"]
+    rounds: PositiveInt = 50
+
+
+class TimeBudget(BaseModel):
+    """Stop when the time is spent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: Literal["time_budget"]
+    budget_s: PositiveFloat = 1.0
+
+
+Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kind")]
+
+
+class Timing(BaseModel):
+    """How samples are taken. `warmup_s` is per implementation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    mode: Mode = Mode.STREAM
+    warmup_s: PositiveFloat = 0.025
+    rotate: PositiveInt = 3
+    stopping: Stopping = RatioCI()
+
+
+class Case(BaseModel):
+    """One cell of the plan. `id` depends only on what is measured, so it is stable across runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    op: str
+    shape: dict[str, int]
+    dtype: DType
+    direction: Direction
+    distribution: str
+    streams: PositiveInt
+    timeout_s: PositiveFloat
+    seed: Seed
+    tolerances: Tolerances = Tolerances()
+    timing: Timing = Timing()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What is launched, however it is timed."""
+        return self.model_dump(
+            mode="json",
+            include={"op", "shape", "dtype", "direction", "distribution", "streams"},
+        )
+
+    @cached_property
+    def id(self) -> str:
+        content = self.content
+        if self.timing.mode is not Mode.STREAM:
+            content["mode"] = self.timing.mode.value
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @cached_property
+    def sizes(self) -> Shape:
+        """The shape as the op's own model."""
+        return ops.get(self.op).shape_model.model_validate(self.shape)
+
+    @cached_property
+    def work(self) -> Work:
+        """Compulsory work of the case: one call a stream."""
+        op = ops.get(self.op)
+        work = op.work if self.direction is Direction.FORWARD else op.backward_work
+        one = work(self.sizes, self.dtype, self.distribution, self.seed)
+        return Work(one.bytes_min * self.streams, one.flops * self.streams)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What tells the case from others, as its records have it."""
+        content = self.content
+        return {**content.pop("shape"), **content, "mode": self.timing.mode.value}
+
+    @property
+    def label(self) -> str:
+        """A short line for people: op, sizes, and what is not the default."""
+        return f"{self.op} {labels.case(self.fields)}"
+
+    @property
+    def named(self) -> str:
+        """The label, and the id that the case's log and records have."""
+        return labels.named({**self.fields, "case_id": self.id})

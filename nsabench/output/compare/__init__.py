@@ -1,0 +1,11 @@
+"""What became of the same cases in another run: another torch, Triton, GPU, or commit.
+
+Runs are joined by case and implementation, and every later one is held against the first. A ratio
+is the median time in the first run over that in the later one: above 1 the later one is faster.
+"""
+
+from nsabench.output.compare.comparison import BAND, Cell, Comparison, Mean, compare
+from nsabench.output.compare.side import Side, read
+from nsabench.output.compare.vocabulary import Change, Difference
+
+__all__ = ["BAND", "Cell", "Change", "Comparison", "Difference", "Mean", "Side", "compare", "read"]

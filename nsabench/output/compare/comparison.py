@@ -1,0 +1,298 @@
+"""From runs to a comparison: the object that every renderer shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from nsabench.assessment.statistics import geometric_mean, ratio_of_independent_medians
+from nsabench.assessment.verdict import Key
+from nsabench.errors import UsageError
+from nsabench.machine.environment.nvml import THROTTLING
+from nsabench.model.case import Case
+from nsabench.model.plan import PlannedCase
+from nsabench.model.vocabulary import BENIGN, Role, Status
+from nsabench.output.compare.side import Record, Side, compared
+from nsabench.output.compare.vocabulary import Change, Difference
+
+# Two runs of the same code differ by more than their intervals say: docs/MEASUREMENT.md, *How well
+# it measures*, saw 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.
+BAND = 0.05
+MISSING = "missing"  # in place of a status: planned, and not measured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An implementation on a case in one run. Times in ms; the speed-up is that run's own, against
+    its best baseline, with its 95 % interval."""
+
+    status: str
+    reason: str = ""
+    median_ms: float | None = None
+    best_baseline: str = ""
+    speedup: float | None = None
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
+    verdict: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A later run against the first: ratio = time in the first / time in the later one, with its
+    95 % interval. `difference` is None where both runs declined the case."""
+
+    difference: Difference | None
+    why: str = ""
+    ratio: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    change: Change | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An implementation on a case: `outcomes`, one a run; `steps`, one a later run."""
+
+    planned: PlannedCase
+    implementation: str
+    role: Role
+    length: int | None
+    outcomes: tuple[Outcome, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def case(self) -> Case:
+        return self.planned.case
+
+    @property
+    def label(self) -> str:
+        """The case on one line."""
+        return self.case.label
+
+    @property
+    def name(self) -> str:
+        return f"{self.implementation} on {self.label}"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """An implementation in a later run. `value`: geometric mean of the ratios of `valid` cells."""
+
+    op: str
+    implementation: str
+    role: Role
+    value: float | None
+    valid: int
+    invalid: int
+    differences: dict[Difference, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs, and every cell they have in common. `disagreements`: how their plans differ, a
+    sentence each; what they do not share was left out."""
+
+    sides: tuple[Side, ...]
+    cells: tuple[Cell, ...]
+    disagreements: tuple[str, ...]
+    band: float
+
+    @property
+    def first(self) -> Side:
+        return self.sides[0]
+
+    @property
+    def later(self) -> tuple[Side, ...]:
+        return self.sides[1:]
+
+    @cached_property
+    def differing(self) -> dict[str, list[str]]:
+        """Versions that are not the same in all runs: name -> value in each, "" where unknown."""
+        names = dict.fromkeys(name for side in self.sides for name in side.versions)
+        found = {name: [side.versions.get(name, "") for side in self.sides] for name in names}
+        return {name: values for name, values in found.items() if len(set(values)) > 1}
+
+    def changes(self, later: int) -> list[tuple[Cell, Step]]:
+        """Cells whose status in the later run of that index is another, the worst first."""
+        order = list(Change)
+        found = [(c, c.steps[later]) for c in self.cells if c.steps[later].change is not None]
+        return sorted(found, key=lambda pair: order.index(pair[1].change or Change.OTHER))
+
+    def means(self, later: int) -> list[Mean]:
+        """One a implementation, in the order of the plan."""
+        groups: dict[tuple[str, str], list[Cell]] = {}
+        for cell in self.cells:
+            groups.setdefault((cell.case.op, cell.implementation), []).append(cell)
+        return [_mean(op, name, cells, later) for (op, name), cells in groups.items()]
+
+    def broken(self, later: int) -> list[tuple[Cell, Step]]:
+        """Status changes for the worse, and what is planned but was not measured."""
+        return [pair for pair in self.changes(later) if pair[1].change is Change.BROKE]
+
+    def slower(self, later: int) -> list[tuple[Cell, Step]]:
+        """Candidates that lost time by more than the band; all implementations if none is one."""
+        judged = [c for c in self.cells if c.role is Role.CANDIDATE] or self.cells
+        found = [(c, c.steps[later]) for c in judged]
+        return [pair for pair in found if pair[1].difference is Difference.SLOWER]
+
+    def failures(self, *, slower: bool) -> Iterator[str]:
+        """Why a gate stays shut, a sentence each: what broke, and, if asked for, what got slower.
+        Of times in a run that decides nothing, nothing can be said, so that is one as well then."""
+        yield from (side.objection for side in self.sides if side.objection and slower)
+        for later, side in enumerate(self.later):
+            for cell, _ in self.broken(later):
+                before, after = cell.outcomes[0], cell.outcomes[later + 1]
+                yield f"{cell.name} in {side.name}: {before.status} became {after.status}"
+            for cell, step in self.slower(later) if slower else ():
+                yield f"{cell.name} in {side.name}: {step.ratio:.3f} of the speed"
+
+
+def compare(
+    sides: Sequence[Side],
+    *,
+    intersection: bool = False,
+    only: Sequence[str] = ("*",),
+    band: float = BAND,
+) -> Comparison:
+    """Hold every later run against the first. `only`: patterns of implementations.
+
+    Raises `UsageError` when the plans differ and `intersection` is not set, and when the runs have
+    nothing in common.
+    """
+    disagreements = tuple(_disagreements(sides))
+    if disagreements and not intersection:
+        raise UsageError(
+            f"these runs have different plans: {'; '.join(disagreements)}",
+            "compare what they have in common with --intersection.",
+        )
+    cells = tuple(_cells(sides, only, band))
+    if not cells:
+        raise UsageError(
+            "these runs have nothing in common",
+            "run the same matrices, or name other implementations with --only.",
+        )
+    return Comparison(tuple(sides), cells, disagreements, band)
+
+
+def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
+    first = sides[0]
+    known = first.plan.by_id
+    for side in sides[1:]:
+        cases = side.plan.by_id
+        for one, other, name in ((known, cases, first.name), (cases, known, side.name)):
+            alone = [one[i] for i in one if i not in other]
+            if alone:
+                yield f"{len(alone)} cases are only in {name}, such as {alone[0].case.label}"
+        shared = [i for i in known if i in cases]
+        for what in ("seed", "tolerances", "timing"):
+            differing = [
+                i for i in shared if _settings(known[i])[what] != _settings(cases[i])[what]
+            ]
+            if differing:
+                yield f"{len(differing)} cases have another {what} in {side.name}"
+        ours, theirs = set(compared(first)), set(compared(side))
+        for alone_in, name in ((ours - theirs, first.name), (theirs - ours, side.name)):
+            counts = Counter(who for case_id, who in alone_in if case_id in set(shared))
+            for who, count in sorted(counts.items()):
+                yield f"{who} is measured only in {name} ({count} cases)"
+
+
+def _settings(planned: PlannedCase) -> dict[str, object]:
+    """What makes two measurements of one case different ones. How long is sampled does not."""
+    case = planned.case
+    return {
+        "seed": case.seed,
+        "tolerances": case.tolerances,
+        "timing": case.timing.rotate,
+    }
+
+
+def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[Cell]:
+    common = [compared(side) for side in sides]
+    for (case_id, name), role in common[0].items():
+        if not all((case_id, name) in other for other in common):
+            continue
+        planned = [side.plan.by_id[case_id] for side in sides]
+        if any(_settings(p) != _settings(planned[0]) for p in planned):
+            continue
+        if not any(fnmatchcase(name, pattern) for pattern in only):
+            continue
+        key = (case_id, name)
+        records = [side.records.get(key) for side in sides]
+        steps = tuple(
+            _step(sides[0], side, records[0], record, key, band)
+            for side, record in zip(sides[1:], records[1:], strict=True)
+        )
+        length = next((r["length"] for r in records if r), None)
+        yield Cell(planned[0], name, role, length, tuple(map(_outcome, records)), steps)
+
+
+def _outcome(record: Record | None) -> Outcome:
+    if record is None:
+        return Outcome(MISSING, "it was planned and not measured")
+    return Outcome(
+        record["status"],
+        record["reason"] or "",
+        record["median_ms"],
+        record["best_baseline"] or "",
+        record["speedup"],
+        record["speedup_lo"],
+        record["speedup_hi"],
+        record["verdict"],
+    )
+
+
+def _step(
+    first: Side, later: Side, before: Record | None, after: Record | None, key: Key, band: float
+) -> Step:
+    statuses = [record["status"] if record else MISSING for record in (before, after)]
+    change = Change.between(*statuses)
+    for side, record in ((first, before), (later, after)):
+        if record is None or record["status"] != Status.OK:
+            if change is None and statuses[0] in BENIGN:
+                return Step(None, record["reason"] if record else "")
+            said = f"{record['status']}: {record['reason']}" if record else "not measured"
+            return Step(Difference.INVALID, f"in {side.name} {said}", change=change)
+    for side in (first, later):
+        if side.objection:
+            return Step(Difference.INVALID, side.objection, change=change)
+    if key not in first.samples or key not in later.samples:
+        return Step(Difference.INCONCLUSIVE, "parity only: it was not timed")
+    for side, record in ((first, before), (later, after)):
+        held = set(((record or {}).get("clock_event_reasons") or "").split(", ")) & THROTTLING
+        if held:
+            why = f"in {side.name} the device was throttled: {', '.join(sorted(held))}"
+            return Step(Difference.INCONCLUSIVE, why)
+    ratio = ratio_of_independent_medians(first.samples[key], later.samples[key])
+    difference, why = _difference(ratio.lo, ratio.hi, band)
+    return Step(difference, why, ratio.value, ratio.lo, ratio.hi, change)
+
+
+def _difference(lo: float, hi: float, band: float) -> tuple[Difference, str]:
+    low, high = 1 / (1 + band), 1 + band
+    if lo > high:
+        return Difference.FASTER, ""
+    if hi < low:
+        return Difference.SLOWER, ""
+    if lo >= low and hi <= high:
+        return Difference.SAME, ""
+    return Difference.INCONCLUSIVE, f"the 95 % interval of the ratio is {lo:.3f} to {hi:.3f}"
+
+
+def _mean(op: str, name: str, cells: Sequence[Cell], later: int) -> Mean:
+    steps = [cell.steps[later] for cell in cells]
+    ratios = [step.ratio for step in steps if step.ratio is not None]
+    counts = Counter(step.difference for step in steps)
+    differences = {d: counts[d] for d in Difference}
+    return Mean(
+        op,
+        name,
+        cells[0].role,
+        geometric_mean(ratios),
+        len(ratios),
+        differences[Difference.INVALID],
+        differences,
+    )

@@ -1,0 +1,44 @@
+"""A comparison as JSON for programs. Fields are only ever added."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from nsabench.output.compare.comparison import Comparison
+
+
+def as_data(comparison: Comparison) -> dict[str, Any]:
+    """Ratios are time in the first run / time in the later one; times in ms."""
+    return {
+        "band": comparison.band,
+        "disagreements": list(comparison.disagreements),
+        "runs": [
+            {
+                "name": side.name,
+                "run_id": side.plan.run_id,
+                "created": side.plan.created.isoformat(),
+                "trust": side.trust.value,
+                "objection": side.objection,
+                "versions": side.versions,
+            }
+            for side in comparison.sides
+        ],
+        "means": [
+            {"run": side.name, **asdict(mean)}
+            for later, side in enumerate(comparison.later)
+            for mean in comparison.means(later)
+        ],
+        "cells": [
+            {
+                "case_id": cell.planned.id,
+                "case": cell.label,
+                "op": cell.case.op,
+                "implementation": cell.implementation,
+                "role": cell.role.value,
+                "runs": [asdict(outcome) for outcome in cell.outcomes],
+                "later": [asdict(step) for step in cell.steps],
+            }
+            for cell in comparison.cells
+        ],
+    }

@@ -1,0 +1,165 @@
+"""A comparison as Markdown, for a pull request or a file that can be compared by diff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsabench.model.vocabulary import Role, Status
+from nsabench.output.compare.comparison import Comparison, Mean, Outcome, Step
+from nsabench.output.compare.vocabulary import Difference
+from nsabench.output.report.markdown import code, plain, table
+
+MOST = 60  # lines of a table of cells; the JSON holds all
+
+
+def render(comparison: Comparison) -> str:
+    """The same runs give the same text."""
+    parts = [_head(comparison), _runs(comparison)]
+    for later, side in enumerate(comparison.later):
+        parts.append(_changes(comparison, later, side.name))
+        parts.append(_means(comparison, later, side.name))
+        parts.append(_slower(comparison, later, side.name))
+    parts.append(_candidates(comparison))
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def ratio(step: Step) -> str:
+    if step.ratio is None:
+        return "–"
+    return f"{step.ratio:.3f} [{step.lo:.3f}, {step.hi:.3f}]"
+
+
+def counts(mean: Mean) -> str:
+    said = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
+    return ", ".join(said) or "declined by both"
+
+
+def _head(comparison: Comparison) -> Iterator[str]:
+    yield f"# Comparison with {plain(comparison.first.name)}\n"
+    yield (
+        "Ratio: median time in the first run over that in the later one, with its 95 % interval; "
+        f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same."
+    )
+    for side in comparison.sides:
+        if side.objection:
+            yield f"\n**{plain(side.objection)}.**"
+    if comparison.disagreements:
+        yield "\nThe plans differ, and only what they have in common is compared:\n"
+        yield from (f"- {plain(line)}" for line in comparison.disagreements)
+
+
+def _runs(comparison: Comparison) -> Iterator[str]:
+    yield "## Runs\n"
+    differing = comparison.differing
+    yield from table(
+        ("run", "id", "made", "trust", *map(plain, differing)),
+        (
+            (
+                plain(side.name),
+                code(side.plan.run_id),
+                f"{side.plan.created:%Y-%m-%d %H:%M}",
+                side.trust.value,
+                *(plain(values[number]) or "–" for values in differing.values()),
+            )
+            for number, side in enumerate(comparison.sides)
+        ),
+    )
+    if not differing:
+        yield "\nDevice, versions and commits are the same in all, as far as they are known."
+
+
+def _changes(comparison: Comparison, later: int, name: str) -> Iterator[str]:
+    yield f"## Statuses that changed in {plain(name)}\n"
+    found = comparison.changes(later)
+    if not found:
+        yield "None."
+        return
+    yield from table(
+        ("change", "case", "implementation", "before", "after", "reason"),
+        (
+            (
+                str(step.change),
+                plain(cell.label),
+                code(cell.implementation),
+                cell.outcomes[0].status,
+                cell.outcomes[later + 1].status,
+                plain(cell.outcomes[later + 1].reason or cell.outcomes[0].reason),
+            )
+            for cell, step in found[:MOST]
+        ),
+    )
+    yield from _left_out(len(found))
+
+
+def _means(comparison: Comparison, later: int, name: str) -> Iterator[str]:
+    yield f"## {plain(name)} against {plain(comparison.first.name)}\n"
+    yield from table(
+        ("op", "implementation", "role", "geometric mean", "of cells", "invalid", "cells"),
+        (
+            (
+                mean.op,
+                code(mean.implementation),
+                mean.role.value,
+                "–" if mean.value is None else f"{mean.value:.3f}",
+                str(mean.valid),
+                str(mean.invalid),
+                counts(mean),
+            )
+            for mean in comparison.means(later)
+        ),
+    )
+
+
+def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
+    yield f"### Slower in {plain(name)}\n"
+    found = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
+    if not found:
+        yield "No candidate."
+        return
+    yield from table(
+        ("case", "implementation", "ms before", "ms after", "ratio [95 %]"),
+        (
+            (
+                plain(cell.label),
+                code(cell.implementation),
+                _ms(cell.outcomes[0]),
+                _ms(cell.outcomes[later + 1]),
+                ratio(step),
+            )
+            for cell, step in found[:MOST]
+        ),
+    )
+    yield from _left_out(len(found))
+
+
+def _candidates(comparison: Comparison) -> Iterator[str]:
+    """What a version matrix shows: in each run the status, or the speed-up over its baseline."""
+    cells = [c for c in comparison.cells if c.role is Role.CANDIDATE]
+    yield "## Candidates against the best baseline of each run\n"
+    if not cells:
+        yield "No candidate takes part."
+        return
+    yield from table(
+        ("case", "candidate", *(plain(side.name) for side in comparison.sides)),
+        (
+            (plain(cell.label), code(cell.implementation), *map(standing, cell.outcomes))
+            for cell in cells[:MOST]
+        ),
+    )
+    yield from _left_out(len(cells))
+
+
+def standing(outcome: Outcome) -> str:
+    """`1.23x faster`, or the status that keeps it from having a ratio."""
+    if outcome.status != Status.OK or outcome.speedup is None:
+        return outcome.status
+    return f"{outcome.speedup:.2f}x {outcome.verdict}"
+
+
+def _left_out(count: int) -> Iterator[str]:
+    if count > MOST:
+        yield f"\nand {count - MOST} more: `nsabench compare --json` has them all."
+
+
+def _ms(outcome: Outcome) -> str:
+    return "–" if outcome.median_ms is None else f"{outcome.median_ms:.4g}"

@@ -1,0 +1,125 @@
+"""A comparison as a page: what changed, the version matrix, and every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nsabench.assessment.threshold import MARGIN
+from nsabench.model.vocabulary import Role
+from nsabench.ops import labels
+from nsabench.output.compare.comparison import Comparison
+from nsabench.output.compare.markdown import counts, ratio
+from nsabench.output.report import html
+from nsabench.output.report.files import replace
+
+SCRIPTS = ("comparison.js",)
+MOST = 60  # rows of the tables that need no script
+TEXTS = (
+    "label",
+    "shape",
+    "case_id",
+    "op",
+    "implementation",
+    "role",
+    "dtype",
+    "direction",
+    "distribution",
+    "mode",
+    "run",
+    "status",
+    "verdict",
+    "reason",
+    "best_baseline",
+    "difference",
+    "change",
+    "why",
+)
+NUMBERS = (
+    "length",
+    "streams",
+    "median_ms",
+    "speedup",
+    "speedup_lo",
+    "speedup_hi",
+    "ratio",
+    "ratio_lo",
+    "ratio_hi",
+)
+
+
+def write(comparison: Comparison, path: Path) -> Path:
+    """Raises `EnvironmentRefused` where the extra `report` is not installed."""
+    return replace(path, render(comparison))
+
+
+def render(comparison: Comparison) -> str:
+    """The page. The same runs give the same text."""
+    data = {
+        **html.rows(_rows(comparison), TEXTS, NUMBERS),
+        "runs": [side.name for side in comparison.sides],
+        "band": comparison.band,
+        "margin": MARGIN,
+    }
+    return html.render(
+        "comparison.html.j2",
+        SCRIPTS,
+        data,
+        comparison=comparison,
+        later=[_later(comparison, number) for number in range(len(comparison.later))],
+        counts=counts,
+        ratio_text=ratio,
+        most=MOST,
+    )
+
+
+def _later(comparison: Comparison, number: int) -> dict[str, Any]:
+    means = comparison.means(number)
+    changes = comparison.changes(number)
+    return {
+        "side": comparison.later[number],
+        "index": number + 1,
+        "changes": changes,
+        "broken": len(comparison.broken(number)),
+        "slower": sorted(comparison.slower(number), key=lambda pair: pair[1].ratio or 0),
+        "means": means,
+        "candidates": [mean for mean in means if mean.role is Role.CANDIDATE],
+    }
+
+
+def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """One a cell and run; what compares it with the first run is null in the first."""
+    for cell in comparison.cells:
+        about = cell.case.fields
+        for number, (side, outcome) in enumerate(zip(comparison.sides, cell.outcomes, strict=True)):
+            step = cell.steps[number - 1] if number else None
+            yield {
+                "label": labels.case(about),
+                "shape": labels.shape(about),
+                "case_id": cell.planned.id,
+                "op": cell.case.op,
+                "implementation": cell.implementation,
+                "role": cell.role.value,
+                "dtype": cell.case.dtype.value,
+                "direction": cell.case.direction.value,
+                "distribution": cell.case.distribution,
+                "mode": cell.case.timing.mode.value,
+                "run": side.name,
+                "status": outcome.status,
+                "verdict": outcome.verdict,
+                "reason": outcome.reason,
+                "best_baseline": outcome.best_baseline,
+                "difference": step.difference.value if step and step.difference else None,
+                "change": step.change.value if step and step.change else None,
+                "why": step.why if step else "",
+                "length": cell.length,
+                "streams": cell.case.streams,
+                "median_ms": outcome.median_ms,
+                "speedup": outcome.speedup,
+                "speedup_lo": outcome.speedup_lo,
+                "speedup_hi": outcome.speedup_hi,
+                "ratio": step.ratio if step else None,
+                "ratio_lo": step.lo if step else None,
+                "ratio_hi": step.hi if step else None,
+            }

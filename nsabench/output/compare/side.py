@@ -1,0 +1,144 @@
+"""A run as a comparison sees it: its plan, what it measured, and where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from nsabench.assessment.checks.controls import Catch
+from nsabench.assessment.verdict import Key
+from nsabench.errors import UsageError
+from nsabench.evidence.manifest import refuse_altered
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.seal import brief_environment, controls_caught
+from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
+from nsabench.execution.folder import RunFolder
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Role
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the runs. `name` tells it from the others; times in `samples` are in ms, sorted."""
+
+    name: str
+    folder: Path
+    plan: Plan
+    environment: EnvironmentBrief
+    trust: Trust
+    records: dict[Key, Record]
+    samples: dict[Key, NDArray[np.float64]]
+
+    @cached_property
+    def objection(self) -> str:
+        """Why the run decides nothing; empty where it does."""
+        missed = Counter(
+            r["implementation"] for r in self.records.values() if r["caught"] == Catch.MISSED
+        )
+        if missed:
+            return f"the run {self.name} decides nothing: {', '.join(missed)} not caught"
+        if not controls_caught(self.records.values()):
+            return f"the run {self.name} decides nothing: no control showed that each check works"
+        return ""
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """What may make two runs differ, by name."""
+        e, plan = self.environment, self.plan
+        first = next(iter(self.records.values()), {})
+        said = {
+            "device": e.gpu or first.get("gpu_name") or plan.device,
+            "driver": e.driver,
+            "torch": e.torch or first.get("torch"),
+            "triton": e.triton or first.get("triton"),
+            "CUDA": e.cuda or first.get("cuda"),
+            "python": e.python,
+            "image": e.combo,
+            "nsabench": plan.nsabench,
+            **{f"commit of {of}": commit[:12] for of, commit in sorted(e.commits.items())},
+            "kernels file": plan.kernels_sha256[:12],
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+def read(folders: Sequence[Path]) -> tuple[Side, ...]:
+    """The runs in `folders`, named so that they can be told apart.
+
+    Raises `UsageError` when there are fewer than two or one is not a finished run, and
+    `VerificationFailed` when one is signed and is not what was signed.
+    """
+    if len(folders) < 2:
+        raise UsageError("a comparison needs two runs", "give at least two run folders.")
+    sides = [_read(folder) for folder in folders]
+    counts = Counter(side.name for side in sides)
+    return tuple(
+        replace(side, name=f"{number}: {side.name}") if counts[side.name] > 1 else side
+        for number, side in enumerate(sides, 1)
+    )
+
+
+def _read(path: Path) -> Side:
+    folder = RunFolder.existing(path)
+    trust = refuse_altered(path, trusted_keyids(()))
+    try:
+        records = pq.read_table(folder.records).to_pylist()
+        samples = pq.read_table(
+            path / "samples.parquet", columns=["case_id", "implementation", "time_ms"]
+        )
+    except (OSError, pa.ArrowException):
+        raise UsageError(
+            f"{path} holds no records", "give a finished run; `all --resume` finishes one."
+        ) from None
+    return Side(
+        name=path.resolve().name,
+        folder=path,
+        plan=Plan.read(folder.plan),
+        environment=brief_environment(folder.environment),
+        trust=trust,
+        records={(r["case_id"], r["implementation"]): r for r in records},
+        samples=_by_key(samples),
+    )
+
+
+def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:
+    """The times of each record, sorted."""
+    if not table.num_rows:  # nothing was timed
+        return {}
+    table = table.combine_chunks()
+    codes, names = [], []
+    for column in ("case_id", "implementation"):
+        encoded = table[column].combine_chunks().dictionary_encode()
+        codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+        names.append(encoded.dictionary.to_pylist())
+    times = table["time_ms"].to_numpy()
+    place = codes[0] * max(len(names[1]), 1) + codes[1]
+    order = np.lexsort((times, place))
+    places, starts = np.unique(place[order], return_index=True)
+    return {
+        (names[0][at // len(names[1])], names[1][at % len(names[1])]): part
+        for at, part in zip(
+            places.tolist(), np.split(times[order], starts[1:].tolist()), strict=True
+        )
+    }
+
+
+def compared(side: Side) -> dict[Key, Role]:
+    """What was planned to be measured and can be compared: everything but controls."""
+    roles = {(i.op, i.name): i.role for i in side.plan.implementations}
+    return {
+        (planned.id, name): role
+        for planned in side.plan.cases
+        for name in planned.implementations
+        if (role := roles[planned.case.op, name]) is not Role.CONTROL
+    }

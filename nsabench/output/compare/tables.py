@@ -1,0 +1,144 @@
+"""A comparison in a terminal: what changed first, then how much faster or slower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nsabench.assessment.statistics import geometric_mean
+from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.output.compare.comparison import Cell, Comparison
+from nsabench.output.compare.markdown import counts, ratio, standing
+from nsabench.output.compare.vocabulary import Change, Difference
+
+MOST = 20
+STYLES = {
+    Change.BROKE: "bold red",
+    Change.MENDED: "green",
+    Change.OTHER: "yellow",
+    Difference.FASTER: "green",
+    Difference.SLOWER: "bold red",
+}
+
+
+def render(comparison: Comparison) -> Group:
+    return Group(*_parts(comparison))
+
+
+def _parts(comparison: Comparison) -> Iterator[RenderableType]:
+    for side in comparison.sides:
+        if side.objection:
+            yield Text(side.objection, "bold red")
+    for line in comparison.disagreements:
+        yield Text(f"left out: {line}", "yellow")
+    for later, side in enumerate(comparison.later):
+        yield from _changes(comparison, later, side.name)
+        yield from _slower(comparison, later, side.name)
+    if any(cell.role is Role.CANDIDATE for cell in comparison.cells):
+        yield version_matrix(comparison)
+    for later, side in enumerate(comparison.later):
+        yield _means(comparison, later, side.name)
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", header_style="bold")
+    for name, justify in columns:
+        table.add_column(Text(name), justify="right" if justify == "right" else "left")
+    return table
+
+
+def _changes(comparison: Comparison, later: int, name: str) -> Iterator[RenderableType]:
+    found = comparison.changes(later)
+    if not found:
+        yield Text(f"{name}: every status is what it was in {comparison.first.name}")
+        return
+    table = _table(
+        f"statuses that changed in {name}",
+        *((n, "left") for n in ("change", "case", "implementation", "before", "after", "reason")),
+    )
+    for cell, step in found[:MOST]:
+        before, after = cell.outcomes[0], cell.outcomes[later + 1]
+        table.add_row(
+            Text(str(step.change), STYLES[step.change] if step.change else ""),
+            Text(cell.label),
+            Text(cell.implementation),
+            before.status,
+            after.status,
+            Text((after.reason or before.reason)[:120]),
+        )
+    yield table
+    yield from _left_out(len(found))
+
+
+def _slower(comparison: Comparison, later: int, name: str) -> Iterator[RenderableType]:
+    found = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
+    if not found:
+        return
+    table = _table(
+        f"slower in {name}", ("case", "left"), ("implementation", "left"), ("ratio [95 %]", "right")
+    )
+    for cell, step in found[:MOST]:
+        table.add_row(Text(cell.label), Text(cell.implementation), ratio(step))
+    yield table
+    yield from _left_out(len(found))
+
+
+def version_matrix(comparison: Comparison) -> Table:
+    """Each candidate in each run: cases that are ok, the mean speed-up over the best baseline of
+    that run, and its verdicts."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in comparison.cells:
+        if cell.role is Role.CANDIDATE:
+            groups.setdefault((cell.case.op, cell.implementation), []).append(cell)
+    table = _table(
+        "candidates against the best baseline of each run",
+        ("op", "left"),
+        ("candidate", "left"),
+        *((side.name, "right") for side in comparison.sides),
+    )
+    for (op, name), cells in groups.items():
+        table.add_row(
+            op, Text(name), *(_tally(cells, number) for number in range(len(comparison.sides)))
+        )
+    return table
+
+
+def _tally(cells: list[Cell], number: int) -> str:
+    if len(cells) == 1:
+        return standing(cells[0].outcomes[number])
+    outcomes = [cell.outcomes[number] for cell in cells]
+    good = sum(outcome.status == Status.OK for outcome in outcomes)
+    mean = geometric_mean(o.speedup for o in outcomes if o.speedup is not None)
+    faster = sum(outcome.verdict == Verdict.FASTER for outcome in outcomes)
+    said = f"{good}/{len(cells)} ok"
+    return said if mean is None else f"{said}, {mean:.2f}x, {faster} faster"
+
+
+def _means(comparison: Comparison, later: int, name: str) -> Table:
+    table = _table(
+        f"{name} against {comparison.first.name}: time there / time here, geometric mean",
+        ("op", "left"),
+        ("implementation", "left"),
+        ("ratio", "right"),
+        ("of cells", "right"),
+        ("invalid", "right"),
+        ("cells", "left"),
+    )
+    for mean in comparison.means(later):
+        table.add_row(
+            mean.op,
+            Text(mean.implementation),
+            "-" if mean.value is None else f"{mean.value:.3f}",
+            str(mean.valid),
+            str(mean.invalid),
+            counts(mean),
+        )
+    return table
+
+
+def _left_out(count: int) -> Iterator[RenderableType]:
+    if count > MOST:
+        yield Text(f"... and {count - MOST} more", "dim")

@@ -1,0 +1,83 @@
+"""What any word in the output means, in the words of the code that prints it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from dataclasses import dataclass
+from functools import cache
+
+from nsabench import ops
+from nsabench.assessment import checks
+from nsabench.assessment.checks import Effect
+from nsabench.assessment.checks.controls import Catch
+from nsabench.errors import UsageError
+from nsabench.machine.doctor.codes import codes
+from nsabench.model.columns import RECORDS, SAMPLES, Column
+from nsabench.model.vocabulary import Role, Status, Verdict, Word
+from nsabench.output.compare.vocabulary import Change, Difference
+
+_CLOSED: tuple[tuple[str, type[Word]], ...] = (
+    ("status", Status),
+    ("verdict", Verdict),
+    ("role", Role),
+    ("effect of a finding", Effect),
+    ("what became of a control", Catch),
+    ("difference between two runs", Difference),
+    ("change of a status between two runs", Change),
+)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """One meaning of a word: what kind of word it is, and the text."""
+
+    word: str
+    kind: str
+    text: str
+
+
+@cache
+def meanings() -> dict[str, list[Meaning]]:
+    """Every word that can be explained. A word may mean two things: a status and an effect."""
+    found = [
+        Meaning(member.value, kind, member.meaning) for kind, words in _CLOSED for member in words
+    ]
+    found += [Meaning(words.__name__.lower(), "vocabulary", _list(words)) for _, words in _CLOSED]
+    names = [*checks.all_checks(), "controls"]
+    found += [Meaning(n, "check", _docstring(f"nsabench.assessment.checks.{n}")) for n in names]
+    found += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.names()]
+    found += [Meaning(code, "problem of a machine", said) for code, said in codes().items()]
+    for table, columns in (("records.parquet", RECORDS), ("samples.parquet", SAMPLES)):
+        found += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
+    by_word: dict[str, list[Meaning]] = {}
+    for meaning in found:
+        by_word.setdefault(meaning.word.lower(), []).append(meaning)
+    return by_word
+
+
+def explain(word: str) -> list[Meaning]:
+    """All meanings of a word. Raises `UsageError`, naming the nearest words, for an unknown one."""
+    known = meanings()
+    found = known.get(word.strip().lower())
+    if found is None:
+        near = difflib.get_close_matches(word.lower(), known, 3)
+        raise UsageError(
+            f"{word!r} is no word of nsabench",
+            f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
+        )
+    return found
+
+
+def _list(words: type[Word]) -> str:
+    return "\n".join([inspect.getdoc(words) or "", *(f"{w.value}: {w.meaning}" for w in words)])
+
+
+def _docstring(module: str) -> str:
+    return inspect.getdoc(importlib.import_module(module)) or ""
+
+
+def _column(column: Column) -> str:
+    unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
+    return f"{column.meaning}{unit}"

@@ -1,0 +1,27 @@
+"""What people read of a run: report.html and selection_report.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nsabench.output.report.facts import Facts
+from nsabench.output.report.files import replace
+
+HTML = "report.html"
+MARKDOWN = "selection_report.md"
+
+__all__ = ["HTML", "MARKDOWN", "Facts", "write_html", "write_markdown"]
+
+
+def write_html(facts: Facts, folder: Path) -> Path:
+    """Raises `EnvironmentRefused` where the extra `report` is not installed."""
+    from nsabench.output.report.page import render
+
+    return replace(folder / HTML, render(facts))
+
+
+def write_markdown(facts: Facts, folder: Path) -> Path:
+    """Needs nothing but the core install."""
+    from nsabench.output.report.markdown import render
+
+    return replace(folder / MARKDOWN, render(facts))

@@ -1,0 +1,119 @@
+"""The data a report carries for its charts and tables: compact, compressed, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nsabench.assessment.checks.limits import Limits, least
+from nsabench.assessment.checks.row import Row
+from nsabench.model.columns import RECORDS
+from nsabench.model.vocabulary import DType, Role, Status
+from nsabench.ops import labels
+from nsabench.output.report import html
+from nsabench.output.report.facts import MARGIN, Facts, Record
+
+TEXTS = (
+    "case_id",
+    "op",
+    "implementation",
+    "role",
+    "dtype",
+    "direction",
+    "distribution",
+    "mode",
+    "status",
+    "verdict",
+    "reason",
+    "diagnosis",
+    "notes",
+    "best_baseline",
+    "caught",
+)
+NUMBERS = (
+    "length",
+    "streams",
+    "median_ms",
+    "p20_ms",
+    "p80_ms",
+    "n_samples",
+    "speedup",
+    "speedup_lo",
+    "speedup_hi",
+    "roofline_fraction",
+    "mae",
+    "max_abs_err",
+    "rel_l2",
+    "flops",
+    "bytes_min",
+    "compile_s",
+    "peak_mem_bytes",
+    "session",
+)
+# Quantiles of the samples that are kept a record, by how many records have samples.
+FINE, COARSE = 40, 12
+MANY = 5000
+GRAIN = 1e-4
+
+
+def data(facts: Facts) -> dict[str, Any]:
+    """What the scripts of report.html unpack."""
+    limits = Limits.measured(facts.ceilings)
+    records = [
+        {
+            **record,
+            "label": labels.case(record),
+            "shape": labels.shape(record),
+            "floor_ms": _floor_ms(record, limits),
+            "tolerance": facts.tolerances[record["case_id"]],
+        }
+        for record in facts.records
+    ]
+    return {
+        **html.rows(records, ["label", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]),
+        "samples": _samples(facts),
+        "grain": GRAIN,
+        "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
+        "ceilings": facts.ceilings.model_dump(mode="json"),
+        "margin": MARGIN,
+        "axes": {op: labels.axis(op) for op in {r["op"] for r in facts.records}},
+        "usual": {op: labels.usual_distribution(op) for op in {r["op"] for r in facts.records}},
+    }
+
+
+def _samples(facts: Facts) -> list[list[int] | None]:
+    """Evenly spaced quantiles of each record's samples, in steps of `GRAIN` away from its median,
+    or null where it has none. Runs are alike in these steps, and pack well."""
+    timed = sum(r["status"] == Status.OK for r in facts.records)
+    count = FINE if timed <= MANY else COARSE
+    return [_quantiles(facts, record, count) for record in facts.records]
+
+
+def _quantiles(facts: Facts, record: Record, count: int) -> list[int] | None:
+    _, samples = facts.results.samples[record["case_id"], record["implementation"]]
+    if record["status"] != Status.OK or not samples.time_ms:
+        return None
+    found = np.quantile(samples.time_ms, np.linspace(0, 1, count + 1))
+    steps: list[int] = np.rint((found / record["median_ms"] - 1) / GRAIN).astype(int).tolist()
+    return steps
+
+
+def _floor_ms(record: Record, limits: Limits) -> float | None:
+    """The least time that the compulsory work of the case takes at the ceilings of this run."""
+    bound = least(
+        Row(
+            case_id=record["case_id"],
+            op=record["op"],
+            implementation=record["implementation"],
+            role=Role(record["role"]),
+            status=Status(record["status"]),
+            dtype=DType(record["dtype"]),
+            shape={},
+            length=record["length"],
+            bytes_min=record["bytes_min"],
+            flops=record["flops"],
+        ),
+        limits,
+    )
+    return bound.ms if bound else None

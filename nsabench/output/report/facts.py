@@ -1,0 +1,214 @@
+"""Everything a report tells, gathered once from a run; the sections only choose and phrase."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from nsabench.assessment.checks import Effect, Finding
+from nsabench.assessment.failures import failures
+from nsabench.assessment.results import Results, assemble
+from nsabench.assessment.threshold import MARGIN
+from nsabench.errors import UsageError
+from nsabench.execution import journal
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.journal import Contents
+from nsabench.execution.protocol import Ceilings
+from nsabench.machine import doctor
+from nsabench.machine.doctor import Problem
+from nsabench.machine.environment.model import Environment
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import BENIGN, Role, Status, Verdict
+
+__all__ = ["MARGIN", "Facts", "Record", "Standing", "quoted", "standings"]
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run as a reader sees it."""
+
+    folder: RunFolder
+    plan: Plan
+    contents: Contents
+    results: Results
+
+    @classmethod
+    def read(cls, path: Path, results: Results | None = None) -> Facts:
+        """A run from its folder; derived anew from its journal unless the results are given.
+
+        Raises `UsageError` when nothing was measured.
+        """
+        folder = RunFolder.existing(path)
+        plan = Plan.read(folder.plan)
+        if not folder.journal.is_file():
+            raise UsageError(f"{path} holds no journal", "give the folder that nsabench made.")
+        contents = journal.read(folder.journal)
+        if not contents.headers:
+            raise UsageError(
+                f"{path} holds no measurement yet", f"go on with `nsabench all --resume {path}`."
+            )
+        return cls(folder, plan, contents, results or assemble(plan, contents))
+
+    @property
+    def records(self) -> list[Record]:
+        return self.results.records
+
+    @property
+    def ceilings(self) -> Ceilings:
+        return self.contents.ceilings
+
+    @cached_property
+    def environment(self) -> Environment | None:
+        """What `environment.json` says; None where it is missing or not readable."""
+        try:
+            return Environment.model_validate_json(self.folder.environment.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """What the doctor says of the machine as it was before the first case."""
+        if self.environment is None:
+            return []
+        found = doctor.examine(self.environment, results=self.folder.path)
+        # The disk is as it is now, not as it was during the run.
+        return [problem for problem in found if problem.code not in doctor.OF_THE_FOLDER]
+
+    @cached_property
+    def thresholds(self) -> dict[str, Any] | None:
+        """What `thresholds.yaml` decides, if it has been decided yet."""
+        try:
+            content = yaml.safe_load(self.folder.thresholds.read_text())
+        except (OSError, yaml.YAMLError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    @property
+    def thresholds_text(self) -> str:
+        """The same as YAML; empty when nothing has been decided."""
+        if self.thresholds is None:
+            return ""
+        return yaml.safe_dump(self.thresholds, sort_keys=False, allow_unicode=True)
+
+    @cached_property
+    def missing(self) -> int:
+        """Planned cases without a journal entry: more than 0 in a run that was interrupted."""
+        return len({p.id for p in self.plan.cases} - {e.case_id for e in self.contents.entries})
+
+    @cached_property
+    def invalidating(self) -> list[Finding]:
+        """Findings that take all worth from the run: an uncaught control, say."""
+        return [f for f in self.results.findings if f.effect is Effect.INVALID and not f.case_id]
+
+    @property
+    def valid(self) -> bool:
+        return not self.invalidating
+
+    @cached_property
+    def failures(self) -> list[str]:
+        return failures(self.results)
+
+    @cached_property
+    def candidates(self) -> list[Record]:
+        return [r for r in self.records if r["role"] == Role.CANDIDATE]
+
+    @cached_property
+    def controls(self) -> list[Record]:
+        return [r for r in self.records if r["role"] == Role.CONTROL]
+
+    @cached_property
+    def failed(self) -> list[Record]:
+        """Records that are not ok and not a control doing its work."""
+        return [r for r in self.records if r["status"] != Status.OK and r["role"] != Role.CONTROL]
+
+    @cached_property
+    def grave(self) -> list[Record]:
+        return [r for r in self.failed if r["status"] not in BENIGN]
+
+    @cached_property
+    def machine(self) -> str:
+        """One line: the device and the versions that decide a number."""
+        first = self.records[0] if self.records else {}
+        device = first.get("gpu_name") or ("CPU" if self.plan.device == "cpu" else "GPU")
+        parts = [
+            device,
+            *(f"{name} {first[name]}" for name in ("torch", "triton") if first.get(name)),
+        ]
+        if first.get("cuda"):
+            parts.append(f"CUDA {first['cuda']}")
+        return " · ".join(parts)
+
+    @cached_property
+    def tolerances(self) -> dict[str, float]:
+        """MAE tolerance of each case."""
+        return {p.id: p.case.tolerances.mae for p in self.plan.cases}
+
+    @property
+    def command(self) -> str:
+        """How the run was, or would be, started."""
+        if self.environment is not None and self.environment.run.command:
+            return " ".join(quoted(word) for word in self.environment.run.command)
+        words = ["nsabench", "all", *(m.name for m in self.plan.matrices)]
+        words += ["--device", self.plan.device]
+        if self.plan.kernels:
+            words += ["--kernels", self.plan.kernels]
+        if self.plan.shard != "1/1":
+            words += ["--shard", self.plan.shard]
+        return " ".join(quoted(word) for word in words)
+
+    def log(self, case_id: str, lines: int = 12) -> str:
+        """The last lines that the implementations of a case printed; empty when there were none."""
+        try:
+            text = (self.folder.logs / f"{case_id}.log").read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One candidate of one op in a sentence, and how its cases came out."""
+
+    op: str
+    implementation: str
+    verdicts: Counter[str]
+    cases: int
+    unjudged: Counter[str]  # statuses of the cases that got no verdict
+
+    @property
+    def sentence(self) -> str:
+        said = [f"{self.verdicts[v]} {v}" for v in Verdict if self.verdicts[v]]
+        said += [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
+        return f"{', '.join(said)} of {self.cases} cases"
+
+
+def standings(facts: Facts) -> list[Standing]:
+    """How each candidate stands, in the order of the plan."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in facts.candidates:
+        groups.setdefault((record["op"], record["implementation"]), []).append(record)
+    return [
+        Standing(
+            op,
+            name,
+            Counter(r["verdict"] for r in rows if r["verdict"]),
+            len(rows),
+            Counter(r["status"] for r in rows if not r["verdict"]),
+        )
+        for (op, name), rows in groups.items()
+    ]
+
+
+def quoted(word: str) -> str:
+    """A word as a shell takes it."""
+    plain = word and all(c.isalnum() or c in "-_./=,:@%+[]" for c in word)
+    return word if plain else json.dumps(word)

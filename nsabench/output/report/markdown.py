@@ -1,0 +1,236 @@
+"""selection_report.md: the same facts as plain text that two runs can be compared by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from nsabench.model.vocabulary import Role, Status
+from nsabench.ops import labels
+from nsabench.output.report.facts import MARGIN, Facts, Record, standings
+from nsabench.output.report.sections.where import commands, machine
+from nsabench.output.report.statistics import Group, by_distribution, by_length
+
+MOST = 40  # lines of a list of problems; records.parquet holds all
+
+
+def render(facts: Facts) -> str:
+    """The report. The same run gives the same text."""
+    parts = (
+        _summary,
+        _environment,
+        _method,
+        _parity,
+        _results,
+        _statistics,
+        _problems,
+        _decision,
+        _commands,
+    )
+    blocks = [f"# Selection report: {plain(facts.machine)}"]
+    blocks += ["\n".join(part(facts)) for part in parts]
+    return "\n\n".join(blocks) + "\n"
+
+
+def plain(text: object) -> str:
+    """Text of a run as Markdown shows it and does not obey it."""
+    said = " ".join(str(text).split())
+    for mark in "\\`*_[]<>|#":
+        said = said.replace(mark, "\\" + mark)
+    return said.replace("&", "&amp;")
+
+
+def code(text: object) -> str:
+    """Text between backticks, which it cannot leave."""
+    return "`" + " ".join(str(text).split()).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _summary(facts: Facts) -> Iterator[str]:
+    yield "## Summary\n"
+    for finding in facts.invalidating:
+        who = f"{code(finding.implementation)}: " if finding.implementation else ""
+        yield f"**This run is invalid and decides nothing.** {who}{plain(finding.sentence)}\n"
+    if facts.missing:
+        yield (
+            f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "
+            f"cases were not measured.\n"
+        )
+    for standing in standings(facts):
+        yield f"- {code(standing.implementation)} ({standing.op}): {standing.sentence}"
+    if not facts.candidates:
+        yield "- No candidate took part."
+    became = Counter(r["caught"] for r in facts.controls)
+    said = ", ".join(f"{n} {word}" for word, n in sorted(became.items())) or "none took part"
+    yield f"- controls: {said}"
+    yield f"- failures: {len(facts.failures) or 'none'}"
+
+
+def _environment(facts: Facts) -> Iterator[str]:
+    yield "## Environment\n"
+    if facts.environment is None:
+        yield "There is no readable `environment.json`: what machine this was is not known."
+        return
+    yield from table(
+        ("what", "value"),
+        ((name, plain(line) or "not readable") for name, line in machine(facts.environment)),
+    )
+    for problem in facts.problems:
+        yield f"\n**{problem.severity}** {plain(problem.what)} {plain(problem.remedy)}"
+
+
+def _method(facts: Facts) -> Iterator[str]:
+    ceilings = facts.ceilings
+    yield "## Method\n"
+    yield (
+        "Every implementation of a case ran in one process, interleaved, on fresh inputs; "
+        "compilation and warm-up are outside the samples. Outputs are compared with a float64 "
+        "oracle on the same quantised inputs. A speed-up is the ratio of medians to the fastest "
+        "valid baseline of the case, with its 95 % interval."
+    )
+    if facts.plan.device == "cpu":
+        yield (
+            "\nThis run was on a CPU: Triton kernels ran in its interpreter, for parity only, and "
+            "have no time."
+        )
+    copy = f"{ceilings.copy_gb_s:.4g} GB/s" if ceilings.copy_gb_s else "not measured"
+    rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in sorted(ceilings.tflop_s.items()))
+    yield f"\n- ceilings measured in this run: copy {copy}, {rates or 'no matmul rate'}"
+    error = ceilings.known_duration_error
+    said = "not measured" if error is None else f"{error:+.2%} off"
+    yield f"- the timer on a kernel of known duration: {said}"
+    matrices = ", ".join(f"{code(m.name)} ({m.sha256[:12]})" for m in facts.plan.matrices)
+    yield f"- matrices: {matrices}"
+    yield f"- {len(facts.contents.entries)} cases, {len(facts.records)} records"
+
+
+def _parity(facts: Facts) -> Iterator[str]:
+    yield "## Parity\n"
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for r in facts.records:
+        if r["role"] != Role.CONTROL:
+            groups.setdefault((r["implementation"], r["role"], r["dtype"]), []).append(r)
+    yield from table(
+        ("implementation", "role", "dtype", "compared", "wrong", "worst MAE", "worst relative L2"),
+        (
+            (
+                code(name),
+                role,
+                dtype,
+                str(sum(r["mae"] is not None for r in rows)),
+                str(sum(r["status"] == Status.WRONG for r in rows)),
+                _worst(rows, "mae"),
+                _worst(rows, "rel_l2"),
+            )
+            for (name, role, dtype), rows in groups.items()
+        ),
+    )
+
+
+def _worst(rows: Sequence[Record], key: str) -> str:
+    return _number(max((r[key] for r in rows if r[key] is not None), default=None), ".2e")
+
+
+def _results(facts: Facts) -> Iterator[str]:
+    yield "## Results by distribution\n"
+    yield from _groups(by_distribution(facts.candidates, facts.tolerances), "distribution")
+    yield "\n### Cases\n"
+    times = {(r["case_id"], r["implementation"]): r["median_ms"] for r in facts.records}
+    yield from table(
+        ("case", "candidate", "ms", "best baseline", "its ms", "speed-up [95 %]", "verdict"),
+        (
+            (
+                plain(labels.case(r)),
+                code(r["implementation"]),
+                _number(r["median_ms"], ".4g"),
+                code(r["best_baseline"]) if r["best_baseline"] else "–",
+                _number(times.get((r["case_id"], r["best_baseline"])), ".4g"),
+                "–"
+                if r["speedup"] is None
+                else f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]",
+                # A dash alone would hide why: the reason stands where the verdict would.
+                r["verdict"] or f"{r['status']}: {plain(r['reason'])}",
+            )
+            for r in facts.candidates
+        ),
+    )
+
+
+def _statistics(facts: Facts) -> Iterator[str]:
+    yield "## Statistics by range of L\n"
+    yield from _groups(by_length(facts.candidates, facts.tolerances), "L")
+    yield (
+        f"\n≥ {MARGIN}×: cases whose lower end of the 95 % interval is. Average: geometric mean. "
+        f"Over tolerance: cases over the tolerance of the mean absolute error."
+    )
+
+
+def _groups(groups: Iterable[Group], name: str) -> Iterator[str]:
+    yield from table(
+        (
+            "candidate",
+            name,
+            "compared",
+            f"≥ {MARGIN}×",
+            "average",
+            "best",
+            "worst",
+            "over tolerance",
+        ),
+        (
+            (
+                code(g.implementation),
+                plain(g.name),
+                f"{g.compared} of {g.cases}",
+                str(g.meeting),
+                _number(g.average, ".2f"),
+                _number(g.best, ".2f"),
+                _number(g.worst, ".2f"),
+                str(g.over_tolerance),
+            )
+            for g in groups
+        ),
+    )
+
+
+def _problems(facts: Facts) -> Iterator[str]:
+    yield "## Problems found\n"
+    controls = {r["implementation"] for r in facts.controls}
+    lines = [f"- {plain(line)}" for line in facts.failures]
+    lines += [
+        f"- {f.check} ({f.effect}) {code(' '.join(x for x in (f.case_id, f.implementation) if x))}:"
+        f" {plain(f.sentence)}"
+        for f in facts.results.findings
+        if f.implementation not in controls or not f.case_id
+    ]
+    yield from lines[:MOST] or ["None."]
+    if len(lines) > MOST:
+        yield f"- and {len(lines) - MOST} more: `nsabench audit RUN` prints them all"
+
+
+def _decision(facts: Facts) -> Iterator[str]:
+    yield "## Decision\n"
+    if facts.invalidating:
+        yield "None: the run is invalid."
+    elif facts.thresholds_text:
+        yield "```yaml"
+        yield facts.thresholds_text.rstrip()
+        yield "```"
+    else:
+        yield "No threshold lies in this folder: `nsabench threshold RUN` decides one."
+
+
+def _commands(facts: Facts) -> Iterator[str]:
+    yield "## Commands\n"
+    for name, command in commands(facts):
+        yield f"- {name}: {code(command)}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -1,0 +1,26 @@
+"""Is it right?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsabench.model.vocabulary import Role, Status
+from nsabench.ops import labels
+from nsabench.output.report.facts import Facts
+
+ORDER = 40
+TITLE = "Parity"
+QUESTION = "Is the output right?"
+SHOWN = 20
+
+
+def context(facts: Facts) -> dict[str, Any]:
+    rows = [r for r in facts.records if r["role"] != Role.CONTROL]
+    wrong = [r for r in rows if r["status"] == Status.WRONG]
+    return {
+        "any": any(r["mae"] is not None for r in rows),
+        "compared": sum(r["mae"] is not None for r in rows),
+        "wrong": [{**r, "case": labels.case(r)} for r in wrong[:SHOWN]],
+        "more": max(len(wrong) - SHOWN, 0),
+        "tolerances": sorted(set(facts.tolerances.values())),
+    }

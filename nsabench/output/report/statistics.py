@@ -1,0 +1,79 @@
+"""Statistics of candidates by range of length and by distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nsabench.assessment.statistics import geometric_mean
+from nsabench.model.vocabulary import Mode
+from nsabench.output.report.facts import MARGIN, Record
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some cases of one candidate. Ratios are those of cases that have one; None: there is none."""
+
+    op: str
+    implementation: str
+    name: str
+    cases: int
+    compared: int
+    meeting: int  # lower end of the interval at or above the margin
+    average: float | None  # geometric mean, which treats 2x and 0.5x alike
+    best: float | None
+    worst: float | None
+    over_tolerance: int
+    verdicts: Counter[str]
+
+
+def by_length(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
+    """Groups by powers of two of the length: 64-127, 128-255, ..."""
+    return _grouped(records, tolerances, lambda r: _range(r["length"]))
+
+
+def by_distribution(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
+    """Replays of a graph apart from calls."""
+
+    def name(record: Record) -> str:
+        graph = [Mode.GRAPH] if record["mode"] == Mode.GRAPH else []
+        return ", ".join([record["distribution"], record["direction"], *graph])
+
+    return _grouped(records, tolerances, lambda r: (0, name(r)))
+
+
+def _range(length: int) -> tuple[int, str]:
+    low = 1 << max(length.bit_length() - 1, 0) if length else 0
+    return low, f"{low}–{2 * low - 1}" if low > 1 else str(length)
+
+
+def _grouped(records: Sequence[Record], tolerances: Mapping[str, float], key: Any) -> list[Group]:
+    groups: dict[tuple[str, str, tuple[int, str]], list[Record]] = {}
+    for record in records:
+        place = (record["op"], record["implementation"], key(record))
+        groups.setdefault(place, []).append(record)
+    return [
+        _group(op, who, name, groups[op, who, (low, name)], tolerances)
+        for op, who, (low, name) in sorted(groups)
+    ]
+
+
+def _group(
+    op: str, who: str, name: str, rows: Sequence[Record], tolerances: Mapping[str, float]
+) -> Group:
+    ratios = [r["speedup"] for r in rows if r["speedup"] is not None]
+    return Group(
+        op,
+        who,
+        name,
+        len(rows),
+        len(ratios),
+        sum(r["speedup_lo"] is not None and r["speedup_lo"] >= MARGIN for r in rows),
+        geometric_mean(ratios),
+        max(ratios, default=None),
+        min(ratios, default=None),
+        sum(r["mae"] is not None and not r["mae"] <= tolerances[r["case_id"]] for r in rows),
+        Counter(r["verdict"] for r in rows if r["verdict"]),
+    )

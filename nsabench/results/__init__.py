@@ -1,1 +1,0 @@
-"""From the journal to Parquet: columns, records, samples."""

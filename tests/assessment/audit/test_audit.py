@@ -1,0 +1,190 @@
+import pytest
+
+from nsabench.assessment.audit import audit_csv
+from nsabench.assessment.checks import Effect
+from nsabench.errors import UsageError
+from nsabench.machine import datasheet
+
+HEADER = "N,H,D,Dv,L,triton_ms,sdpa_ms,speedup,mae,status"
+
+
+@pytest.fixture
+def audit(tmp_path):
+    def run(*lines: str, gpu: str | None = "H200"):
+        path = tmp_path / "table.csv"
+        path.write_text("\n".join(lines) + "\n")
+        return audit_csv(path, gpu)
+
+    return run
+
+
+# Measured on an H200 (copy 4.25 TB/s).
+HONEST = (
+    HEADER,
+    "1024,8,128,128,64,0.0177,0.0237,1.34,2e-5,FASTER",
+    "1024,8,128,128,256,0.0452,0.0484,1.07,2e-5,FASTER",
+    "1024,8,128,128,1024,0.1362,0.1368,1.00,2e-5,SAME",
+)
+
+
+def test_an_honest_table_is_clean(audit):
+    assert audit(*HONEST) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "rows,heads,head_dim,d_v,length,Kernel_us,ref_us,Speed-Up,mean_abs_err,Result",
+        "N, H, D, Dv, sel_len, ours_us, torch_us, ratio, MAE, verdict",
+    ],
+)
+def test_columns_are_found_under_other_names_and_units(audit, header):
+    found = audit(header, "1024,8,128,128,1024,136.2,64.0,0.47,0.151,SLOWER")
+    assert [f.check for f in found] == ["parity", "roofline"]
+
+
+def test_speedups_that_follow_from_a_slow_baseline(audit):
+    found = audit(HEADER, "256,4,64,64,64,0.0202,42.0,2079,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in found] == [("baseline", Effect.INCONCLUSIVE)]
+
+
+def test_a_speedup_that_is_not_the_ratio_of_the_times(audit):
+    found = audit(HEADER, "1024,8,128,128,1024,0.1362,0.1368,1.50,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in found] == [("speedup", Effect.WRONG)]
+    assert "is 1.00" in found[0].sentence
+
+
+def test_duplicated_rows(audit):
+    found = audit(*HONEST, HONEST[1])
+    assert {f.check for f in found} == {"duplicates"}
+    assert {f.implementation for f in found} == {"triton", "sdpa"}
+
+
+def test_an_advantage_that_does_not_last(audit):
+    found = audit(
+        HEADER,
+        "1024,8,128,128,64,0.0177,0.0237,1.34,2e-5,FASTER",
+        "1024,8,128,128,256,0.0602,0.0484,0.80,2e-5,SLOWER",
+    )
+    assert [(f.check, f.effect) for f in found] == [("monotone", Effect.NOTE)]
+
+
+@pytest.mark.parametrize("cell", ["nan", "inf"])
+def test_an_error_that_is_no_number_is_over_tolerance(audit, cell):
+    found = audit(HEADER, f"1024,8,128,128,64,0.0177,0.0237,1.34,{cell},FASTER")
+    assert [f.check for f in found] == ["parity"]
+
+
+def test_failed_rows_do_not_count_as_times(audit):
+    found = audit(*HONEST, "1024,8,128,128,512,ERROR,0.001,0.0,inf,FAILED")
+    assert [f.check for f in found if f.implementation == ""] == ["completeness"]
+
+
+def curve(mistake):
+    """A table whose errors over L are those of a given mistake, with honest times."""
+    times = {64: (0.0177, 0.0237), 256: (0.0452, 0.0484), 1024: (0.1362, 0.1368)}
+    return [HEADER] + [
+        f"1024,8,128,128,{n},{t},{b},{b / t:.3f},{mistake[n]},SLOWER" for n, (t, b) in times.items()
+    ]
+
+
+def test_other_mistakes_are_told_apart(audit):
+    key_0 = {64: 0.796, 256: 0.800, 1024: 0.805}
+    (found,) = [f for f in audit(*curve(key_0)) if f.check == "explanation"]
+    assert "one side that read key 0 only" in found.sentence
+
+
+def test_errors_that_nothing_explains_are_not_explained(audit):
+    odd = {64: 0.5, 256: 1e-5, 1024: 0.01}
+    (found,) = [f for f in audit(*curve(odd)) if f.check == "explanation"]
+    assert found.effect is Effect.NOTE
+    assert "no simulated mistake" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "missing"), ("a,b\n1,2\n", "its columns are a, b"), ("x_ms\n", "no timings")],
+)
+def test_what_is_no_table_is_refused(tmp_path, text, says):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        audit_csv(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        audit_csv(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("b200", "B200"),
+    ],
+)
+def test_devices_are_found_under_the_names_they_are_given(said, name):
+    assert datasheet.find(said).name == name
+
+
+@pytest.mark.parametrize(("said", "hint"), [("H100", "say which"), ("RTX 409O", "did you mean")])
+def test_an_unknown_or_ambiguous_device_is_refused(said, hint):
+    with pytest.raises(UsageError) as refused:
+        datasheet.find(said)
+    assert hint in refused.value.remedy
+    assert datasheet.known(said) is None
+
+
+def test_the_sheets_are_plausible():
+    for sheet in datasheet.SHEETS:
+        assert 300 <= sheet.memory_gb_s <= 8000
+        assert sheet.bfloat16 <= sheet.float16
+        # A dense tensor rate is 256 to 8192 FLOP a clock and SM on every device of the last years.
+        per_clock = sheet.float16 * 1e6 / sheet.sms / sheet.sm_boost_mhz
+        assert 256 <= per_clock <= 8192, sheet.name
+
+
+def test_a_row_without_sizes_is_named(audit):
+    found = audit(*HONEST, "1024,8,128,128,many,0.0452,0.0484,1.07,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in found] == [("completeness", Effect.INCONCLUSIVE)]
+    assert "line 5 gives no sizes of a case" in found[0].sentence
+    assert "L is many" in found[0].sentence
+
+
+def test_a_length_beyond_any_memory_is_audited(audit):
+    rows = [f"1,8,128,128,{length},0.1,9,90,0.15,FASTER" for length in (64, 1 << 20, 1 << 24)]
+    assert {f.check for f in audit(HEADER, *rows)} >= {"parity", "roofline"}
+
+
+def test_a_speedup_of_times_with_exponents(audit):
+    found = audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,9.0,2e-5,FASTER")
+    assert "speedup" in {f.check for f in found}
+    assert audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,1.00,2e-5,SAME") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"),
+    [("inference ok", False), ("financed", False), ("inf", True), ("OOM", True), ("IOError", True)],
+)
+def test_a_status_is_read_by_words(audit, status, failed):
+    found = audit(HEADER, f"1024,8,128,128,1024,0.1362,0.1368,1.00,2e-5,{status}")
+    assert bool(found) is failed
+
+
+def test_empty_cells_of_a_decode_table(audit):
+    found = audit(
+        "S,total_ms,cmp_ms,sel_ms,win_ms,reads_actual",
+        "1024,1.0,0.95,,0.96,512",
+        "4096,1.0,0.95,0.97,0.96,",
+    )
+    assert [f.effect for f in found if f.check == "decode"] == [Effect.IMPLAUSIBLE] * 2
+    assert not any("in every row" in f.sentence for f in found)

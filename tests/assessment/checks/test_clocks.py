@@ -1,0 +1,53 @@
+from nsabench.assessment.checks import Effect, Limits
+from nsabench.assessment.checks.clocks import check
+from nsabench.execution.protocol import Conditions
+
+
+def test_throttling_makes_the_case_inconclusive(make_row):
+    conditions = Conditions(
+        clock_event_reasons=["gpu_idle", "hw_thermal_slowdown"],
+        sm_clock_mhz_min=900,
+        sm_clock_mhz_max=1980,
+    )
+    rows = [make_row(conditions=conditions), make_row("b", "baseline", conditions=conditions)]
+    (finding,) = check(rows, Limits())
+    assert (finding.effect, finding.implementation) == (Effect.INCONCLUSIVE, "")
+    assert "hw_thermal_slowdown (SM clock 900 to 1980 MHz)" in finding.sentence
+    assert "gpu_idle" not in finding.sentence
+
+
+def test_idle_and_set_clocks_are_no_throttling(make_row):
+    calm = Conditions(clock_event_reasons=["gpu_idle", "applications_clocks_setting"])
+    assert check([make_row(conditions=calm)], Limits()) == []
+
+
+def test_neighbours_make_the_case_inconclusive(make_row):
+    (finding,) = check([make_row(conditions=Conditions(competing_processes=1))], Limits())
+    assert finding.effect is Effect.INCONCLUSIVE
+    assert "1 other process" in finding.sentence
+
+
+def test_time_and_cycles_must_tell_the_same(make_row):
+    baseline = make_row("b", "baseline", 2.0, median_mcycles=2.0 * 1.98)
+    agrees = make_row("mine", median_ms=1.0, median_mcycles=1.0 * 1.97)
+    differs = make_row("mine", median_ms=1.0, median_mcycles=1.0 * 1.5)
+    assert check([baseline, agrees], Limits()) == []
+    (finding,) = check([baseline, differs], Limits())
+    assert (finding.effect, finding.implementation) == (Effect.INCONCLUSIVE, "mine")
+    assert "2.000 in time and 2.640 in cycles" in finding.sentence
+
+
+def test_the_ratio_is_that_of_the_verdict(make_row):
+    """Clocks fell by a fifth after round 20: who was dropped there has another time a cycle."""
+    rows = [
+        make_row("mine", median_ms=0.8, median_mcycles=0.8 * 1.65, n_samples=200),
+        make_row("b", "baseline", 1.2, median_mcycles=1.2 * 1.65, n_samples=200),
+        make_row("dropped", "baseline", 1.12, median_mcycles=1.12 * 1.98, n_samples=20),
+    ]
+    assert check(rows, Limits()) == []
+
+
+def test_other_sessions_and_unread_clocks_are_not_compared(make_row):
+    baseline = make_row("b", "baseline", 2.0, median_mcycles=3.96, session=1)
+    rows = [baseline, make_row(median_mcycles=1.5), make_row("c", session=1)]
+    assert check(rows, Limits()) == []

@@ -1,0 +1,304 @@
+"""Each known mistake, made on purpose in the case's own dtype, is named."""
+
+import itertools
+import math
+import time
+
+import pytest
+import torch
+
+from nsabench import ops
+from nsabench.assessment.diagnosis import diagnose, search
+from nsabench.model.vocabulary import DType
+from nsabench.ops.contract import Inputs
+
+OP = ops.get("selection_rows")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What is found must not depend on how busy the machine is."""
+    monkeypatch.setattr(search, "TIME_LIMIT_S", 60.0)
+
+
+def draw(N=8, H=4, D=64, L=256, dtype=DType.FLOAT16, seed=1):
+    shape = OP.shape_model.model_validate({"N": N, "H": H, "D": D, "L": L})
+    return OP.draw(shape, dtype, "dense", seed, "cpu")
+
+
+def attend(inputs: Inputs, keys=slice(None), scale=None, mask=None, k=None, v=None):
+    q, k, v = (
+        inputs.tensors["q"],
+        *(inputs.tensors[n] if t is None else t for n, t in (("k", k), ("v", v))),
+    )
+    k, v = k[:, keys], v[:, keys]
+    scores = q.double() @ k.double().mT * (scale or inputs.options["sm_scale"])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return (torch.softmax(scores, -1) @ v.double()).to(q.dtype)
+
+
+def padded(inputs, count):
+    _, k, v = inputs.tensors.values()
+    zeros = torch.zeros_like(k[:, :count])
+    return attend(inputs, k=torch.cat([k, zeros], 1), v=torch.cat([v, zeros], 1))
+
+
+def counted_twice(inputs, start, stop):
+    _, k, v = inputs.tensors.values()
+    return attend(
+        inputs, k=torch.cat([k, k[:, start:stop]], 1), v=torch.cat([v, v[:, start:stop]], 1)
+    )
+
+
+def causal(inputs, offset):
+    heads, length = inputs.tensors["q"].shape[1], inputs.tensors["k"].shape[1]
+    return attend(inputs, mask=torch.ones(heads, length).tril(offset).bool())
+
+
+MISTAKES = {
+    "attends to the first 64 of 256 keys": lambda i: attend(i, slice(0, 64)),
+    "attends to the first 201 of 256 keys": lambda i: attend(i, slice(0, 201)),
+    "attends to key 0 only": lambda i: attend(i, slice(0, 1)),
+    "attends to the last 64 of 256 keys": lambda i: attend(i, slice(192, None)),
+    "attends to the last 255 of 256 keys": lambda i: attend(i, slice(1, None)),
+    "causal mask, aligned top-left": lambda i: causal(i, 0),
+    "causal mask, aligned bottom-right": lambda i: causal(i, 252),
+    "softmax scale 1, that is, none": lambda i: attend(i, scale=1.0),
+    "softmax scale 1/D = 1/64": lambda i: attend(i, scale=1 / 64),
+    "without the factor log2(e)": lambda i: attend(i, scale=0.125 * math.log(2)),
+    "times log2(e)": lambda i: attend(i, scale=0.125 / math.log(2)),
+    "has K and V swapped": lambda i: attend(i, k=i.tensors["v"], v=i.tensors["k"]),
+    "takes V of the next row": lambda i: attend(i, v=i.tensors["v"].roll(-1, 0)),
+    "takes K of the previous row": lambda i: attend(i, k=i.tensors["k"].roll(1, 0)),
+    "the result of the next one": lambda i: attend(i).roll(-1, 0),
+    "has heads permuted (head 0 holds head 3": lambda i: attend(i).flip(1),
+    "holds head 0 in every head": lambda i: attend(i)[:, :1].expand(-1, 4, -1),
+    "is zero everywhere": lambda i: torch.zeros_like(attend(i)),
+    "is the plain mean of V": lambda i: i.tensors["v"].mean(1, keepdim=True).expand(-1, 4, -1),
+    "does not divide by the sum": lambda i: unnormalised(i),
+    "neither subtracts the maximum nor divides": lambda i: unnormalised(i, top=False),
+    "does not rescale the output summed so far": lambda i: online(i, 64, output=False),
+    "does not rescale the weights summed so far": lambda i: online(i, 32, weights=False),
+    "the output and the weights summed so far when the maximum rises, in tiles of 16": (
+        lambda i: online(i, 16, output=False, weights=False)
+    ),
+    "takes no softmax": lambda i: scores(i) @ i.tensors["v"],
+    "off by a constant 0.005": lambda i: attend(i) + 0.005,
+    "is 1.1 times the right one": lambda i: attend(i) * 1.1,
+}
+
+
+def scores(inputs):
+    return inputs.tensors["q"] @ inputs.tensors["k"].mT * inputs.options["sm_scale"]
+
+
+def unnormalised(inputs, top=True):
+    s = scores(inputs).double()
+    weights = torch.exp(s - s.amax(-1, keepdim=True) if top else s)
+    return (weights @ inputs.tensors["v"].double()).half()
+
+
+def online(inputs, tile, output=True, weights=True):
+    """Softmax a tile at a time, without the rescaling of what is False."""
+    s, v = scores(inputs).double(), inputs.tensors["v"].double()
+    top = torch.full_like(s[..., :1], -math.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(s[..., :1] * v[:, :1])
+    for part, values in zip(s.split(tile, -1), v.split(tile, 1), strict=True):
+        higher = torch.maximum(top, part.amax(-1, keepdim=True))
+        alpha, top = torch.exp(top - higher), higher
+        p = torch.exp(part - top)
+        total = total * (alpha if weights else 1) + p.sum(-1, keepdim=True)
+        out = out * (alpha if output else 1) + p @ values
+    return (out / total).half()
+
+
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_it_names_the_mistake(expected):
+    inputs = draw()
+    said = diagnose(OP, inputs, MISTAKES[expected](inputs))
+    assert expected in said
+    assert "against that hypothesis" in said
+
+
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        ("counts 51 zero keys of padding after the 77", lambda i: padded(i, 51)),
+        ("counts keys 13 to 63 twice: two tiles of 64", lambda i: counted_twice(i, 13, 64)),
+        ("attends to the first 64 of 77 keys", lambda i: attend(i, slice(0, 64))),
+    ],
+)
+def test_it_names_mistakes_in_the_last_tile(expected, make):
+    inputs = draw(L=77)
+    assert expected in diagnose(OP, inputs, make(inputs))
+
+
+def test_it_names_a_stale_output():
+    earlier, inputs = attend(draw(seed=2)), draw(seed=1)
+    said = diagnose(OP, inputs, earlier, previous_output=earlier)
+    assert "is the output of an earlier call" in said
+
+
+def test_it_names_a_low_precision_accumulator():
+    inputs = draw(N=4, L=1024, D=32)
+    shares = torch.softmax(scores(inputs).double(), -1)
+    total = torch.zeros(4, 4, 32, dtype=torch.bfloat16)
+    for part, v in zip(shares.split(32, -1), inputs.tensors["v"].split(32, 1), strict=True):
+        total += part @ v.double()
+    assert "accumulates in bfloat16, a tile of 32" in diagnose(OP, inputs, total.half())
+
+
+def test_the_sentence_holds_both_errors():
+    inputs = draw(N=16, H=8, L=1024)
+    said = diagnose(OP, inputs, attend(inputs, slice(0, 64)))
+    hypothesis, op = (float(x.split()[0]) for x in said.split("(MAE ")[1].split(", "))
+    assert hypothesis < 1e-4
+    assert 0.14 < op < 0.16
+
+
+def test_what_nothing_explains_is_at_least_located():
+    inputs = draw()
+    output = attend(inputs)
+    output[6:, 1] += torch.randn(64, generator=torch.Generator().manual_seed(0))
+    said = diagnose(OP, inputs, output)
+    assert said.startswith("no hypothesis explains it")
+    assert "axis 0 (of 8): 6 to 7, axis 1 (of 4): index 1" in said
+
+
+def test_a_mistake_in_a_few_rows_of_many_is_found():
+    inputs = draw(N=300, D=32, L=512)
+    output = attend(inputs)
+    output[101:104] = attend(inputs, slice(0, 448))[101:104]
+    said = diagnose(OP, inputs, output)
+    assert said.startswith("attends to the first 448 of 512 keys in axis 0 (of 300): 101 to 103")
+
+
+def test_nan_is_located():
+    inputs = draw()
+    output = attend(inputs)
+    output[5:] = math.nan
+    said = diagnose(OP, inputs, output)
+    assert "768 of 2048 elements are NaN or infinite: axis 0 (of 8): 5 to 7; NaN is also" in said
+    output[5:] = math.inf
+    assert diagnose(OP, inputs, output).endswith("axis 0 (of 8): 5 to 7")
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_it_is_quick_and_thins_large_cases_out(dtype, monkeypatch):
+    monkeypatch.undo()
+    inputs = draw(N=256, H=8, D=128, L=512, dtype=dtype)
+    wrong = attend(inputs, slice(0, 64))
+    start = time.process_time()  # of all threads; the machine may be busy
+    said = diagnose(OP, inputs, wrong)
+    assert time.process_time() - start < 3
+    assert "first 64 of 512" in said
+
+
+def test_the_smallest_case():
+    inputs = draw(N=1, H=1, D=1, L=1)
+    assert diagnose(OP, inputs, torch.zeros(1, 1, 1, dtype=torch.float16))
+
+
+PACKED = {
+    "selection_varlen": {"N": 30, "H": 4, "D": 32, "L": 90},
+    "selection_ranges": {
+        "B": 2,
+        "S": 6,
+        "G": 2,
+        "H": 4,
+        "D": 32,
+        "S_kv": 300,
+        "n_spans": 4,
+        "L": 150,
+    },
+}
+
+
+def draw_packed(name, distribution):
+    op = ops.get(name)
+    shape = op.shape_model.model_validate(PACKED[name])
+    return op, op.draw(shape, DType.FLOAT16, distribution, 1, "cpu")
+
+
+def with_keys(op, inputs, change):
+    """What comes out if each row attends to `change` of the keys it selects, in order."""
+    t = inputs.tensors
+    if op.name == "selection_varlen":
+        starts = t["cu_seqlens"].tolist()
+        rows = {(i,): range(starts[i], starts[i + 1]) for i in range(len(starts) - 1)}
+        k, v = (lambda i, at: t["k"][at]), (lambda i, at: t["v"][at])
+    else:
+        keys = t["k"].shape[2]
+        rows = {}
+        for i in itertools.product(*map(range, t["q"].shape[:3])):
+            spans = t["ranges"][i].tolist()
+            held = [at for a, b in spans for at in range(max(a, 0), min(b, keys))]
+            rows[i] = sorted(held)
+        k, v = (lambda i, at: t["k"][i[0], i[2], at]), (lambda i, at: t["v"][i[0], i[2], at])
+    out = torch.zeros(*t["q"].shape[:-1], t["v"].shape[-1])
+    for i, selected in rows.items():
+        at = change(list(selected))
+        if at:
+            scores = t["q"][i].double() @ k(i, at).double().mT * inputs.options["sm_scale"]
+            out[i] = (torch.softmax(scores, -1) @ v(i, at).double()).float()
+    return out.half()
+
+
+def once(keys):
+    return sorted(set(keys))
+
+
+def in_tiles(keys, tile=32):
+    """A kernel that forgets what fills no tile, once it has more than one."""
+    return keys[: max(len(keys) // tile * tile, min(len(keys), tile))]
+
+
+# What is said of rows of different lengths, and of rows that all select 150 keys.
+RAGGED = [
+    ("first 40 keys of each row", "first 40 of 150 keys", lambda at: at[:40]),
+    ("attends to key 0 only", "attends to key 0 only", lambda at: at[:1]),
+    ("last 33 keys of each row", "last 33 of 150 keys", lambda at: at[-33:]),
+    ("leaves out the first key of each row", "last 149 of 150 keys", lambda at: at[1:]),
+    ("leaves out the last key of each row", "first 149 of 150 keys", lambda at: at[:-1]),
+    ("fill no tile of 32", "first 128 of 150 keys", in_tiles),
+]
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(("ragged", "even", "change"), RAGGED)
+def test_mistakes_in_packed_rows_and_spans_are_named(name, ragged, even, change):
+    op, inputs = draw_packed(name, "empty_rows")
+    right = with_keys(op, inputs, once)
+    torch.testing.assert_close(right.double(), op.oracle(inputs), atol=1e-3, rtol=1e-2)
+    said = diagnose(op, inputs, with_keys(op, inputs, lambda at: change(once(at))))
+    assert (ragged if name == "selection_varlen" else even) in said
+    assert "against that hypothesis" in said
+
+
+def test_overlaps_counted_twice_are_named():
+    op, inputs = draw_packed("selection_ranges", "overlapping")
+    said = diagnose(op, inputs, with_keys(op, inputs, lambda at: at))
+    assert said.startswith("counts keys as often as spans hold them")
+
+
+@pytest.mark.parametrize(("end", "shift"), [("first", (1, 0)), ("last", (0, -1))])
+def test_spans_that_are_one_short_are_named(end, shift):
+    op, inputs = draw_packed("selection_ranges", "disjoint")
+    short = inputs.tensors["ranges"] + torch.tensor(shift, dtype=torch.int32)
+    output = op.oracle(Inputs({**inputs.tensors, "ranges": short}, inputs.options)).half()
+    assert diagnose(op, inputs, output).startswith(f"leaves out the {end} key of each span")
+
+
+def test_wrong_queries_of_many_are_found_and_said():
+    op, inputs = draw_packed("selection_ranges", "disjoint")
+    output = op.oracle(inputs).half()
+    output[1, 2:4, 0] = with_keys(op, inputs, lambda at: at[:64])[1, 2:4, 0]
+    said = diagnose(op, inputs, output)
+    assert "attends to the first 64 of 150 keys in axis 0 (of 2): index 1, axis 1 (of 6)" in said
+
+
+def test_nothing_selected_has_nothing_to_be_mistaken_in():
+    for name in PACKED:
+        op, inputs = draw_packed(name, "all_empty")
+        assert diagnose(op, inputs, op.oracle(inputs).half() + 1)

@@ -1,0 +1,334 @@
+"""The decision, the file a gate loads, and the patch."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsabench import ops
+from nsabench.assessment.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
+from nsabench.assessment.threshold.decide import Decision, passes
+from nsabench.assessment.threshold.document import as_data
+from nsabench.assessment.threshold.evidence import Evidence, of_records
+from nsabench.assessment.threshold.evidence import Tested as Cell  # pytest would collect a `Test…`
+from nsabench.assessment.threshold.patch import patch
+from nsabench.cli.threshold import command
+from nsabench.errors import UsageError
+from nsabench.model.vocabulary import Status
+from tests.runs import Made, make_run
+
+
+def decide(tmp_path: Path, made: Made) -> Decision:
+    [decision] = decide_all([of_run(make_run(tmp_path / made.run_id, made))])
+    return decision
+
+
+def test_the_smallest_length_from_which_all_pass(tmp_path: Path) -> None:
+    decision = decide(tmp_path, Made())
+    assert (decision.gpu, decision.min_length, decision.reasons) == ("NVIDIA H200", 256, [])
+    assert [(r.length, r.cases, r.passed) for r in decision.rungs] == [
+        (64, 4, 0),
+        (128, 4, 0),
+        (256, 4, 4),
+        (512, 4, 4),
+    ]
+    assert decision.decided_by is not None and decision.decided_by.length == 128
+    assert "from L = 256 on" in as_markdown([decision])
+
+
+def wins_but_at_the_top(length: int) -> float:
+    return 0.9 if length == 512 else 2.0
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (Made(ratio=wins_but_at_the_top), "nothing qualifies: at the greatest length, L=512, "),
+        (Made(ratio=lambda _: 1.15), "nothing qualifies"),
+        (Made(control_caught=False), "controls were not caught: zero_output"),
+        (Made(shapes=((256, 4, 64), (512, 4, 128))), "on the tested heads are 4"),
+        (Made(shapes=((256, 4, 64), (512, 8, 64))), "on the tested head dims are 64"),
+        (Made(lengths=(512,)), "only one length was tested"),
+        (Made(status=lambda _: Status.CRASHED), "is crashed"),
+        (Made(status=lambda _: Status.UNSUPPORTED), "no case was measured"),
+    ],
+)
+def test_null_says_why(tmp_path: Path, made: Made, reason: str) -> None:
+    decision = decide(tmp_path, made)
+    assert decision.min_length is None
+    assert any(reason in said for said in decision.reasons), decision.reasons
+
+
+def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path: Path) -> None:
+    def crashes_at(length: int) -> Made:
+        return Made(
+            run_id=f"r{length}",
+            ratio=lambda _: 2.0,
+            status=lambda n: Status.CRASHED if n == length else Status.OK,
+        )
+
+    assert decide(tmp_path, crashes_at(64)).min_length == 128
+    assert decide(tmp_path, crashes_at(256)).min_length is None  # one length is left above
+
+
+def test_several_runs_combine_to_what_holds_for_all(tmp_path: Path) -> None:
+    one, other = Made(), Made(run_id="r2", torch="2.12.1", ratio=lambda n: n / 64)
+    third = replace(one, run_id="r3", gpu="NVIDIA L4", ratio=lambda _: 0.5)
+    decisions = decide_all([of_run(make_run(tmp_path / m.run_id, m)) for m in (one, other, third)])
+    assert len(decisions) == 3
+    content = yaml.safe_load(as_yaml(decisions))
+    assert content["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256, "NVIDIA L4": None}
+
+
+def test_of_two_that_pass_alike_the_faster_is_named(tmp_path: Path) -> None:
+    evidence = of_run(make_run(tmp_path / "run", Made(ratio=lambda _: 2.0)))
+    faster = [
+        replace(cell, candidate="zz", speedup_lo=3 * (cell.speedup_lo or 0))
+        for cell in evidence.tested
+    ]
+    [decision] = decide_all([replace(evidence, tested=[*evidence.tested, *faster])])
+    assert decision.candidate == "zz"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
+def test_monotone(cells: list[tuple[int, float]]) -> None:
+    """No tested case at or above a threshold fails, and any lower length has one that does."""
+    rows = [
+        Cell("g", "c", "o", "k", n, "ok", "faster" if lo > 1 else "slower", lo, str(i), "")
+        for i, (n, lo) in enumerate(cells)
+    ]
+    [decision] = decide_all([Evidence(rows)])
+    if decision.min_length is not None:
+        assert all(passes(r, 1.2) for r in rows if r.length >= decision.min_length)
+        for lower in {r.length for r in rows if r.length < decision.min_length}:
+            assert not all(passes(r, 1.2) for r in rows if r.length >= lower)
+    elif any("qualifies" in reason for reason in decision.reasons):
+        top = max(r.length for r in rows)
+        assert not all(passes(r, 1.2) for r in rows if r.length == top)
+
+
+def test_the_earlier_tables_decide_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "dense.csv"
+    path.write_text(
+        "N,H,D,Dv,L,triton_ms,sdpa_ms,speedup,mae,status\n"
+        "256,4,64,64,64,0.02,0.074,3.7,1.17e-04,FASTER\n"
+        "256,4,64,64,128,0.02,0.074,3.7,1.09e-01,FASTER\n"
+    )
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert decision.min_length is None
+    assert any("dense.csv: parity" in reason for reason in decision.reasons)
+
+
+def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
+    policy = pytest.importorskip("nsa_kernels.policy")
+    decision = decide(tmp_path, Made())
+    never = replace(decision, gpu="NVIDIA L4", min_length=None)
+    path = tmp_path / "thresholds.yaml"
+    path.write_text(as_yaml([decision, never]))
+    assert policy.Policy.from_thresholds(path).min_len == {"NVIDIA H200": 256, "NVIDIA L4": None}
+    path.write_text(as_yaml([replace(never, gpu="")]))
+    assert policy.Policy.from_thresholds(path).min_len is None
+
+
+A_RECORD = {
+    "run_id": "r",
+    "case_id": "c",
+    "op": "selection_rows",
+    "implementation": "mine",
+    "role": "candidate",
+    "direction": "forward",
+    "device": "cuda",
+    "length": 64,
+    "distribution": "dense",
+    "status": "ok",
+    "verdict": "faster",
+    "speedup_lo": 1.5,
+    "caught": "caught",
+    "gpu_name": "NVIDIA H200",
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "cuda": "13.0",
+    "dtype": "bfloat16",
+    "streams": 1,
+}
+
+
+def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Cell]:
+    """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
+    records = [
+        {
+            **A_RECORD,
+            "case_id": f"{op} {distribution} {length}",
+            "op": op,
+            "role": role,
+            "length": length,
+            "distribution": distribution,
+            "verdict": "faster" if lo > 1 else "same",
+            "speedup_lo": lo,
+        }
+        for length, lo in lengths.items()
+        for role in ("candidate", "control")
+    ]
+    evidence = of_records(records)
+    assert evidence.objections == []
+    return evidence.tested
+
+
+@pytest.mark.parametrize(
+    ("op", "axis"), [("sliding_window", "T"), ("compressed", "T"), ("decode", "S")]
+)
+def test_a_length_that_is_not_selected_sets_no_gate(op: str, axis: str) -> None:
+    """Or a compressed branch that wins from T = 32 on would switch the selection kernel on."""
+    [decision] = decide_all([Evidence(rows_of(op, {32: 3.0, 64: 3.0}))])
+    assert (decision.min_length, decision.axis) == (32, axis)
+    assert as_data([decision])["runtime"]["sel_triton_min_L"] is None
+
+
+def test_without_a_selected_length_there_is_nothing_to_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("runtime: {sel_triton_min_L: 64}\n")
+    run = make_run(tmp_path / "run", Made())
+    monkeypatch.setattr(type(ops.get("selection_rows")), "length_axis", "T")
+    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
+    assert isinstance(done.exception, UsageError), done.output
+    assert "decided by a selected length" in str(done.exception)
+
+
+def test_what_no_gpu_measured_is_patched_to_never(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("runtime: {sel_triton_min_L: 64}\n")
+    run = make_run(tmp_path / "run", Made(gpu=""))
+    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "+runtime: {sel_triton_min_L: null}" in done.stdout
+
+
+def test_each_branch_of_a_decode_step_has_a_threshold_of_its_own() -> None:
+    rows = rows_of("decode", {128: 1.1, 256: 2.0, 512: 2.0}, "total")
+    rows += rows_of("decode", {128: 1.0, 256: 1.0, 512: 1.0}, "dense")
+    dense, total = decide_all([Evidence(rows)])
+    assert (dense.distribution, dense.min_length) == ("dense", None)
+    assert (total.distribution, total.min_length) == ("total", 256)
+    assert "decode total on NVIDIA H200: from S = 256 on" in as_markdown([total])
+    assert [d["distribution"] for d in as_data([dense, total])["decisions"]] == ["dense", "total"]
+
+
+CONFIG = """\
+# the model
+model: {dim: 64}   # inline
+runtime:
+  # measured in August
+  sel_triton_min_L: 4096  # never, in effect
+  other: 'kept'
+list:
+- 1
+"""
+CONFIGS: list[Callable[[str], str]] = [
+    lambda text: text,
+    lambda text: text.replace("  sel_triton_min_L: 4096  # never, in effect\n", ""),
+    lambda text: text.replace("4096", "{a: 1, b: null}"),
+    lambda text: text.replace("4096  # never, in effect", "\n    NVIDIA L4: 7 # why\n    b: null"),
+    lambda text: text.replace("4096", ""),
+    lambda text: text[: text.index("runtime")],
+    lambda text: "",
+    lambda text: text.replace("\n", "\r\n"),
+]
+
+
+@pytest.mark.parametrize("change", CONFIGS)
+@pytest.mark.parametrize("value", [256, None, {"NVIDIA H200": 256, "NVIDIA L4": None}])
+def test_patch_changes_one_value_and_keeps_comments(
+    tmp_path: Path, change: Callable[[str], str], value: int | dict[str, int | None] | None
+) -> None:
+    before = change(CONFIG)
+    path = tmp_path / "config.yaml"
+    path.write_bytes(before.encode())
+    diff = patch(path, value)
+    if diff:
+        subprocess.run(["patch", "--binary", "-p1"], cwd=tmp_path, input=diff.encode(), check=True)
+    after = path.read_bytes().decode()
+    expected = yaml.safe_load(before) or {}
+    runtime = expected.get("runtime") or {}
+    assert yaml.safe_load(after) == {**expected, "runtime": {**runtime, "sel_triton_min_L": value}}
+    for comment in ("# the model", "# inline", "# measured in August", "# never, in effect"):
+        assert (comment in after) == (comment in before)
+    assert ("\r\n" in after) == ("\r\n" in before)
+
+
+def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for text in ("{a: 1}", "- 1\n", "runtime: 3\n", "a: [\n"):
+        path.write_text(text)
+        with pytest.raises(UsageError):
+            patch(path, 1)
+
+
+def test_a_backward_has_no_say(tmp_path: Path) -> None:
+    records = pq.read_table(make_run(tmp_path / "run") / "records.parquet").to_pylist()
+    slow = [{**r, "direction": "backward", "verdict": "slower", "speedup_lo": 0.5} for r in records]
+    [decision] = decide_all([of_records([*records, *slow])])
+    assert decision.min_length == 256
+
+
+def test_the_size_that_a_threshold_is_of_is_named(tmp_path: Path) -> None:
+    decision = decide(tmp_path, Made())
+    [told] = as_data([replace(decision, axis="T")])["decisions"]
+    assert (told["axis"], told["min_L"]) == ("T", 256)
+
+
+def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run") / "records.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["direction"]), path)
+    with pytest.raises(UsageError, match="has no column direction"):
+        of_run(path.parent)
+
+
+def test_a_table_that_an_audit_does_not_rely_on_decides_nothing(tmp_path: Path) -> None:
+    """Times that do not grow with the work, of data that fit into an L2."""
+    path = tmp_path / "flat.csv"
+    lines = [f"64,{h},{d},{n},0.02,0.1" for h in (4, 8) for d in (64, 128) for n in (64, 256, 1024)]
+    path.write_text("N,H,D,L,triton_ms,sdpa_ms\n" + "\n".join(lines))
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert decision.min_length is None
+    assert any("scaling" in reason for reason in decision.reasons)
+
+
+def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:
+    mine = rows_of("selection_rows", dict.fromkeys((64, 128, 256), 1.5))
+    bare = replace(rows_of("sliding_window", {64: 1.5})[0], op="sliding_window")
+    objection = "no control shows that a mistake in sliding_window would be noticed: none ran"
+    together = Evidence([*mine, bare], of_op={"sliding_window": objection})
+    reasons = {d.op: d.reasons for d in decide_all([together])}
+    assert objection in reasons["sliding_window"]
+    assert objection not in reasons["selection_rows"]
+
+
+def test_an_op_of_which_no_control_was_caught_is_named() -> None:
+    records = [
+        {**one, "op": op, "role": role, "implementation": name, "caught": caught}
+        for op, role, name, caught in (
+            ("selection_rows", "candidate", "mine", None),
+            ("selection_rows", "control", "cheat", "caught"),
+            ("sliding_window", "candidate", "mine", None),
+            ("sliding_window", "control", "cheat", "declined"),
+            ("compressed", "candidate", "mine", None),
+        )
+        for one in [A_RECORD]
+    ]
+    found = of_records(records)
+    assert found.objections == []
+    assert found.of_op.keys() == {"sliding_window", "compressed"}
+    assert found.of_op["sliding_window"].endswith("none was caught")
+    assert found.of_op["compressed"].endswith("none ran")

@@ -1,0 +1,174 @@
+"""An archive in a folder: whole runs only, whoever writes at once, and questions to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import MANIFEST, dsse, seal
+from nsabench.evidence.manifest.keys import load_signer
+from nsabench.evidence.manifest.seal import describe
+from nsabench.evidence.manifest.statement import Trust
+from tests.cli.conftest import Nsabench, command
+from tests.cli.conftest import nsabench as nsabench
+from tests.evidence.archive.conftest import MakeSigned
+
+pytest.importorskip("obstore")
+pytest.importorskip("duckdb")
+from nsabench.evidence.archive import Added, Archive, query
+
+OLDER = Path(__file__).parent / "older"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(str(tmp_path / "archive"), create=True)
+
+
+def check(archive: Archive) -> tuple[int, list[str], int]:
+    sound, broken, stray = archive.check(frozenset(), Trust.EPHEMERAL)
+    return len(sound), broken, stray
+
+
+def test_adding_twice_is_harmless(archive: Archive, signed: MakeSigned) -> None:
+    run = signed()
+    outcome, prefix = archive.add(run)
+    assert outcome is Added.ADDED
+    assert prefix == "schema=1/gpu=NVIDIA_H200/run=20260101T000000Z-000000/"
+    before = archive.store.names()
+    assert archive.add(run)[0] is Added.THERE
+    assert archive.store.names() == before
+    assert check(archive) == (1, [], 0)
+
+
+def test_eight_writers_at_once(archive: Archive, signed: MakeSigned) -> None:
+    run = signed()
+    line = command("archive", "add", run, "--to", archive.store.folder)
+    writers = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    said = sorted(writer.communicate(timeout=100)[0].partition(":")[0] for writer in writers)
+    assert said == ["added"] + ["already there"] * 7
+    assert check(archive) == (1, [], 0)
+
+
+def test_a_broken_run_is_not_added(archive: Archive, signed: MakeSigned) -> None:
+    run = signed()
+    (run / "records.parquet").write_bytes(b"PAR1")
+    with pytest.raises(VerificationFailed, match=r"records\.parquet was changed"):
+        archive.add(run)
+    assert archive.store.names() == []
+
+
+def test_another_run_with_the_same_id_is_refused(archive: Archive, signed: MakeSigned) -> None:
+    run = signed()
+    archive.add(run)
+    (run / "logs" / "more.log").write_text("x")
+    seal(run, load_signer({}))
+    with pytest.raises(VerificationFailed, match="another run with the id"):
+        archive.add(run)
+    assert check(archive) == (1, [], 0)
+
+
+def test_readers_see_whole_runs_only(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed(0))
+    _, prefix = archive.add(signed(1))
+    assert archive.store.folder is not None
+    (archive.store.folder / prefix / "manifest.dsse.json").unlink()
+    assert [k.run_id for k in archive.runs()] == ["20260101T000000Z-000000"]
+    assert query(archive, "SELECT DISTINCT run_id FROM samples").num_rows == 1
+    assert check(archive) == (1, [], 2)
+
+
+def test_verify_finds_what_was_altered(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed(0))
+    _, prefix = archive.add(signed(1))
+    assert archive.store.folder is not None
+    [path] = (archive.store.folder / prefix).glob("samples-*.parquet")
+    path.write_bytes(path.read_bytes()[:-1])
+    sound, [sentence], _ = check(archive)
+    assert sound == 1 and "samples.parquet was changed" in sentence and prefix[:-1] in sentence
+
+
+def test_questions(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed(0))
+    archive.add(signed(1, gpu="NVIDIA L4"))
+    [row] = query(archive, "SELECT count(*) AS n FROM samples").to_pylist()
+    assert row["n"] == 2 * 16 * 20 * 2
+    answer = query(
+        archive,
+        "SELECT gpu, count(*) AS n FROM records JOIN runs USING (run_id) "
+        "WHERE role = 'candidate' GROUP BY 1 ORDER BY 1",
+    )
+    assert answer.to_pylist() == [{"gpu": "NVIDIA H200", "n": 16}, {"gpu": "NVIDIA L4", "n": 16}]
+    with pytest.raises(UsageError, match="cannot be answered"):
+        query(archive, "SELECT nothing FROM runs")
+
+
+def test_newer_columns_beside_an_older_archive(tmp_path: Path, signed: MakeSigned) -> None:
+    """`older` was written by schema 1 as it first was, and is kept as it was."""
+    archive = Archive(str(shutil.copytree(OLDER, tmp_path / "archive")))
+    assert check(archive) == (1, [], 0)
+    run = signed(7)
+    table = pq.read_table(run / "records.parquet")
+    table = table.append_column("new_column", pa.array([1.5] * table.num_rows))
+    pq.write_table(table, run / "records.parquet")
+    seal(run, load_signer({}))
+    archive.add(run)
+    answer = query(
+        archive, "SELECT run_id, max(new_column) AS n FROM records GROUP BY 1 ORDER BY 1"
+    )
+    assert answer["n"].to_pylist() == [None, 1.5]
+    assert query(archive, "SELECT median(time_ms) FROM samples GROUP BY run_id").num_rows == 2
+
+
+def test_the_commands(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) -> None:
+    run, bad = signed(0), signed(1)
+    (bad / "plan.yaml").write_text("")
+    done = nsabench("archive", "add", bad, run, "--to", "a")
+    assert done.returncode == 4 and "added: schema=1" in done.stdout
+    assert "plan.yaml was changed" in done.stderr and "1 of 2 runs" in done.stderr
+    assert "1 runs" in nsabench("archive", "list", "a").stdout
+    assert nsabench("archive", "verify", "a").returncode == 0
+    done = nsabench("archive", "query", "a", "SELECT count(*) AS n FROM records", "--json")
+    assert json.loads(done.stdout) == [{"n": 48}]
+    done = nsabench("archive", "query", "a", "SELECT 1 AS x", "--csv")
+    assert done.stdout.split() == ['"x"', "1"]
+    done = nsabench("archive", "list", "nowhere")
+    assert done.returncode == 2 and "no archive in nowhere" in done.stderr
+
+
+def test_what_is_gone_is_one_broken_run_and_hides_no_other(
+    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
+) -> None:
+    archive = Archive(str(tmp_path / "a"), create=True)
+    prefixes = [archive.add(signed(i))[1] for i in range(3)]
+    [gone] = (tmp_path / "a" / prefixes[0]).glob("records-*.parquet")
+    gone.unlink()
+    [spoiled] = (tmp_path / "a" / prefixes[1]).glob("samples-*.parquet")
+    spoiled.write_bytes(b"PAR1")
+    done = nsabench("archive", "verify", "a")
+    assert done.returncode == 4
+    assert f"{gone.name} is missing" in done.stderr
+    assert "samples.parquet was changed" in done.stderr
+    assert "2 of 3 runs are broken" in done.stderr
+
+
+def test_a_manifest_that_names_no_table_is_broken(archive: Archive, signed: MakeSigned) -> None:
+    run = signed()
+    _, prefix = archive.add(run)
+    signer = load_signer({})
+    statement = describe(run, signer)
+    named = [s for s in statement.subject if s.name != "records.parquet"]
+    statement = statement.model_copy(update={"subject": named})
+    assert archive.store.folder is not None
+    (archive.store.folder / prefix / MANIFEST).write_bytes(
+        dsse.sign(statement.to_json(), signer.key).to_json()
+    )
+    _, [sentence], _ = check(archive)
+    assert sentence.endswith("its manifest names no records.parquet")

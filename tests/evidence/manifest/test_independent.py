@@ -1,0 +1,95 @@
+"""Our envelope under the eyes of others: openssl and sha256sum, securesystemslib, in-toto, NaCl."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from nacl.exceptions import BadSignatureError
+from nacl.signing import VerifyKey
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import SSlibKey
+
+from nsabench.evidence.manifest import MANIFEST
+from nsabench.evidence.manifest.dsse import pae
+from nsabench.evidence.manifest.keys import Signer, public_pem
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "manifest.md"
+
+
+def by_hand(run: Path) -> subprocess.CompletedProcess[str]:
+    """The commands of docs/manifest.md, word for word, in a shell that has little else."""
+    [script] = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    return subprocess.run(
+        ["sh", "-eu", "-c", script], cwd=run, capture_output=True, text=True, timeout=60
+    )
+
+
+needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl here")
+
+
+@needs_openssl
+def test_the_documented_commands_accept_a_run(run: Path, signer: Signer) -> None:
+    done = by_hand(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Signature Verified Successfully" in done.stdout
+    assert "records.parquet: OK" in done.stdout
+    assert signer.keyid in done.stdout
+
+
+@needs_openssl
+@pytest.mark.parametrize("name", ["records.parquet", MANIFEST])
+def test_the_documented_commands_refuse_an_altered_run(run: Path, name: str) -> None:
+    data = bytearray((run / name).read_bytes())
+    data[200] ^= 1
+    (run / name).write_bytes(data)
+    assert by_hand(run).returncode != 0
+
+
+@needs_openssl
+def test_the_documented_commands_refuse_an_added_file(run: Path) -> None:
+    (run / "logs" / "added.log").write_text("x")
+    done = by_hand(run)
+    assert done.returncode != 0 and "logs/added.log" in done.stdout
+
+
+def test_securesystemslib_and_in_toto(run: Path, signer: Signer) -> None:
+    from in_toto.models.metadata import Envelope as InToto
+
+    raw = json.loads((run / MANIFEST).read_text())
+    key = SSlibKey.from_crypto(signer.key.public_key(), keyid=signer.keyid)
+    for read in (Envelope, InToto):
+        envelope = read.from_dict(json.loads(json.dumps(raw)))
+        assert set(envelope.verify([key], 1)) == {signer.keyid}
+        envelope.payload += b" "
+        with pytest.raises(VerificationError):
+            envelope.verify([key], 1)
+
+
+def test_nacl(run: Path, signer: Signer) -> None:
+    raw = json.loads((run / MANIFEST).read_text())
+    payload = base64.b64decode(raw["payload"])
+    signature = base64.b64decode(raw["signatures"][0]["sig"])
+    key = VerifyKey(signer.key.public_key().public_bytes_raw())
+    key.verify(pae(raw["payloadType"], payload), signature)
+    with pytest.raises(BadSignatureError):
+        key.verify(pae(raw["payloadType"], payload + b" "), signature)
+
+
+def test_keyid_is_what_openssl_and_sha256sum_say(tmp_path: Path, signer: Signer) -> None:
+    pem = tmp_path / "key.pub"
+    pem.write_bytes(public_pem(signer.key.public_key()))
+    said = subprocess.run(
+        f"openssl pkey -pubin -in {pem} -outform DER | sha256sum",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.split()[0] == signer.keyid

@@ -1,0 +1,95 @@
+"""Which run passes at which level: what it is, what is required, and who must have signed."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.evidence.manifest import MANIFEST, keys, seal, verify
+from nsabench.evidence.manifest.keys import Signer, load_signer
+from nsabench.evidence.manifest.seal import BUNDLE
+from nsabench.evidence.manifest.statement import Trust
+from tests.cli.conftest import Nsabench
+from tests.cli.conftest import nsabench as nsabench
+
+ORDER = [Trust.UNSIGNED, Trust.EPHEMERAL, Trust.UNPINNED, Trust.PINNED, Trust.KEYLESS]
+WHO = ("someone@example.org", "https://issuer.example.org")
+
+
+def is_(run: Path, level: Trust) -> frozenset[str]:
+    """Make the run one of that level; returns the keys to be trusted."""
+    if level is Trust.UNSIGNED:
+        (run / MANIFEST).unlink()
+        return frozenset()
+    if level is Trust.EPHEMERAL:
+        seal(run, load_signer({}))
+        return frozenset()
+    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    seal(run, signer)
+    return frozenset([signer.keyid]) if level is Trust.PINNED else frozenset()
+
+
+@pytest.mark.parametrize(("level", "required"), list(itertools.product(ORDER[:4], ORDER)))
+def test_a_run_passes_where_its_level_is_enough(run: Path, level: Trust, required: Trust) -> None:
+    trusted = is_(run, level)
+    report = verify(run, trusted=trusted, require=required)
+    if ORDER.index(level) >= ORDER.index(required):
+        assert report.broken is None and report.trust is level
+    elif level is Trust.UNSIGNED:
+        assert report.broken == f"manifest: there is no {MANIFEST}: the run is unsigned"
+    else:
+        assert report.broken == f"trust: the run is {level} and {required} is required"
+
+
+@pytest.mark.parametrize("level", ORDER[:4])
+def test_an_identity_that_did_not_sign(run: Path, level: Trust) -> None:
+    """Whatever key signed: who asks for an identity gets nothing less."""
+    trusted = is_(run, level)
+    for required in ORDER:
+        broken = verify(run, trusted=trusted, require=required, identity=WHO).broken
+        assert broken is not None
+        if level is not Trust.UNSIGNED:
+            assert broken == f"trust: there is no {BUNDLE}: nobody signed by identity"
+
+
+@pytest.mark.parametrize("level", ORDER[1:4])
+def test_a_bundle_that_is_none(run: Path, level: Trust) -> None:
+    """It is no part of what the key signed, so it lowers nothing, and it raises nothing."""
+    pytest.importorskip("sigstore")
+    trusted = is_(run, level)
+    for text in ("", "{}", "[]", '{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json"}'):
+        (run / BUNDLE).write_text(text)
+        assert verify(run, trusted=trusted).trust is level
+        broken = verify(run, trusted=trusted, identity=WHO).broken
+        assert broken is not None and broken.startswith(f"trust: {BUNDLE}"), broken
+
+
+def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench) -> None:
+    """Without --require: ephemeral; pinned with --key; keyless with --identity."""
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("long enough to be one\n")
+    public = keys.generate(tmp_path / "k.key", b"long enough to be one")
+    assert nsabench("verify", run).returncode == 0
+    done = nsabench("verify", run, "--key", tmp_path / "k.key.pub")
+    assert done.returncode == 4 and "the run is unpinned and pinned is required" in done.stderr
+    done = nsabench("verify", run, "--key", tmp_path / "k.key.pub", "--require", "unpinned")
+    assert done.returncode == 0
+    made = {
+        keys.KEY_FILE: str(tmp_path / "k.key"),
+        keys.PASSPHRASE_FILE: str(passphrase),
+    }
+    signer = load_signer(made)
+    assert signer.keyid == keys.keyid_of(public)
+    seal(run, signer)
+    assert nsabench("verify", run, "--key", tmp_path / "k.key.pub").returncode == 0
+    done = nsabench("verify", run, "--identity", WHO[0], "--issuer", WHO[1])
+    assert done.returncode == 4 and "nobody signed by identity" in done.stderr
+    done = nsabench("verify", run, "--identity", WHO[0])
+    assert done.returncode == 2 and "give both or none" in done.stderr
+    assert nsabench("verify", run, "--require", "keyless").returncode == 4
+    (run / MANIFEST).unlink()
+    assert nsabench("verify", run).returncode == 4
+    assert nsabench("verify", run, "--require", "unsigned").returncode == 0

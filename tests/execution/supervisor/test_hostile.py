@@ -1,0 +1,194 @@
+"""Real workers, really hostile implementations: none may take the run or a neighbour down."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nsabench.execution.journal import Entry, Journal, read
+from nsabench.execution.protocol import Outcome
+from nsabench.execution.supervisor import process, schedule
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.vocabulary import Status
+from tests.execution.supervisor.conftest import HOSTILE, MakePlan
+
+
+class Silent:
+    def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
+
+    def case_finished(self, planned: PlannedCase, entry: Entry) -> None: ...
+
+
+def measure(
+    make_plan: MakePlan,
+    tmp_path: Path,
+    hostile: str,
+    *,
+    memory_limit_bytes: int | None = None,
+    timeout_s: float = 3.0,
+) -> dict[str, Outcome]:
+    plan = make_plan([hostile, "sdpa_gqa"], timeout_s=timeout_s)
+    [entry] = run(plan, tmp_path, memory_limit_bytes)
+    return {outcome.implementation: outcome for outcome in entry.outcomes}
+
+
+def run(plan: Plan, folder: Path, memory_limit_bytes: int | None = None) -> list[Entry]:
+    (folder / "logs").mkdir()
+    executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
+    with closing(executor), closing(Journal(folder / "journal.jsonl")) as journal:
+        schedule.run(plan, executor, journal, folder / "logs", Silent())
+    assert leftovers() == []
+    return read(folder / "journal.jsonl").entries
+
+
+def leftovers() -> list[int]:
+    """Processes with our mark that are still alive."""
+    found = []
+    for candidate in psutil.process_iter():
+        try:
+            marked = candidate.environ().get(process.MARK) == process._mark
+            if marked and candidate.status() != psutil.STATUS_ZOMBIE:
+                found.append(candidate.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hostile", "status", "reason"),
+    [
+        ("well_behaved", Status.OK, ""),
+        ("loop_in_python", Status.TIMEOUT, "no answer within 3 s during parity"),
+        ("loop_in_c_that_ignores_term", Status.TIMEOUT, "no answer within 3 s"),
+        ("abort", Status.CRASHED, "SIGABRT"),
+        ("segfault", Status.CRASHED, "SIGSEGV"),
+        ("sys_exit", Status.CRASHED, "sys.exit(0)"),
+        ("hard_exit", Status.CRASHED, "exit code 0"),
+        ("memory_error", Status.OUT_OF_MEMORY, "MemoryError: no more"),
+        ("raises", Status.CRASHED, "ValueError: not today (hostile.py:"),
+        ("raises_with_hostile_text", Status.CRASHED, "its text cannot be read"),
+        ("keyboard_interrupt", Status.CRASHED, "KeyboardInterrupt"),
+        ("unsupported", Status.UNSUPPORTED, "head dimensions over 8"),
+        ("wrong_shape", Status.WRONG, "shape (4, 2, 33)"),
+        ("wrong_dtype", Status.WRONG, "dtype torch.float64"),
+        ("wrong_device", Status.WRONG, "device meta"),
+        ("returns_no_tensor", Status.WRONG, "a list, not a plain torch.Tensor"),
+        ("nan", Status.WRONG, "are NaN"),
+        ("prints_to_stdout", Status.OK, ""),
+        ("mlir_assertion", Status.CRASHED, "only integers and floats have a bitwidth"),
+        ("fails_only_when_timed", Status.CRASHED, "ValueError: tired"),
+        ("dies_only_when_timed", Status.CRASHED, "SIGABRT"),
+        ("forges_blindly", Status.CRASHED, "wrote on the descriptor of the worker's answers"),
+        ("blames_the_baseline", Status.CRASHED, "not me"),
+        ("forges_an_answer", Status.CRASHED, "answered with a Discovered"),
+        ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
+        ("reports_steps_for_ever", Status.CRASHED, "reported more than"),
+        ("changes_settings", Status.WRONG, "changed settings of the process: num_threads"),
+    ],
+)
+def test_one_hostile_implementation(
+    make_plan: MakePlan, tmp_path: Path, hostile: str, status: Status, reason: str
+) -> None:
+    outcomes = measure(make_plan, tmp_path, hostile)
+    assert outcomes[hostile].status == status, outcomes[hostile].reason
+    assert reason in outcomes[hostile].reason
+    if status is not Status.OK:
+        assert outcomes[hostile].samples.time_ms == []
+    assert outcomes["sdpa_gqa"].status == Status.OK
+    assert len(outcomes["sdpa_gqa"].samples.time_ms) >= 10
+
+
+@pytest.mark.parametrize("hostile", ["spoils_the_next_case", "holds_up_the_next_case"])
+def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
+    make_plan: MakePlan, tmp_path: Path, hostile: str
+) -> None:
+    plan = make_plan([hostile, "sdpa_gqa"], lengths=(16, 32, 48))
+    first, *others = run(plan, tmp_path)
+    assert {o.status for e in (first, *others) for o in e.outcomes} == {Status.OK}
+    assert [o.notes for o in first.outcomes] == [[], []]
+    notes = [note for e in others for o in e.outcomes for note in o.notes]
+    assert len(notes) == 4
+    assert all("measured again, since before any call" in note for note in notes)
+
+
+def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(
+        make_plan, tmp_path, "out_of_memory", memory_limit_bytes=2 << 30, timeout_s=60
+    )
+    assert outcomes["out_of_memory"].status == Status.OUT_OF_MEMORY
+    assert "2.0 GiB" in outcomes["out_of_memory"].reason
+    assert outcomes["sdpa_gqa"].status == Status.OK
+
+
+def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
+    assert outcomes["gigabyte_of_stderr"].status == Status.CRASHED
+    [log] = (tmp_path / "logs").iterdir()
+    limit = process.LOG_HEAD_BYTES + 2 * process.LOG_TAIL_BYTES + (1 << 16)
+    assert "bytes left out" in log.read_text()
+    assert log.stat().st_size < limit
+
+
+@pytest.mark.parametrize("hostile", ["child_left_behind", "orphan_left_behind"])
+def test_no_process_is_left_alive(make_plan: MakePlan, tmp_path: Path, hostile: str) -> None:
+    outcomes = measure(make_plan, tmp_path, hostile)
+    assert outcomes["sdpa_gqa"].status == Status.OK
+    if hostile == "child_left_behind":
+        assert any("were left behind and killed" in note for note in outcomes[hostile].notes)
+
+
+def test_an_orphan_that_hides_its_environment_is_killed(
+    make_plan: MakePlan, tmp_path: Path
+) -> None:
+    measure(make_plan, tmp_path, "orphan_without_environment")
+    alive = [
+        p.pid
+        for p in psutil.process_iter(["cmdline", "status"])
+        if p.info["cmdline"] == ["sleep", "600.25"] and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+    assert alive == []
+
+
+def test_writing_on_the_workers_channel_is_a_crash(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(make_plan, tmp_path, "writes_on_every_descriptor")
+    assert outcomes["writes_on_every_descriptor"].status == Status.CRASHED
+    assert outcomes["sdpa_gqa"].status == Status.OK
+
+
+def test_other_children_of_this_process_are_left_alone(make_plan: MakePlan, tmp_path: Path) -> None:
+    """The supervisor adopts orphans; it must not mistake its host's children for them."""
+    with psutil.Popen(["sleep", "60"]) as ours:
+        measure(make_plan, tmp_path, "abort")
+        alive = ours.is_running() and ours.status() != psutil.STATUS_ZOMBIE
+        ours.kill()
+    assert alive
+
+
+def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan) -> None:
+    """From the step that hangs to the end of the worker: the limit, and the grace before KILL."""
+    [planned] = make_plan(["loop_in_python"]).cases
+    steps: list[tuple[str, float]] = []
+    executor = WorkerExecutor(
+        "cpu", HOSTILE, on_step=lambda step: steps.append((step.phase, time.monotonic()))
+    )
+    with closing(executor), pytest.raises(GroupLost, match="no answer within 3 s"):
+        executor.measure(planned.case, ["loop_in_python"], 1)
+    taken = time.monotonic() - steps[-1][1]
+    assert steps[-1][0] == "parity"
+    assert 3 <= taken < 3 + 2 * process.TERM_GRACE_S + 5
+
+
+def test_what_is_left_would_be_seen() -> None:
+    """`leftovers` finds what carries the mark, also in a session of its own."""
+    environment = process.worker_environment("cpu")
+    with psutil.Popen(["sleep", "60"], env=environment, start_new_session=True) as left:
+        while not left.environ():  # Linux shows none until the program has begun
+            time.sleep(0.01)
+        assert leftovers() == [left.pid]
+        left.kill()
+    assert leftovers() == []

@@ -1,0 +1,140 @@
+"""What a worker leaves behind is found, however it hides."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from nsabench.execution.supervisor import process, watchdog
+
+UNREADABLE = """
+import ctypes, os, sys, time
+import psutil
+from nsabench.execution.supervisor import process
+
+PR_SET_DUMPABLE = 4
+if os.getuid() == 0:  # root reads everybody's environment; a run seldom is root
+    os.setuid(65534)
+process._adopt_orphans()
+born = time.time()
+said, says = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+        os.write(says, b"%d" % os.getpid())
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+orphan = psutil.Process(int(os.read(said, 20)))
+try:
+    orphan.environ()
+    print("readable")
+except psutil.AccessDenied:
+    process.reap_orphans(set(), born)
+    print("left" if orphan.is_running() else "killed")
+orphan.kill() if orphan.is_running() else None
+"""
+
+FORKING = """
+import os, time
+import psutil
+from nsabench.execution.supervisor import process
+
+process._adopt_orphans()
+born = time.time()
+said, says = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    os.write(says, b"%d" % os.getpid())
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.002)
+    os._exit(0)
+group = int(os.read(said, 20))
+os.close(says)
+process.reap_orphans(set(), born)
+try:
+    os.killpg(group, 9)
+    print("left")
+except ProcessLookupError:
+    print("killed")
+"""
+
+
+def end_of(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_an_orphan_whose_environment_may_not_be_read_is_killed() -> None:
+    end = end_of(UNREADABLE)
+    if end == "readable":
+        pytest.skip("this user may read every environment")
+    assert end == "killed"
+
+
+def test_orphans_that_fork_all_the_time_are_killed() -> None:
+    assert end_of(FORKING) == "killed"
+
+
+def test_the_watchdog_is_no_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was started anew while a worker lived is a child in a session of its own."""
+    born = time.time()
+    monkeypatch.setattr(process, "_watchdog", None)
+    process._start_watchdog()
+    dog = process._watchdog
+    assert dog is not None
+    siblings = {child.pid for child in psutil.Process().children()} - {dog.pid}
+    process.reap_orphans(siblings, born)
+    assert dog.poll() is None
+    dog.communicate(timeout=60)
+
+
+def test_the_watchdog_looks_again_for_what_shows_no_mark_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a process does for a moment while it starts a program."""
+    mark = b"NSABENCH_TEST_MARK=1"
+    hidden = (
+        "import os, sys; sys.stdin.read(); "
+        'os.execve("/bin/sleep", ["sleep", "60"], {"NSABENCH_TEST_MARK": "1"})'
+    )
+    worker = psutil.Popen(["sleep", "60"], start_new_session=True)
+    orphan = psutil.Popen(
+        [sys.executable, "-S", "-c", hidden], env={}, stdin=subprocess.PIPE, start_new_session=True
+    )
+
+    def show(seconds: float) -> None:
+        """In place of a pause: in the first, go on until the mark can be seen."""
+        if orphan.stdin.closed:  # it was seen and killed; it may be anything between there and gone
+            return
+        orphan.stdin.close()
+        environment = Path(f"/proc/{orphan.pid}/environ")
+        while mark not in environment.read_bytes():
+            assert orphan.poll() is None, "it ended by itself"
+            os.sched_yield()
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=show))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"+%d\n" % worker.pid)))
+    watchdog.main(mark)
+    ends = worker.wait(60), orphan.wait(60)
+    assert ends == (-9, -9)
+
+
+def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "TRITON_INTERPRET" not in process.worker_environment("cuda")
+    assert process.worker_environment("cpu")["TRITON_INTERPRET"] == "1"

@@ -1,0 +1,53 @@
+"""A full disk: one sentence, a remedy that helps, and what was measured stays. The disk is
+/dev/full, under the name that is about to be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.assessment.results import assemble
+from nsabench.conclusion import finish
+from nsabench.errors import EnvironmentRefused
+from nsabench.evidence.manifest import verify
+from nsabench.evidence.manifest.keys import Signer
+from nsabench.execution import journal, run
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.run import Finished
+from nsabench.model.plan import Plan
+from nsabench.output.terminal import Progress, console
+from tests.runs import Made, make_plan, make_run
+
+pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+FULL = "cannot be written: No space left on device"
+
+
+def test_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = RunFolder.create
+
+    def create_full(folder: RunFolder) -> None:
+        create(folder)
+        folder.plan.with_suffix(".tmp").symlink_to("/dev/full")
+
+    monkeypatch.setattr(RunFolder, "create", create_full)
+    with pytest.raises(EnvironmentRefused, match=FULL) as caught:
+        run.start(make_plan(Made()), tmp_path / "run", Progress(console()))
+    assert caught.value.remedy == f"make room, then remove {tmp_path / 'run'} and start again."
+
+
+@pytest.mark.parametrize("name", ["thresholds.tmp", "selection_report.tmp", "report.tmp"])
+def test_at_the_end(tmp_path: Path, name: str) -> None:
+    folder = RunFolder(make_run(tmp_path / "run"))
+    plan = Plan.read(folder.plan)
+    results = assemble(plan, journal.read(folder.journal))
+    finished = Finished(folder, plan, results, 1.0, 1.0)
+    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    (folder.path / name).symlink_to("/dev/full")
+    with pytest.raises(EnvironmentRefused, match=FULL) as caught:
+        finish(finished, signer)
+    assert caught.value.remedy == f"make room, then go on with --resume {folder.path}."
+    (folder.path / name).unlink(missing_ok=True)  # room
+    finish(finished, signer)
+    assert verify(folder.path).broken is None

@@ -1,0 +1,225 @@
+"""Baselines timed where no candidate was imported: who, how, and what they are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nsabench.assessment.results import assess
+from nsabench.assessment.verdict import Judgement
+from nsabench.execution import isolated_baselines as apart
+from nsabench.execution import journal
+from nsabench.execution import second_look as confirm
+from nsabench.execution.journal import Apart, Journal
+from nsabench.execution.protocol import Conditions, Measured, Outcome
+from nsabench.execution.supervisor import retry as again
+from nsabench.execution.supervisor.executor import GroupLost
+from nsabench.model.case import Case, RatioCI
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.vocabulary import Role, Runs, Status, Verdict
+from tests.runs import OP, Made, make_plan, make_run, timed
+
+ONE = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.5)
+HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
+
+
+def with_baselines(plan: Plan, *more: str) -> Plan:
+    """The candidate from `mine.py`, with one baseline of its own; the others from `pkg`."""
+    infos = [
+        i.model_copy(update={"source": "mine.py" if i.role is Role.CANDIDATE else "pkg"})
+        for i in plan.implementations
+    ]
+    infos += [
+        ImplementationInfo(
+            op=OP,
+            name=name,
+            role=Role.BASELINE,
+            devices=(Runs.CUDA,),
+            source="mine.py" if name == "own" else "pkg",
+        )
+        for name in more
+    ]
+    cases = [
+        p.model_copy(update={"implementations": (*p.implementations, *more)}) for p in plan.cases
+    ]
+    sources = {"mine.py": "a", "pkg": "b"}
+    return plan.model_copy(update={"implementations": infos, "cases": cases, "sources": sources})
+
+
+class Alone:
+    """Answers each baseline's time; whoever is in `deaths` ends the worker."""
+
+    def __init__(
+        self,
+        times: Mapping[str, float],
+        deaths: Mapping[str, GroupLost] | None = None,
+        conditions: tuple[Conditions, ...] = (Conditions(),),
+        rel_l2: float = 1e-5,
+    ) -> None:
+        self.times, self.deaths = times, deaths or {}
+        self.conditions = list(conditions)
+        self.rel_l2 = rel_l2
+        self.asked: list[tuple[Case, list[str], int]] = []
+
+    def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
+        self.asked.append((case, list(implementations), session))
+        for name in implementations:
+            if name in self.deaths:
+                raise self.deaths[name]
+        rng = np.random.default_rng(0)
+        outcomes = [timed(n, self.times[n], ONE, rng) for n in implementations]
+        update = {"session": session}
+        return Measured(
+            outcomes=[
+                o.model_copy(
+                    update=update
+                    | ({"rel_l2": self.rel_l2} if o.implementation == "sloppy" else {})
+                )
+                for o in outcomes
+            ],
+            conditions=self.conditions.pop(0) if self.conditions[1:] else self.conditions[0],
+            measuring_s=1.5,
+        )
+
+    def log(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _no_cooling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again.time, "sleep", lambda seconds: None)
+
+
+def measured(folder: Path, executor: Alone, *names: str) -> Apart:
+    """The line that one case's measurement leaves in the journal."""
+    plan = with_baselines(make_plan(ONE), *names)
+    case_id = plan.cases[0].id
+    with closing(Journal(folder / "journal.jsonl")) as records:
+        wanted = {case_id: ["sdpa_gqa", *names]}
+        apart.measure(plan, wanted, executor, records, lambda text: None)
+        apart.measure(plan, wanted, executor, records, lambda text: None)  # is there already
+    [line] = journal.read(folder / "journal.jsonl").apart
+    return line
+
+
+def crash(suspect: str, phase: str = "parity") -> GroupLost:
+    return GroupLost(suspect, Status.CRASHED, "killed by SIGSEGV", "log", phase=phase)
+
+
+def test_baselines_of_clean_sources_are_wanted_where_a_verdict_is_faster() -> None:
+    plan = with_baselines(make_plan(ONE), "other", "own")
+    first, second = (planned.id for planned in plan.cases)
+    judgements = {
+        (first, "mine"): Judgement(Verdict.FASTER),
+        (second, "mine"): Judgement(Verdict.SLOWER),
+    }
+    assert apart.clean_sources(plan) == {"pkg": "b"}
+    assert apart.wanted(plan, judgements) == {first: ["sdpa_gqa", "other"]}
+
+
+def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
+    plan = make_plan(ONE)  # all from one source
+    assert apart.wanted(plan, {(plan.cases[0].id, "mine"): Judgement(Verdict.FASTER)}) == {}
+
+
+def test_they_are_timed_once_together_and_briefly(tmp_path: Path) -> None:
+    executor = Alone({"sdpa_gqa": 0.2, "other": 0.3})
+    line = measured(tmp_path, executor, "other")
+    [(case, names, session)] = executor.asked
+    assert (names, session) == (["sdpa_gqa", "other"], apart.SESSION)
+    assert case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
+    assert case.id == line.case_id and case.seed == make_plan(ONE).cases[0].case.seed
+    assert [o.status for o in line.outcomes] == [Status.OK, Status.OK]
+    assert journal.read(tmp_path / "journal.jsonl").measuring_s == 1.5
+
+
+def test_one_that_ends_the_worker_does_not_spoil_the_others(tmp_path: Path) -> None:
+    deaths = {
+        "fatal": crash("fatal"),
+        "hangs": GroupLost("hangs", Status.TIMEOUT, "over its time", "", phase="timing"),
+    }
+    executor = Alone({"sdpa_gqa": 0.2}, deaths)
+    line = measured(tmp_path, executor, "hangs", "fatal")
+    assert [names for _, names, _ in executor.asked] == [
+        ["sdpa_gqa", "hangs", "fatal"],
+        ["sdpa_gqa", "fatal"],
+        ["sdpa_gqa"],
+    ]
+    assert {o.implementation: (o.status, o.reason) for o in line.outcomes} == {
+        "hangs": (Status.TIMEOUT, "over its time"),
+        "fatal": (Status.CRASHED, "killed by SIGSEGV"),
+        "sdpa_gqa": (Status.OK, ""),
+    }
+    assert line.reason == ""
+
+
+def test_a_death_that_nobody_is_named_for_ends_it(tmp_path: Path) -> None:
+    executor = Alone({}, {"sdpa_gqa": crash("")})
+    line = measured(tmp_path, executor, "other")
+    assert (line.outcomes, line.reason) == ([], "killed by SIGSEGV")
+    assert len(executor.asked) == 1
+
+
+def test_a_throttled_device_is_given_a_pause_and_its_state_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    cooled = Alone({"sdpa_gqa": 0.2}, conditions=(HOT, Conditions()))
+    line = measured(tmp_path / "a", cooled)
+    assert len(cooled.asked) == 2
+    assert line.conditions == Conditions()
+    assert line.measuring_s == 3.0  # both times
+    hot = Alone({"sdpa_gqa": 0.2}, conditions=(HOT,))
+    assert measured(tmp_path / "b", hot).conditions == HOT
+    assert len(hot.asked) == 2
+
+
+def test_a_second_look_keeps_the_state_of_the_device_as_well(tmp_path: Path) -> None:
+    plan = make_plan(ONE)
+    hot = Alone({"sdpa_gqa": 0.2, "mine": 0.19}, conditions=(HOT,))
+    with closing(Journal(tmp_path / "journal.jsonl")) as records:
+        doubtful = {plan.cases[0].id: ["sdpa_gqa", "mine"]}
+        confirm.confirm(plan, doubtful, hot, records, lambda text: None)
+    contents = journal.read(tmp_path / "journal.jsonl")
+    assert contents.measuring_s == 3.0  # twice, the device was hot
+    [line] = contents.confirmations
+    assert line.conditions == HOT and len(line.outcomes) == len(hot.asked) == 2
+
+
+@pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
+def test_what_parity_rejects_is_no_best_baseline_apart(tmp_path: Path, rel_l2: float) -> None:
+    """A cheap approximation passes the MAE gate of the worker and takes half the time."""
+    make_run(tmp_path, ONE)
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "sloppy")
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    rng = np.random.default_rng(0)
+    for entry in contents.entries:
+        outcome = timed("sloppy", 0.1, ONE, rng)
+        entry.outcomes.append(outcome.model_copy(update={"rel_l2": 0.05}))
+        mine = Alone({"sdpa_gqa": 0.2, "sloppy": 0.1}, rel_l2=rel_l2)
+        case = next(p.case for p in plan.cases if p.id == entry.case_id)
+        alone = mine.measure(case, ["sdpa_gqa", "sloppy"], apart.SESSION)
+        contents.apart.append(Apart(case_id=entry.case_id, outcomes=alone.outcomes))
+    judgements = assess(plan, contents).judgements(contents)
+    expected = Verdict.FASTER if rel_l2 == 0.05 else Verdict.INCONCLUSIVE
+    assert {j.verdict for j in judgements.values()} == {expected}
+
+
+def test_a_best_baseline_that_parity_rejects_apart_leaves_the_question_open(tmp_path: Path) -> None:
+    make_run(tmp_path, ONE)
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"))
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for entry in contents.entries:
+        outcome = timed("sdpa_gqa", 0.2, ONE, np.random.default_rng(0))
+        wrong: Outcome = outcome.model_copy(update={"mae": 0.5})
+        contents.apart.append(Apart(case_id=entry.case_id, outcomes=[wrong]))
+    for judgement in assess(plan, contents).judgements(contents).values():
+        assert judgement.verdict is Verdict.INCONCLUSIVE
+        assert "mean absolute error 0.5" in judgement.why

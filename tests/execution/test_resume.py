@@ -1,0 +1,152 @@
+"""Going on with a run whose cases are all journaled, and second processes are still to come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nsabench.cli import group
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.execution import isolated_baselines as apart
+from nsabench.execution import run
+from nsabench.execution.journal import read
+from nsabench.execution.protocol import Described, Measured
+from nsabench.execution.supervisor.executor import GroupLost
+from nsabench.model.case import Case
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Role, Status
+from tests.runs import Made, make_run, timed
+
+ONE = Made(lengths=(64,), shapes=((256, 4, 64),))
+
+
+class Elsewhere:
+    """The executor of another machine."""
+
+    gpu = "NVIDIA GeForce RTX 4090"
+    asked: list[str]
+
+    def __init__(self, *given: Any, **named: Any) -> None: ...
+
+    def describe(self) -> Described:
+        return Described(
+            software={"torch": ONE.torch, "triton": ONE.triton}, device={"name": self.gpu}
+        )
+
+    def measure(self, case: Case, names: list[str], session: int) -> Measured:
+        self.asked.append(case.id)
+        rng = np.random.default_rng(1)
+        return Measured(outcomes=[timed(n, 0.2, ONE, rng) for n in names])
+
+    def log(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: None
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+    monkeypatch.setattr(Elsewhere, "asked", made, raising=False)
+    monkeypatch.setattr(run, "WorkerExecutor", Elsewhere)
+    monkeypatch.setattr(apart, "WorkerExecutor", Elsewhere)
+    return made
+
+
+def unfinished(folder: Path, ratio: float) -> Path:
+    """All cases measured on an H200, nothing after them; the baseline of a source of its own."""
+    make_run(folder, Made(lengths=ONE.lengths, shapes=ONE.shapes, ratio=lambda _: ratio))
+    plan = Plan.read(folder / "plan.yaml")
+    infos = [
+        i.model_copy(update={"source": "mine.py" if i.role is Role.CANDIDATE else "pkg"})
+        for i in plan.implementations
+    ]
+    sources = {"mine.py": "a", "pkg": "b"}
+    plan.model_copy(update={"implementations": infos, "sources": sources}).write(
+        folder / "plan.yaml"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(("ratio", "what"), [(1.2, "second look"), (1.5, "apart")])
+def test_what_is_still_to_measure_is_not_measured_on_another_machine(
+    tmp_path: Path, asked: list[str], ratio: float, what: str
+) -> None:
+    folder = unfinished(tmp_path / "run", ratio)
+    with pytest.raises(UsageError, match="begun on device NVIDIA H200 and cannot go on with"):
+        run.resume(folder, Silent())
+    assert asked == [], what
+    contents = read(folder / "journal.jsonl")
+    assert contents.confirmations == [] and contents.apart == []
+
+
+def test_on_the_same_machine_it_goes_on(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Elsewhere, "gpu", ONE.gpu)
+    folder = unfinished(tmp_path / "run", 1.5)
+    run.resume(folder, Silent())
+    contents = read(folder / "journal.jsonl")
+    assert (
+        [line.case_id for line in contents.apart] == asked == [e.case_id for e in contents.entries]
+    )
+
+
+def test_nothing_left_to_measure_asks_no_machine(tmp_path: Path, asked: list[str]) -> None:
+    run.resume(unfinished(tmp_path / "run", 0.5), Silent())
+    assert asked == []
+
+
+def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibration loads the device: after it, it looks as if somebody else kept it busy."""
+    folder = unfinished(tmp_path / "run", 1.5)
+    (folder / "environment.json").unlink()
+    (folder / "journal.jsonl").unlink()
+    seen: list[bool] = []
+
+    def calibrate(executor: Elsewhere) -> None:
+        seen.append((folder / "environment.json").exists())
+        raise GroupLost("", Status.CRASHED, "enough was seen", "")
+
+    monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
+    with pytest.raises(EnvironmentRefused, match="enough was seen"):
+        run.resume(folder, Silent())
+    assert seen == [True]
+
+
+def test_a_machine_that_is_unfit_is_not_measured_on(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unfinished(tmp_path / "run", 1.5)
+    (folder / "journal.jsonl").unlink()
+    with pytest.raises(EnvironmentRefused, match=r"torch 2\.11\.0 was built without CUDA"):
+        run.resume(folder, Silent(), fit=True)
+    assert read(folder / "journal.jsonl").headers == []
+    with pytest.raises(AttributeError, match="calibrate"):  # which is what comes next
+        run.resume(folder, Silent(), fit=False)
+
+
+@pytest.mark.parametrize(("name", "fit"), [("all", True), ("run", False)])
+def test_all_looks_at_the_machine_first_and_run_does_not(
+    monkeypatch: pytest.MonkeyPatch, name: str, fit: bool
+) -> None:
+    seen: list[bool] = []
+
+    def start(plan: Plan, out: Path | None, view: object, *, fit: bool) -> None:
+        seen.append(fit)
+        raise EnvironmentRefused("enough was seen")
+
+    monkeypatch.setattr(run, "start", start)
+    CliRunner().invoke(group, [name, "quick", "--device", "cpu"])
+    assert seen == [fit]

@@ -1,0 +1,310 @@
+"""Who is blamed for what changed, and what an implementation or a case leaves for the next."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.protocol import Outcome
+from nsabench.execution.timing.timer import Call, CpuTimer, Taken
+from nsabench.execution.worker import state
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.calls import Answer
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.measure import measure
+from nsabench.implementations.baselines.selection_rows import gqa
+from nsabench.model.case import Case, Timing
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.registry import Implementation
+
+CASE = Case(
+    op="selection_rows",
+    shape={"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40},
+    dtype=DType.FLOAT16,
+    direction=Direction.FORWARD,
+    distribution="dense",
+    streams=1,
+    timeout_s=60,
+    seed=1,
+    timing=Timing(rotate=3),
+)
+
+
+def honest(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return gqa(q, k, v, sm_scale)
+
+
+def item(call: Callable[..., Tensor] = honest, name: str = "mine") -> Implementation:
+    return Implementation("selection_rows", name, Role.CANDIDATE, (Runs.CPU,), "", "test", call)
+
+
+def outcomes(
+    *calls: Callable[..., Tensor], timer: CpuTimer | None = None, case: Case = CASE
+) -> list[Outcome]:
+    return measure(
+        case,
+        [item(call, f"arm{place}") for place, call in enumerate(calls)],
+        device="cpu",
+        session=1,
+        timer=timer or CpuTimer(),
+        sensors=None,
+        report=lambda step: None,
+    ).outcomes
+
+
+def arm_on(sets: InputSets) -> CaseArm:
+    return CaseArm(item(), CASE, "cpu", sets, Random(0))
+
+
+def damage(sets: InputSets, *indices: int) -> None:
+    for index in indices:
+        sets.sets[index].tensors["q"].add_(1.0)
+
+
+def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
+    """Its data come from a set that this arm's own calls were not compared on."""
+    sets = InputSets(CASE, "cpu")
+    arm = arm_on(sets)
+    arm.check()
+    damage(sets, *range(1, len(sets)))
+    arm.finish()
+    assert sets.somebody_writes
+
+
+def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
+    """Calls at once each have a set of their own, and the first that is compared ends it."""
+    sets = InputSets(CASE, "cpu")
+    arm = arm_on(sets)
+    damage(sets, 0, 1)
+    answers = [Answer(i, {"output": torch.zeros(1)}) for i in (0, 1)]
+    with pytest.raises(Failure, match="it changed its input q"):
+        arm._compare(answers, "")
+    assert not sets.changed(1)
+    assert not sets.somebody_writes
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class ForgetfulTimer(CpuTimer):
+    forgot = 0
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_case_finds_nothing_of_those_before_it() -> None:
+    """A failure's traceback holds its frames, and they the inputs and the graphs of the case."""
+
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        raise ValueError("not today")
+
+    timer = ForgetfulTimer()
+    for call in (fails, honest):
+        outcomes(call, timer=timer)
+    assert timer.forgot == 2
+    assert not [thing for thing in gc.get_objects() if type(thing) in (CaseArm, InputSets)]
+
+
+def the_sets() -> InputSets:
+    """What stray writes may hit; those of earlier tests are collected."""
+    return [thing for thing in gc.get_objects() if type(thing) is InputSets][-1]
+
+
+def test_who_changes_inputs_and_fails_leaves_them_right_for_the_next() -> None:
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        q.add_(1.0)
+        raise ValueError("not today")
+
+    found = outcomes(fails, honest)
+    assert [o.status for o in found] == [Status.CRASHED, Status.OK], found[1].reason
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("input", "its input q"), ("oracle", "the oracle of its output")]
+)
+@pytest.mark.parametrize("from_call", [3, 6])
+def test_writes_past_ones_own_inputs_are_ones_own_fault(
+    what: str, said: str, from_call: int
+) -> None:
+    """A kernel that writes out of bounds hits what lies beside, here: all other sets."""
+    gc.collect()
+    calls = 0
+
+    def stray(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls >= from_call:
+            sets = the_sets()
+            for index in range(len(sets)):
+                held = sets.sets[index].tensors["q"], sets.expected[index]["output"]
+                if held[0].data_ptr() != q.data_ptr():
+                    held[what == "oracle"].add_(1.0)
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    found = outcomes(stray, honest)
+    assert [o.status for o in found] == [Status.WRONG, Status.OK], found[1].reason
+    assert f"it changed {said}" in found[0].reason
+
+
+def test_what_is_done_to_a_tensor_itself_stays_with_the_call() -> None:
+    def marks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        out = honest(q, k, v, sm_scale=sm_scale)
+        k.requires_grad_(True)
+        q.unsqueeze_(0)
+        return out
+
+    def strict(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        assert not k.requires_grad
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    assert [(o.status, o.reason) for o in outcomes(marks, strict)] == [(Status.OK, "")] * 2
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.usefixtures("uncollected")
+def test_what_a_failed_implementation_held_is_free_for_the_others(first: bool) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    left: list[bool] = []
+
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        large = q.clone()
+        held.append(weakref.ref(large))
+        raise ValueError("not today")
+
+    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        left.extend(tensor() is not None for tensor in held)
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    found = outcomes(*([fails, looks] if first else [looks, fails]))
+    assert {o.status for o in found} == {Status.OK, Status.CRASHED}
+    assert not any(left)
+
+
+@pytest.mark.parametrize("then", ["returns", "fails"])
+def test_settings_changed_in_a_timed_call_are_set_back(then: str) -> None:
+    calls = 0
+
+    def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls >= 8:
+            torch.set_float32_matmul_precision("medium")
+            if then == "fails":
+                raise ValueError("not today")
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    before = torch.get_float32_matmul_precision()
+    assert before != "medium"
+    [found] = outcomes(changes)
+    assert torch.get_float32_matmul_precision() == before
+    assert found.status is (Status.WRONG if then == "returns" else Status.CRASHED)
+    assert then == "fails" or "float32_matmul_precision" in found.reason
+
+
+class TwiceTimer(CpuTimer):
+    """Takes each sample again, as that of a GPU does until the launch gap is hidden."""
+
+    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+        if again is not None:
+            call()
+            call = again()
+        return super().sample(arm, call)
+
+
+def test_settings_changed_in_a_sample_that_is_taken_again_are_set_back() -> None:
+    calls = 0
+
+    def changes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            torch.backends.cudnn.deterministic = True
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    [found] = outcomes(changes, timer=TwiceTimer())
+    assert not torch.backends.cudnn.deterministic
+    assert found.status is Status.WRONG
+
+
+def test_a_setting_that_cannot_be_read_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.9 raises once its two ways to set TF32 are mixed."""
+
+    def mixed() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setitem(state._OF_TORCH, "float32_matmul_precision", (mixed, mixed))
+    assert [o.status for o in outcomes(honest)] == [Status.OK]
+
+
+def test_an_oracle_that_does_not_come_out_twice_the_same_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums by atomic additions have no order."""
+    expect = InputSets._expect
+
+    def noisy(sets: InputSets, index: int) -> dict[str, Tensor]:
+        return {n: t + 1e-17 * torch.rand_like(t) for n, t in expect(sets, index).items()}
+
+    monkeypatch.setattr(InputSets, "_expect", noisy)
+    sets = InputSets(CASE, "cpu")
+    sets.expected[1]["output"].add_(1.0)
+    damage(sets, 0)
+    assert sets.repair()
+    assert not sets.any_changed()
+
+
+def test_nobody_is_watched_for_what_a_failed_implementation_changed() -> None:
+    def fails(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        q.add_(1.0)
+        raise ValueError("not today")
+
+    gc.collect()
+    watched = []
+
+    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        watched.append(the_sets().somebody_writes)
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    outcomes(fails, looks)
+    assert not any(watched)
+
+
+def test_a_sparse_result_is_wrong() -> None:
+    def sparse(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return honest(q, k, v, sm_scale=sm_scale).to_sparse()
+
+    [found] = outcomes(sparse)
+    assert found.status is Status.WRONG
+    assert "its output has layout torch.sparse_coo" in found.reason
+
+
+def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
+    """Right in the parity checks, and one call late from then on. With many sets, the first call's
+    data are hardly ever those of the call before."""
+    case = CASE.model_copy(update={"timing": Timing(rotate=20)})
+    late: list[Tensor] = []
+    calls = 0
+
+    def lagging(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        late.append(honest(q, k, v, sm_scale=sm_scale))
+        return late[-1 if calls <= 3 else -2].clone()
+
+    [found] = outcomes(lagging, case=case)
+    assert found.status is Status.WRONG
+    assert "is the output of an earlier call" in found.diagnosis

@@ -1,0 +1,89 @@
+"""Sets of inputs: what is exchanged, how many there are, and how little memory it takes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker import inputs
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.model.case import Case, Timing
+from nsabench.model.vocabulary import Direction, DType, Status
+
+
+def case(streams: int = 1, rotate: int = 3) -> Case:
+    return Case(
+        op="selection_rows",
+        shape={"N": 6, "H": 2, "D": 32, "Dv": 32, "L": 40},
+        dtype=DType.FLOAT16,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=streams,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(rotate=rotate),
+    )
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 28])
+def test_values_and_what_is_right_for_them_move_together(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    sets = InputSets(case(), "cpu")
+    before = [(s.clone(), sets.expected[i]["output"].clone()) for i, s in enumerate(sets.sets)]
+    seeds = [sets.seed(i) for i in range(3)]
+    addresses = [t.data_ptr() for s in sets.sets for t in s.tensors.values()]
+    monkeypatch.setattr(inputs, "CHUNK_BYTES", chunk)
+    for _ in range(5):
+        sets.swap(0, Random())
+    assert [t.data_ptr() for s in sets.sets for t in s.tensors.values()] == addresses
+    for i in range(3):
+        was, output = before[seeds.index(sets.seed(i))]
+        for name, tensor in sets.sets[i].tensors.items():
+            assert torch.equal(tensor, was.tensors[name])
+            assert torch.equal(tensor, sets.draw(sets.seed(i)).tensors[name])
+        assert torch.equal(sets.expected[i]["output"], output)
+
+
+def test_there_are_as_many_sets_as_streams() -> None:
+    """Calls at once on the same data read it once, and the work of a case counts it each time."""
+    assert len(InputSets(case(streams=5), "cpu")) == 5
+    assert len(InputSets(case(rotate=1), "cpu")) == 2
+
+
+@pytest.mark.parametrize(
+    ("streams", "free", "count"),
+    [(1, None, 3), (1, 100_000, 3), (1, 8_000, 2), (4, 8_000, 4), (4, 100_000, 4)],
+)
+def test_memory_decides_how_many_sets_are_held(streams: int, free: int | None, count: int) -> None:
+    assert inputs._affordable(case(streams), 1000, free) == count
+
+
+def test_sets_that_leave_no_room_are_out_of_memory() -> None:
+    with pytest.raises(Failure) as caught:
+        inputs._affordable(case(streams=4), 1 << 30, 6 << 30)
+    assert caught.value.status is Status.OUT_OF_MEMORY
+    assert "4 sets of inputs and their oracles take 4.3 GB of the 6.4 GB" in caught.value.reason
+
+
+@given(
+    data=st.binary(min_size=4, max_size=9000),
+    at=st.integers(0, 10**6),
+    chunk=st.sampled_from([8200, 1 << 28]),
+)
+def test_a_checksum_in_parts_is_that_of_the_whole_and_sees_each_bit(
+    data: bytes, at: int, chunk: int
+) -> None:
+    bits = torch.frombuffer(bytearray(data[: len(data) // 2 * 2]), dtype=torch.int16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "CHUNK_BYTES", chunk)
+        sums = inputs._fold(bits)
+    assert torch.equal(sums, inputs._fold(bits))
+    other = bits.clone()
+    other[at % len(bits)] ^= 1
+    assert not torch.equal(inputs._fold(other), sums)

@@ -1,0 +1,61 @@
+"""What one case leaves behind for the next in the same worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench.execution.protocol import Measure
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker.session import Session
+from nsabench.implementations.baselines.selection_rows import gqa
+from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.registry import Implementation
+
+SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
+
+
+def test_the_tenth_shape_runs_compiled_too() -> None:
+    compiled_calls = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        def call(*tensors: Tensor) -> Any:
+            nonlocal compiled_calls
+            compiled_calls += 1
+            return graph(*tensors)
+
+        return call
+
+    attend = torch.compile(gqa, backend=backend, dynamic=False)
+    uncompiled: list[tuple[int, ...]] = []
+
+    def mine(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        before = compiled_calls
+        out: Tensor = attend(q, k, v, sm_scale)
+        if compiled_calls == before:
+            uncompiled.append(tuple(k.shape))
+        return out
+
+    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", mine)
+    session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
+    for number in range(SHAPES):
+        case = Case(
+            op=item.op,
+            shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": 8 + number},
+            dtype=DType.FLOAT32,
+            direction=Direction.FORWARD,
+            distribution="dense",
+            streams=1,
+            timeout_s=60,
+            seed=1,
+            timing=Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=2)),
+        )
+        request = Measure(case=case, implementations=[item.name], session=1)
+        [outcome] = session.measure(request, lambda step: None).outcomes
+        assert outcome.status is Status.OK, outcome.reason
+    assert compiled_calls > SHAPES
+    assert uncompiled == []

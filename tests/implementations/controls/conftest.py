@@ -1,0 +1,48 @@
+"""The shipped implementations, and a case to try one on, on the CPU."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from nsabench import registry
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, DType
+from nsabench.registry import Implementation
+
+MakeCase = Callable[..., Case]
+
+
+@pytest.fixture(scope="session")
+def shipped() -> dict[str, Implementation]:
+    return {i.name: i for i in registry.load() if i.op == "selection_rows"}
+
+
+@pytest.fixture(scope="session")
+def make_case() -> MakeCase:
+    def make(
+        N: int = 8, H: int = 4, D: int = 64, L: int = 256, *, dtype: str = "float16", **fields
+    ) -> Case:
+        return Case(
+            op="selection_rows",
+            shape={"N": N, "H": H, "D": D, "Dv": fields.pop("Dv", D), "L": L},
+            dtype=DType(dtype),
+            direction=Direction.FORWARD,
+            distribution="dense",
+            streams=1,
+            timeout_s=60,
+            seed=20260101,
+            **fields,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_arm(shipped) -> Callable[..., CaseArm]:
+    def make(name: str, case: Case, seed: int = 0) -> CaseArm:
+        return CaseArm(shipped[name], case, "cpu", InputSets(case, "cpu"), Random(seed))
+
+    return make

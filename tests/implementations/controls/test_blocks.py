@@ -1,0 +1,117 @@
+"""The implementations that ship for selection_blocks, through the arm, on the CPU."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from nsabench import ops, registry
+from nsabench.assessment.diagnosis import diagnose
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.model import plan
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Direction, DType, Runs, Status
+from nsabench.planning import matrix
+
+OP = "selection_blocks"
+SHAPE = {"B": 2, "T": 150, "HQ": 4, "H": 2, "D": 32, "Dv": 32, "S": 5, "block_size": 8}
+CHANGES = {"packed": {"B": 1}, "dense": {"S": 19}}
+shipped = {i.name: i for i in registry.load() if i.op == OP and Runs.CPU in i.devices}
+FORWARD = ("zero_output", "nan_output", "cached_output", "one_key_short", "future_keys")
+BACKWARD = (
+    "one_key_short",
+    "future_keys",
+    "zero_gradients",
+    "stale_gradients",
+    "gradients_of_exp2",
+    "detached_keys",
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_case(distribution: str, direction: str, dtype: str = "bfloat16") -> Case:
+    return Case(
+        op=OP,
+        shape=SHAPE | CHANGES.get(distribution, {}),
+        dtype=DType(dtype),
+        direction=Direction(direction),
+        distribution=distribution,
+        streams=1,
+        timeout_s=60,
+        seed=1,
+    )
+
+
+def check(name: str, case: Case) -> None:
+    CaseArm(shipped[name], case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("distribution", ops.get(OP).distributions)
+def test_baselines_are_right(distribution, direction) -> None:
+    if direction == "backward" and distribution in ("large_logits", "one_hot"):
+        pytest.skip("half-precision gradients of a saturated softmax are not well-conditioned")
+    names = ["masked_sdpa", "gathered_sdpa"]
+    if distribution == "dense":
+        names += ["sdpa_causal", "sdpa_causal_flash"]
+    for name in names:
+        for dtype in ("float16", "bfloat16"):
+            check(name, make_case(distribution, direction, dtype))
+
+
+@pytest.mark.parametrize("distribution", ["random", "packed", "repeated", "empty_rows"])
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*((n, "forward") for n in FORWARD), *((n, "backward") for n in BACKWARD)],
+)
+def test_controls_are_caught(name, direction, distribution) -> None:
+    with pytest.raises(Failure) as caught:
+        check(name, make_case(distribution, direction))
+    assert caught.value.status is Status.WRONG
+
+
+@pytest.mark.parametrize("distribution", ["random", "packed", "dense"])
+def test_mistakes_have_names(distribution) -> None:
+    case = make_case(distribution, "forward")
+    inputs = InputSets(case, "cpu").sets[0]
+    given = inputs.tensors
+
+    def said(name: str, **changes: torch.Tensor) -> str:
+        out = shipped[name].call(*(given | changes).values(), **inputs.options)
+        return diagnose(ops.get(OP), inputs, out)
+
+    assert "keys after the query" in said("future_keys")
+    some = given["block_indices"].clone()
+    some[..., -1] = -1
+    assert f"the last of the {some.shape[-1]} blocks" in said("masked_sdpa", block_indices=some)
+    some = given["block_indices"].masked_fill(given["block_indices"] == 0, -1)
+    assert "leaves out block 0" in said("masked_sdpa", block_indices=some)
+    if distribution == "packed":
+        one = {"cu_seqlens": torch.tensor([0, 150], dtype=torch.int32)}
+        assert "packed sequences for one" in said("masked_sdpa", **one)
+
+
+def test_attention_to_all_keys_is_planned_only_where_it_is_the_same(tmp_path) -> None:
+    infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in shipped.values()]
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        f"op: {OP}\ninclude:\n"
+        "  - {B: 1, T: 64, HQ: 2, H: 1, D: 16, S: 2, distribution: [random, dense]}\n"
+    )
+    planned = plan.resolve(matrix.load(path), infos, device="cpu").cases
+    by_distribution = {p.case.distribution: p.implementations for p in planned}
+    assert "sdpa_causal" in by_distribution["dense"]
+    assert not any(n.startswith("sdpa_causal") for n in by_distribution["random"])
+    assert "masked_sdpa" in by_distribution["random"]

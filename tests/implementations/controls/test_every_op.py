@@ -1,0 +1,173 @@
+"""The controls of every op, on the CPU: each is caught, by the check that it names."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from nsabench import ops, registry
+from nsabench.assessment.checks import Limits, Row, run_all
+from nsabench.assessment.checks.controls import Catch, catch
+from nsabench.assessment.statistics import quantile
+from nsabench.execution.failure import Failure
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.measure import measure
+from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.registry import Implementation
+
+HEADS = {"HQ": 4, "H": 2, "D": 32, "Dv": 32}
+STEP = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 24}
+SHAPES = {
+    "selection_rows": {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96},
+    "selection_varlen": {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 48},
+    "selection_ranges": {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32}
+    | {"S_kv": 96, "n_spans": 3, "L": 40},
+    "selection_blocks": {"B": 1, "T": 96, **HEADS, "S": 3, "block_size": 8},
+    "sliding_window": {"B": 3, "T": 96, **HEADS, "window": 24},
+    "compressed": {"B": 3, "T": 96, **HEADS, "block": 8, "stride": 4},
+    "decode": {"B": 2, "S": 150, **HEADS, **STEP},
+}
+DISTRIBUTIONS = {
+    "selection_rows": ["dense"],
+    "selection_varlen": ["spread", "empty_rows"],
+    "selection_ranges": ["disjoint", "overlapping", "empty_rows"],
+    "selection_blocks": ["random", "packed", "empty_rows"],
+    "sliding_window": ["dense", "packed"],
+    "compressed": ["dense", "packed"],
+    "decode": list(ops.get("decode").distributions),
+}
+# These are right until they are timed, or for the worker's gate; a check sees them afterwards.
+TIMED = ("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper")
+controls = [i for i in registry.load() if i.role is Role.CONTROL and Runs.CPU in i.devices]
+CASES = [
+    (op, distribution, direction)
+    for op in SHAPES
+    for distribution in DISTRIBUTIONS[op]
+    for direction in ops.get(op).directions
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_case(op: str, distribution: str, direction: Direction, **sizes: int) -> Case:
+    return Case(
+        op=op,
+        shape=SHAPES[op] | sizes,
+        dtype=DType.BFLOAT16,
+        direction=direction,
+        distribution=distribution,
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=15)),
+    )
+
+
+def of(case: Case) -> list[Implementation]:
+    def concerns(item: Implementation) -> bool:
+        return ImplementationInfo.model_validate(item, from_attributes=True).concerns(case)
+
+    return [i for i in controls if concerns(i)]
+
+
+def fate(item: Implementation, case: Case) -> Failure:
+    with pytest.raises(Failure) as caught:
+        CaseArm(item, case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+    return caught.value
+
+
+def test_the_ops_are_all_of_them() -> None:
+    assert set(SHAPES) == set(ops.names()) == {i.op for i in controls}
+
+
+@pytest.mark.parametrize(("op", "distribution", "direction"), CASES)
+def test_the_gate_catches_them_all(op, distribution, direction) -> None:
+    case = make_case(op, distribution, direction)
+    some = [i for i in of(case) if i.name not in TIMED]
+    assert len(some) >= (5 if direction is Direction.BACKWARD else 9)
+    for item in some:
+        failure = fate(item, case)
+        assert failure.status is Status.WRONG, (item.name, failure.reason)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "sizes"),
+    [
+        ("sliding_window", "one_key_wide", {"window": 96}),
+        ("sliding_window", "one_key_short", {"T": 2000, "window": 1900}),  # told to few queries
+        ("sliding_window", "whole_past", {"window": 96}),
+        ("decode", "selection_ignored", {"n_selected": 10}),
+    ],
+)
+def test_a_wrong_selection_declines_where_it_is_as_good_as_right(op, name, sizes) -> None:
+    distribution = "sel" if op == "decode" else "dense"
+    case = make_case(op, distribution, Direction.FORWARD, **sizes)
+    (item,) = [i for i in of(case) if i.name == name]
+    assert fate(item, case).status is Status.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"), [("sliding_window", {"window": 1}), ("compressed", {"T": 11})]
+)
+def test_wrong_gradients_decline_where_there_is_one_key(op, sizes) -> None:
+    case = make_case(op, "dense", Direction.BACKWARD, **sizes)
+    (item,) = [i for i in of(case) if i.name == "zero_gradients"]
+    assert fate(item, case).status is Status.UNSUPPORTED
+
+
+@pytest.mark.parametrize("op", SHAPES)
+def test_the_checks_catch_what_passes_the_gate(op) -> None:
+    case = make_case(op, DISTRIBUTIONS[op][0], Direction.FORWARD)
+    cheats = [i for i in of(case) if i.name in TIMED]
+    assert {i.name for i in cheats} == set(TIMED)
+    wrapped = {i.wraps for i in cheats}
+    honest = [i for i in registry.load() if i.op == op and i.name in wrapped]
+    measured = measure(
+        case,
+        [*honest, *cheats],
+        device="cpu",
+        session=1,
+        timer=CpuTimer(),
+        sensors=None,
+        report=lambda step: None,
+    )
+    items = {i.name: i for i in [*honest, *cheats]}
+    rows = []
+    for outcome in measured.outcomes:
+        item = items[outcome.implementation]
+        times = outcome.samples.time_ms
+        rows.append(
+            Row(
+                case_id=case.id,
+                op=op,
+                implementation=item.name,
+                role=item.role,
+                caught_by=item.caught_by,
+                wraps=item.wraps,
+                status=outcome.status,
+                reason=outcome.reason,
+                dtype=case.dtype,
+                shape=case.shape,
+                length=96,
+                bytes_min=case.work.bytes_min,
+                flops=case.work.flops,
+                mae=outcome.mae,
+                rel_l2=outcome.rel_l2,
+                median_ms=quantile(times, 0.5) if times else None,
+            )
+        )
+    findings = run_all(rows, Limits())
+    became = {r.implementation: catch(r, rows, findings) for r in rows if r.role is Role.CONTROL}
+    assert became == dict.fromkeys(TIMED, Catch.CAUGHT)

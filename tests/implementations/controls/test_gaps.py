@@ -1,0 +1,87 @@
+"""Tricks that only start once the timed calls have begun, and one that watches its inputs."""
+
+from random import Random
+
+import pytest
+from torch import Tensor
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.measure import measure
+from nsabench.implementations.baselines.selection_rows import heads_as_queries
+from nsabench.model.case import FixedCount, Timing
+from nsabench.model.vocabulary import Role, Runs, Status
+from nsabench.registry import Implementation
+
+HONEST_CALLS = 3  # as many as are made before anything is timed
+
+
+def control(call) -> Implementation:
+    return Implementation(
+        "selection_rows", "cheat", Role.CONTROL, (Runs.CPU,), "parity", "test", call
+    )
+
+
+class NotWatched(Random):
+    """Chance that never picks a call to look at."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+def test_a_mutation_in_an_unwatched_call_is_not_blamed_on_another(shipped, make_case):
+    case = make_case()
+    sets = InputSets(case, "cpu")
+
+    def mutate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return heads_as_queries(q, k.mul_(2), v, sm_scale)
+
+    cheat = CaseArm(control(mutate), case, "cpu", sets, NotWatched())
+    cheat.inspect(2, cheat.prepare(2)())
+    honest = CaseArm(shipped["sdpa_gqa"], case, "cpu", sets, Random(0))
+    for _ in range(6):  # round 1 is always watched
+        try:
+            honest.inspect(1, honest.prepare(1)())
+        except Failure as failure:
+            pytest.fail(f"the honest one is accused: {failure.reason}")
+
+
+def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(shipped, make_case):
+    timing = Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=40))
+    calls = 0
+
+    def truncate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        keys = 64 if calls > HONEST_CALLS else k.shape[1]
+        return heads_as_queries(q, k[:, :keys], v[:, :keys], sm_scale)
+
+    for _ in range(3):
+        calls = 0
+        outcome = measure(
+            make_case(timing=timing),
+            [control(truncate), shipped["sdpa_gqa"], shipped["bmm_softmax"]],
+            device="cpu",
+            session=1,
+            timer=CpuTimer(),
+            sensors=None,
+            report=lambda step: None,
+        ).outcomes[0]
+        assert outcome.status is Status.WRONG
+        assert "attends to the first 64 of 256 keys" in outcome.diagnosis
+
+
+def test_an_output_remembered_until_the_inputs_are_written_is_caught(make_case):
+    memory: dict[tuple[int, ...], Tensor] = {}
+
+    def remember(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        key = (q.data_ptr(), q._version, k._version, v._version)
+        if key not in memory:
+            memory[key] = heads_as_queries(q, k, v, sm_scale)
+        return memory[key]
+
+    case = make_case()
+    with pytest.raises(Failure, match="mean absolute error"):
+        CaseArm(control(remember), case, "cpu", InputSets(case, "cpu"), Random(0)).check()

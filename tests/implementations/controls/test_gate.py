@@ -1,0 +1,135 @@
+"""Controls that the worker's own gate must catch, on the CPU, through the arm that runs them."""
+
+import time
+from random import Random
+
+import pytest
+import torch
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.implementations.controls import remembered
+from nsabench.model.vocabulary import Role, Runs, Status
+
+GATED = {
+    "sdpa_causal_one_query": "mean absolute error",
+    "first_64_keys": "mean absolute error",
+    "zero_output": "mean absolute error",
+    "nan_output": "NaN or infinite",
+    "one_nan": "1 of 2048 output elements are NaN",
+    "wrong_but_close": "mean absolute error",
+    "worker_thread_escape": "",
+    "mutated_input": "changed its input q",
+    "returned_input_alias": "shares memory with its input q",
+    "lazy_output": "LazyTensor, not a plain torch.Tensor",
+}
+HONEST = ("sdpa_gqa", "sdpa_heads_as_queries", "sdpa_expand", "bmm_softmax")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", GATED)
+def test_the_gate_catches_it_for_the_right_reason(make_arm, make_case, name, dtype):
+    with pytest.raises(Failure) as caught:
+        make_arm(name, make_case(dtype=dtype)).check()
+    assert caught.value.status is Status.WRONG
+    assert GATED[name] in caught.value.reason
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", HONEST)
+def test_the_honest_pass(make_arm, make_case, name, dtype):
+    make_arm(name, make_case(dtype=dtype)).check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_remembered_output_is_caught_whatever_the_chance(make_arm, make_case, seed):
+    with pytest.raises(Failure, match="mean absolute error"):
+        make_arm("cached_output", make_case(N=8 + seed), seed).check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_skipped_work_is_caught_in_the_timed_calls(make_arm, make_case, seed):
+    arm = make_arm("batch_and_skip", make_case(N=16 + seed), seed)
+    arm.check()  # the calls that are usually checked are honest
+    with pytest.raises(Failure, match="in a timed call"):
+        for round_ in range(8):
+            call = arm.prepare(round_)
+            arm.inspect(round_, call())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("sdpa_causal_one_query", {"L": 1}),
+        ("first_64_keys", {"L": 64}),
+        ("mutated_input", {"D": 1}),
+        ("reordered_input", {"L": 1}),
+        ("returned_input_alias", {"Dv": 32}),
+        ("remembered_by_content", {"N": 1}),
+    ],
+)
+def test_a_control_declines_where_it_would_be_right(make_arm, make_case, name, fields):
+    with pytest.raises(Failure) as caught:
+        make_arm(name, make_case(**fields)).check()
+    assert caught.value.status is Status.UNSUPPORTED
+
+
+def test_a_relative_error_passes_the_gate_in_fp16_and_is_left_to_the_check(make_arm, make_case):
+    arm = make_arm("relative_error", make_case(L=1024))
+    arm.check()
+    assert arm.errors is not None
+    assert arm.errors.rel_l2 > 3e-3
+
+
+def test_a_lie_about_the_time_ends_with_the_output(shipped, make_arm, make_case):
+    true = time.perf_counter_ns
+    arm = make_arm("patched_clocks", make_case())
+    out = arm.ready(0)()
+    assert time.perf_counter_ns is not true
+    assert time.perf_counter_ns() == time.perf_counter_ns()
+    other = arm.ready(1)()
+    del out
+    assert time.perf_counter_ns is not true
+    del other
+    assert time.perf_counter_ns is true
+
+
+def test_reordered_inputs_are_caught(make_arm, make_case):
+    with pytest.raises(Failure, match="changed its input k"):
+        make_arm("reordered_input", make_case()).check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mutated_set_is_restored_to_what_it_held(shipped, make_case, seed):
+    case, rng = make_case(), Random(seed)
+    sets = InputSets(case, "cpu")
+    for _ in range(seed % 3):
+        sets.swap(0, rng)
+    before = sets.sets[0].clone()
+    with pytest.raises(Failure):
+        CaseArm(shipped["mutated_input"], case, "cpu", sets, rng).check()
+    assert torch.equal(before.tensors["q"], sets.sets[0].tensors["q"])
+
+
+def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
+    controls = [i for i in shipped.values() if i.role is Role.CONTROL]
+    assert {c.caught_by for c in controls} == {"parity", "roofline", "baseline", "timer"}
+    on_cpu = {c.name for c in controls if Runs.CPU in c.devices}
+    assert len(controls) >= 16
+    assert {c.name for c in controls} - on_cpu == {
+        "side_stream_escape",
+        "side_stream_unjoined",
+        "default_stream",
+        "l2_warm_replay",
+        "remembered_by_content",
+    }
+
+
+def test_one_call_aside_is_a_look_and_two_are_calls_at_once(monkeypatch):
+    where = iter("ddsdstsds")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: next(where))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "d")
+    monkeypatch.setattr(remembered, "_was_aside", False)
+    expected = [False, False, False, False, False, True, True, False, False]
+    assert [remembered._aside_again() for _ in range(9)] == expected

@@ -1,0 +1,186 @@
+"""What PyTorch's own kernels are given: the bounds a caller knows, made before the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.implementations.baselines import decode as decode_baselines
+from nsabench.implementations.baselines import selection_ranges as ranges_baselines
+from nsabench.implementations.baselines import selection_varlen as varlen_baselines
+from nsabench.implementations.baselines import sliding_window as sliding_baselines
+from nsabench.implementations.torch_attention import flash as _band
+from nsabench.model.vocabulary import DType
+from nsabench.ops.contract import Inputs
+from tests.implementations.stand_ins import blind_the_host
+
+VARLEN = {"N": 5, "H": 2, "D": 16, "L": 40}
+RANGES = {"B": 2, "S": 3, "G": 2, "H": 2, "D": 16, "S_kv": 60, "n_spans": 3, "L": 24}
+
+
+def drawn(op: str, shape: dict[str, int], distribution: str) -> Inputs:
+    of = ops.get(op)
+    return of.draw(
+        of.shape_model.model_validate(shape), DType.BFLOAT16, distribution, seed=1, device="cpu"
+    )
+
+
+def attend_by_row(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    sm_scale: float,
+    **_: Any,
+) -> Tensor:
+    """FlashAttention's varlen forward, in plain PyTorch."""
+    out = torch.zeros_like(q)
+    for i in range(len(cu[0]) - 1):
+        rows = slice(int(cu[0][i]), int(cu[0][i + 1]))
+        keys = slice(int(cu[1][i]), int(cu[1][i + 1]))
+        assert rows.stop - rows.start <= longest[0] and keys.stop - keys.start <= longest[1]
+        if keys.stop > keys.start:
+            scores = q[rows].float().transpose(0, 1) @ k[keys].float().permute(1, 2, 0) * sm_scale
+            out[rows] = (
+                (scores.softmax(-1) @ v[keys].float().transpose(0, 1)).transpose(0, 1).bfloat16()
+            )
+    return out
+
+
+def assert_right(op: str, found: Tensor, inputs: Inputs) -> None:
+    torch.testing.assert_close(found.double(), ops.get(op).oracle(inputs), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["flash_varlen", "flash_varlen_gqa"])
+@pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
+def test_flash_attention_is_told_the_longest_row(
+    monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
+) -> None:
+    """Told the length of the packing, it splits none of a few long rows and takes four times as
+    long (H200)."""
+    told: list[tuple[int, int]] = []
+
+    def flash(*given: Any, **how: Any) -> Tensor:
+        told.append(given[4])
+        return attend_by_row(*given[:6], **how)
+
+    monkeypatch.setattr(varlen_baselines, "aten_flash", flash)
+    inputs = drawn("selection_varlen", VARLEN, distribution)
+    found = getattr(varlen_baselines, name)(*inputs.tensors.values(), **inputs.options)
+    assert_right("selection_varlen", found, inputs)
+    assert {longest[1] for longest in told} <= {40}
+
+
+@pytest.mark.parametrize("distribution", ["dense", "packed"])
+@pytest.mark.parametrize("name", ["flash_varlen", "varlen_attn"])
+def test_windows_are_told_how_long_the_longest_sequence_is(
+    monkeypatch: pytest.MonkeyPatch, name: str, distribution: str
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def aten(q: Tensor, k: Tensor, v: Tensor, cu: Any, longest: tuple[int, int], *_: Any) -> Tensor:
+        told.append(longest)
+        return q
+
+    def public(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        told.append((max_q, max_k))
+        return q
+
+    monkeypatch.setattr(_band, "aten_flash", aten)
+    monkeypatch.setattr(_band, "varlen_attention", lambda: public)
+    sizes = {"B": 3, "T": 40, "HQ": 2, "H": 1, "D": 16, "window": 8}
+    inputs = drawn("sliding_window", sizes, distribution)
+    getattr(sliding_baselines, name)(*inputs.tensors.values(), **inputs.options)
+    ends = inputs.tensors.get("cu_seqlens", torch.tensor([0, 40]))
+    assert set(told) == {(int(ends.diff().max()),) * 2}
+
+
+@pytest.mark.parametrize("distribution", ops.get("selection_ranges").distributions)
+def test_selected_keys_are_packed_without_a_look_at_the_device(
+    monkeypatch: pytest.MonkeyPatch, distribution: str
+) -> None:
+    blind_the_host(monkeypatch)
+    inputs = drawn("selection_ranges", RANGES, distribution)
+    calls = []
+    monkeypatch.setattr(ranges_baselines, "flash", lambda *given: calls.append(given) or given[0])
+    gathering = (
+        ranges_baselines.flash_varlen,
+        ranges_baselines.flash_varlen_gqa,
+        ranges_baselines.packed_sdpa,
+    )
+    for attention in gathering:
+        attention(*inputs.tensors.values(), **inputs.options)
+    monkeypatch.undo()
+    monkeypatch.setattr(ranges_baselines, "flash", attend_by_row)
+    for attention in gathering:
+        assert_right(
+            "selection_ranges", attention(*inputs.tensors.values(), **inputs.options), inputs
+        )
+    assert [longest for _, _, _, _, longest, _ in calls] == [(2, 24), (1, 24)]
+
+
+def test_a_look_that_saves_the_mask_is_a_baseline_of_its_own() -> None:
+    equal = drawn("selection_ranges", RANGES, "disjoint")
+    found = ranges_baselines.packed_sdpa_unmasked(*equal.tensors.values(), **equal.options)
+    assert_right("selection_ranges", found, equal)
+    unequal = drawn("selection_ranges", RANGES, "empty_rows")
+    with pytest.raises(ranges_baselines.Unsupported, match="unequal"):
+        ranges_baselines.packed_sdpa_unmasked(*unequal.tensors.values(), **unequal.options)
+
+
+@pytest.mark.parametrize("distribution", ["disjoint", "reversed", "empty_rows", "all_empty"])
+def test_places_that_hold_no_key_have_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, distribution: str
+) -> None:
+    """FlashAttention's backward leaves there what was in the memory."""
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, cu: Any, longest: Any, scale: float) -> Tensor:
+        for x in (k, v):
+            x.register_hook(lambda grad, end=int(cu[1][-1]): _unwritten(grad, end))
+        return attend_by_row(q, k, v, cu, longest, scale)
+
+    monkeypatch.setattr(ranges_baselines, "flash", flash)
+    inputs = drawn("selection_ranges", RANGES, distribution)
+    q, k, v, ranges = inputs.tensors.values()
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    monkeypatch.setattr(ranges_baselines, "check_flash", lambda *_: None)
+    out = ranges_baselines.flash_varlen(*leaves, ranges, **inputs.options)
+    if out.requires_grad:  # of no keys at all the stand-in makes a constant
+        for grad in torch.autograd.grad(out.sum(), leaves, allow_unused=True):
+            assert grad is None or grad.isfinite().all()
+
+
+def _unwritten(grad: Tensor, end: int) -> Tensor:
+    changed = grad.clone()
+    changed[end:] = float("nan")
+    return changed
+
+
+def test_a_single_row_is_as_long_as_its_case_says() -> None:
+    inputs = drawn("selection_varlen", {**VARLEN, "N": 1}, "spread")
+    assert inputs.tensors["cu_seqlens"].tolist() == [0, 40]
+
+
+@pytest.mark.parametrize("branch", ["sel", "total"])
+def test_a_short_cache_is_gathered_no_longer_than_it_is(
+    monkeypatch: pytest.MonkeyPatch, branch: str
+) -> None:
+    """16 blocks of 64 slots were gathered of 128 tokens, 294 us where 12 suffice (H200)."""
+    widths = []
+
+    def sdpa(q: Tensor, k: Tensor, *given: Any, **how: Any) -> Tensor:
+        widths.append(k.shape[2])
+        return attention(q, k, *given, **how)
+
+    attention = decode_baselines.scaled_dot_product_attention
+    monkeypatch.setattr(decode_baselines, "scaled_dot_product_attention", sdpa)
+    sizes = {"B": 2, "S": 40, "HQ": 4, "H": 2, "D": 16, "block": 8, "stride": 4}
+    inputs = drawn("decode", {**sizes, "block_size": 16, "n_selected": 9, "window": 8}, branch)
+    found = decode_baselines.torch_step(*inputs.tensors.values(), **inputs.options)
+    assert_right("decode", found, inputs)
+    assert max(widths) == 48

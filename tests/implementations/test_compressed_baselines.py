@@ -1,0 +1,225 @@
+"""FlashAttention and FlexAttention over compressed keys: the folds and the tiles they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, ops
+from nsabench.implementations.baselines import compressed as baselines
+from nsabench.implementations.torch_attention import flash as _band
+from nsabench.implementations.torch_attention import flex as _flex
+from nsabench.model.vocabulary import DType
+from nsabench.ops.contract import Inputs
+from tests.implementations.stand_ins import blind_the_host, looked, uncompiled_flex
+
+OP = ops.get("compressed")
+HEADS = {"HQ": 6, "H": 2, "D": 16}
+SHAPE = {"B": 5, "T": 90, **HEADS, "block": 32, "stride": 16}
+# Sequences that just do not, or just do, fill a block, a stride or a folded row; one after another
+# at places of the packing that are multiples of the stride, and at others.
+LENGTHS = {
+    "edges": [1, 31, 32, 33, 47, 48, 49, 130],
+    "aligned": [16, 64, 32, 48, 16],
+    "one": [90],
+    "short_last": [79, 2, 31],
+    "an_empty_one": [40, 0, 50],
+}
+
+
+def drawn(distribution: str, **sizes: int) -> Inputs:
+    shape = OP.shape_model.model_validate({**SHAPE, **sizes})
+    return OP.draw(shape, DType.FLOAT32, distribution, seed=3, device="cpu")
+
+
+def packed(lengths: list[int]) -> Inputs:
+    counts = [max(0, (n - 32) // 16 + 1) for n in lengths]
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        name: torch.randn(1, sum(size), HEADS[heads], HEADS["D"], generator=generator)
+        for name, size, heads in (("q", lengths, "HQ"), ("k", counts, "H"), ("v", counts, "H"))
+    }
+    for name, each in (("cu_seqlens", lengths), ("cu_keys", counts)):
+        tensors[name] = torch.tensor([0, *each]).cumsum(0).int()
+    options = {"block": 32, "stride": 16, "sm_scale": 0.25, "max_seqlen": max(lengths)}
+    return Inputs(tensors, options)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """FlashAttention of one sequence: causal, aligned at the ends, 0 where no key is seen."""
+    rows, keys, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    seen = torch.arange(keys) <= torch.arange(rows).unsqueeze(1) + keys - rows
+    scores = torch.einsum("rhd,nhd->hrn", q, k) * sm_scale
+    p = scores.masked_fill(~seen, -1e30).softmax(-1) * seen if keys else scores
+    return torch.einsum("hrn,nhd->rhd", p, v)
+
+
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu: tuple[Tensor, Tensor] | None,
+    longest: tuple[int, int],
+    sm_scale: float,
+) -> Tensor:
+    """FlashAttention in plain PyTorch; what it would leave unwritten is NaN."""
+    if cu is None:
+        assert longest == (q.shape[1], k.shape[1])
+        return torch.stack([attend(*x, sm_scale) for x in zip(q, k, v, strict=True)])
+    assert all(x.dtype == torch.int32 and x.is_contiguous() for x in cu)
+    out = [q.new_zeros(0, *q.shape[1:])]
+    for i in range(len(cu[0]) - 1):
+        rows, keys = (slice(int(x[i]), int(x[i + 1])) for x in cu)
+        assert rows.stop - rows.start <= longest[0] and keys.stop - keys.start <= longest[1]
+        out.append(attend(q[rows], k[keys], v[keys], sm_scale))
+    return torch.cat([*out, torch.full_like(q[int(cu[0][-1]) :], float("nan"))])
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_band, "aten_flash", flash)
+    monkeypatch.setattr(_band, "check_flash", lambda *_: None)
+    uncompiled_flex(monkeypatch, baselines)
+
+
+def assert_right(name: str, inputs: Inputs, *, gradients: bool = True) -> None:
+    leaves = [inputs.tensors[x].clone().requires_grad_(gradients) for x in ("q", "k", "v")]
+    out = getattr(baselines, name)(*leaves, *list(inputs.tensors.values())[3:], **inputs.options)
+    torch.testing.assert_close(out.double(), OP.oracle(inputs), atol=1e-5, rtol=1e-5)
+    if gradients:
+        grad_out = torch.randn_like(out)
+        found = torch.autograd.grad(out, leaves, grad_out)
+        wanted = OP.gradients(inputs, grad_out)
+        for grad, x in zip(found, ("q", "k", "v"), strict=True):
+            torch.testing.assert_close(grad.double(), wanted[x], atol=1e-5, rtol=1e-5)
+
+
+def of_the_package(
+    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool
+) -> Tensor:
+    assert causal
+    return flash(q, k, v, None, (q.shape[1], k.shape[1]), softmax_scale)
+
+
+@pytest.mark.parametrize("name", ["flash", "flash_attn"])
+@pytest.mark.parametrize("T", [32, 95, 96, 100])
+@pytest.mark.parametrize(("block", "stride"), [(32, 16), (16, 16), (8, 1)])
+def test_queries_of_a_stride_are_heads(
+    monkeypatch: pytest.MonkeyPatch, name: str, T: int, block: int, stride: int
+) -> None:
+    monkeypatch.setattr(_band, "package_flash", lambda _: of_the_package)
+    assert_right(name, drawn("dense", B=2, T=T, block=block, stride=stride))
+
+
+@pytest.mark.parametrize(("block", "stride"), [(32, 16), (16, 16), (12, 4), (4, 1)])
+@pytest.mark.parametrize("sequences", [1, 2, 5])
+def test_packed_sequences_are_folded_each_for_itself(
+    sequences: int, block: int, stride: int
+) -> None:
+    assert_right("flash_varlen", drawn("packed", B=sequences, block=block, stride=stride))
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_sequences_that_fill_no_block(name: str) -> None:
+    assert_right("flash_varlen", packed(LENGTHS[name]))
+
+
+def test_no_sequence_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_band, "aten_flash", looked)
+    inputs = packed([31, 1, 20])
+    found = baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
+    assert found.shape == inputs.tensors["q"].shape and not found.any()
+
+
+def test_sequences_are_packed_without_a_look_at_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = packed(LENGTHS["edges"])
+    q, k, _, *cu = inputs.tensors.values()
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_band, "aten_flash", lambda *given: calls.append(given) or given[0])
+    blind_the_host(monkeypatch)
+    baselines.flash_varlen(*inputs.tensors.values(), **inputs.options)
+    for backward in (False, True):
+        bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
+        _flex.band_mask(*bounds, k.shape[1], backward=backward)
+    monkeypatch.undo()
+    (rows, keys), longest = calls[0][3:5]
+    assert longest == (130 // 16 + 2, (130 - 32) // 16 + 1)
+    assert keys is cu[1]
+    assert rows[-1] == calls[0][0].shape[0] == q.shape[1] // 16 + 8
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "sizes", "why"),
+    [
+        ("flash", "packed", {}, "flash_varlen"),
+        ("flash_varlen", "dense", {}, "flash is the form"),
+        ("flash", "dense", {"stride": 12}, "stride that divides"),
+        ("flash_varlen", "packed", {"stride": 12}, "stride that divides"),
+    ],
+)
+def test_what_cannot_be_folded(
+    name: str, distribution: str, sizes: dict[str, int], why: str
+) -> None:
+    inputs = drawn(distribution, **sizes)
+    with pytest.raises(Unsupported, match=why):
+        getattr(baselines, name)(*inputs.tensors.values(), **inputs.options)
+
+
+@pytest.mark.filterwarnings("ignore:.*without torch.compile")
+@pytest.mark.parametrize("distribution", ["dense", "packed"])
+@pytest.mark.parametrize(("block", "stride"), [(32, 16), (7, 3), (4, 1)])
+def test_flex_attention(distribution: str, block: int, stride: int) -> None:
+    inputs = drawn(distribution, HQ=4, block=block, stride=stride)
+    assert_right("flex_attention", inputs, gradients=False)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "some_full"),
+    [
+        ({"B": 5, "T": 90, "block": 32, "stride": 16}, False),
+        ({"B": 8, "T": 128, "block": 1, "stride": 1}, False),
+        ({"B": 5, "T": 300, "block": 4, "stride": 1}, True),
+        ({"B": 2, "T": 512, "block": 6, "stride": 3}, True),
+        ({"B": 1, "T": 1000, "block": 4, "stride": 2}, True),
+    ],
+)
+def test_tiles_hold_what_is_seen_and_full_ones_nothing_else(
+    sizes: dict[str, int], some_full: bool
+) -> None:
+    shape = OP.shape_model.model_validate({**HEADS, **sizes})
+    block, stride = sizes["block"], sizes["stride"]
+    fulls = 0
+    for seed in range(6):
+        inputs = OP.draw(shape, DType.FLOAT32, "packed", seed, "cpu")
+        q, k, _, *cu = inputs.tensors.values()
+        t, n = q.shape[1], k.shape[1]
+        bounds = baselines._bounds(*cu, t, block, stride)
+        keep = baselines._packed_keep(*cu, t, n, block, stride)
+        at = torch.arange(n)
+        assert torch.equal(keep, (at >= bounds[0].unsqueeze(1)) & (at < bounds[1].unsqueeze(1)))
+        partial, full = (x[0, 0] for x in _flex.band_tiles(*bounds, n))
+        assert not (partial & full).any()
+        counts = torch.nn.functional.pad(keep, (0, -n % 128, 0, -t % 128)).unflatten(0, (-1, 128))
+        counts = counts.unflatten(2, (-1, 128)).sum((1, 3))
+        assert counts.shape == full.shape
+        assert (counts[full] == 128 * 128).all()
+        assert not counts[~(partial | full)].any()
+        # Besides, no tile that is whole goes through the mask.
+        assert torch.equal(full, counts == 128 * 128)
+        fulls += int(full.sum())
+    assert bool(fulls) == some_full
+
+
+def test_only_a_backward_needs_the_tiles_of_each_key() -> None:
+    inputs = drawn("packed")
+    q, k, _, *cu = inputs.tensors.values()
+    bounds = baselines._bounds(*cu, q.shape[1], 32, 16)
+    masks = [_flex.band_mask(*bounds, k.shape[1], backward=backward) for backward in (False, True)]
+    assert [mask.q_indices is not None for mask in masks] == [False, True]
+    assert masks[0].seq_lengths == (q.shape[1], k.shape[1])

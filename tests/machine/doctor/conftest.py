@@ -1,0 +1,153 @@
+"""A healthy machine with an H200, and ways to make it ill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from nsabench.machine.environment.model import (
+    Cgroup,
+    Container,
+    Distribution,
+    Driver,
+    Environment,
+    Gpu,
+    Host,
+    Library,
+    Software,
+    Torch,
+)
+
+GIB = 1 << 30
+Change = Callable[..., Environment]
+
+
+@pytest.fixture(autouse=True)
+def enough_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk under the tests is not what is tested."""
+    monkeypatch.setattr("nsabench.machine.doctor._free_bytes", lambda folder: 100 * GIB)
+
+
+@pytest.fixture
+def healthy() -> Environment:
+    return Environment(
+        collected=datetime(2026, 1, 1, tzinfo=UTC),
+        complete=True,
+        identifiers="run",
+        gpus=[
+            Gpu(
+                index=0,
+                used=True,
+                name="NVIDIA H200",
+                compute_capability="9.0",
+                memory_bytes=140 * GIB,
+                memory_used_bytes=GIB // 2,
+                multiprocessors=132,
+                power_w=76,
+                power_limit_w=700,
+                power_default_w=700,
+                sm_clock_mhz=345,
+                sm_clock_max_mhz=1980,
+                clock_event_reasons=["gpu_idle"],
+                temperature_c=28,
+                temperature_slowdown_c=90,
+                utilisation_percent=0,
+                competing_processes=0,
+                competing_memory_bytes=0,
+                ecc=True,
+                ecc_default=True,
+                ecc_uncorrected=0,
+                remap_pending=False,
+                persistence=True,
+                mig=False,
+                compute_mode="default",
+                virtualisation="none",
+                pcie_generation=5,
+                pcie_generation_max=5,
+                pcie_width=16,
+                pcie_width_max=16,
+            )
+        ],
+        driver=Driver(version="580.159.03", cuda="13.0", kernel_module="580.159.03", pci_devices=1),
+        host=Host(
+            cpu="AMD EPYC",
+            threads=32,
+            affinity_threads=16,
+            governor="performance",
+            load_1m=1.0,
+            ram_bytes=128 * GIB,
+            ram_available_bytes=120 * GIB,
+            cgroup=Cgroup(version=2),
+        ),
+        software=Software(
+            nsabench="0.1.0",
+            python="3.11.9",
+            python_implementation="CPython",
+            python_compiler="GCC",
+            torch=Torch(
+                version="2.11.0+cu130",
+                cuda="13.0",
+                architectures=["sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
+                cuda_usable=True,
+                requires_triton="3.6.0",
+            ),
+            triton="3.6.0",
+            numpy="2.3.5",
+            libraries={"cublas": Library(version="13.0.2"), "ptxas": Library(version="12.8.93")},
+            distributions=[
+                Distribution(name="numpy", version="2.3.5"),
+                Distribution(name="torch", version="2.11.0+cu130"),
+                Distribution(name="triton", version="3.6.0"),
+            ],
+        ),
+        container=Container(runtime="docker", combo="torch-2.11"),
+    )
+
+
+@pytest.fixture
+def but(healthy: Environment) -> Change:
+    """The healthy machine, but with these fields of these parts changed: `but(host={…})`."""
+
+    def change(base: Environment = healthy, **parts: Any) -> Environment:
+        changed: dict[str, Any] = {}
+        for part, fields in parts.items():
+            if part == "gpu":
+                changed["gpus"] = [base.gpus[0].model_copy(update=fields)]
+            elif part == "torch":
+                torch = base.software.torch
+                assert torch is not None
+                software = changed.get("software", base.software)
+                torch = torch.model_copy(update=fields)
+                changed["software"] = software.model_copy(update={"torch": torch})
+            elif isinstance(fields, dict) and part != "absent":
+                changed[part] = getattr(base, part).model_copy(update=fields)
+            else:
+                changed[part] = fields
+        return base.model_copy(update=changed)
+
+    return change
+
+
+@pytest.fixture
+def cpu_only(but: Change) -> Environment:
+    """A healthy machine without a GPU, with a torch for the CPU."""
+    distributions = [
+        Distribution(name="numpy", version="2.3.5"),
+        Distribution(name="torch", version="2.13.0+cpu"),
+        Distribution(name="triton", version="3.7.1"),
+    ]
+    return but(
+        gpus=[],
+        driver=Driver(nvml_failure="NVML Shared Library Not Found"),
+        software={"triton": "3.7.1", "distributions": distributions},
+        torch={
+            "version": "2.13.0+cpu",
+            "cuda": None,
+            "architectures": [],
+            "cuda_usable": None,
+            "requires_triton": None,
+        },
+    )

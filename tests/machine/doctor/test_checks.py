@@ -1,0 +1,448 @@
+"""Each check: what it is silent about, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsabench.errors import EnvironmentRefused
+from nsabench.machine.doctor import Problem, Severity, examine, host, refuse_unfit
+from nsabench.machine.environment.model import NO_WORKER, Cgroup, Distribution, Driver, Environment
+
+Change = Callable[..., Environment]
+GIB = 1 << 30
+
+
+def only(environment: Environment, tmp_path: Path) -> Problem:
+    problems = examine(environment, results=tmp_path)
+    assert len(problems) == 1, problems
+    for sentence in (problems[0].what, problems[0].remedy):
+        assert sentence.endswith(".") and "None" not in sentence
+    return problems[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"competing_processes": 1, "competing_memory_bytes": 3 * GIB}, "gpu_busy", "3.0 GiB"),
+        ({"utilisation_percent": 40}, "gpu_busy", "40 % busy"),
+        ({"memory_used_bytes": 20 * GIB}, "gpu_busy", "20.0 GiB"),
+        ({"clock_event_reasons": ["hw_slowdown", "gpu_idle"]}, "gpu_throttled", ": hw_slowdown."),
+        ({"temperature_c": 86}, "gpu_hot", "slows down at 90"),
+        ({"power_limit_w": 500.0}, "gpu_power_limited", "limited to 500 W"),
+        ({"mig": True}, "gpu_mig", "slice"),
+        ({"virtualisation": "vgpu"}, "gpu_virtual", "virtual"),
+        ({"persistence": False}, "gpu_persistence_off", "persistence"),
+        ({"memory_bytes": 3 * GIB}, "gpu_little_memory", "2.5 GiB free"),
+        ({"compute_mode": "exclusive_process"}, "gpu_exclusive", "one process"),
+        ({"compute_mode": "prohibited"}, "gpu_prohibited", "no compute"),
+        ({"ecc_uncorrected": 1}, "gpu_memory_faults", "1 uncorrected memory error since"),
+        ({"remap_pending": True}, "gpu_memory_faults", "row"),
+        ({"ecc": False}, "gpu_ecc_changed", "ECC of GPU 0 (NVIDIA H200) is off"),
+        ({"pcie_width": 4}, "gpu_narrow_link", "4 of its 16"),
+        (
+            {"sm_clock_application_mhz": 1200, "sm_clock_application_default_mhz": 1980},
+            "gpu_clocks_lowered",
+            "1200 MHz",
+        ),
+    ],
+)
+def test_gpu(but: Change, tmp_path: Path, fields: dict[str, Any], code: str, said: str) -> None:
+    problem = only(but(gpu=fields), tmp_path)
+    assert problem.code == code
+    assert said in problem.what
+    assert "GPU 0 (NVIDIA H200)" in problem.what
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pcie_generation": 1},  # idle links slow down
+        {"sm_clock_mhz": 210},
+        {"power_limit_w": 750.0},
+        {"temperature_c": 70},
+        {"virtualisation": "passthrough"},
+        dict.fromkeys(("persistence", "mig", "ecc", "pcie_width", "temperature_c")),
+    ],
+)
+def test_gpu_that_is_fine(but: Change, tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert examine(but(gpu=fields), results=tmp_path) == []
+
+
+def test_an_old_gpu(but: Change, tmp_path: Path) -> None:
+    old = but(gpu={"compute_capability": "7.5"}, torch={"architectures": ["sm_75"]})
+    assert only(old, tmp_path).code == "gpu_too_old"
+
+
+def test_only_the_device_in_use_matters_once_it_is_known(but: Change, tmp_path: Path) -> None:
+    ill = but(gpu={"mig": True}).gpus[0]
+    fine = but().gpus[0].model_copy(update={"index": 1})
+    both = but(gpus=[ill.model_copy(update={"used": False}), fine])
+    assert examine(both, results=tmp_path) == []
+    unknown = but(gpus=[g.model_copy(update={"used": False}) for g in both.gpus])
+    assert only(unknown, tmp_path).code == "gpu_mig"
+
+
+# --- driver
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "too_old"),
+    [
+        ("579.99", "13.0", True),
+        ("580.65.06", "13.0", False),
+        ("580.65.06", "13.2", False),
+        ("525.60.13", "12.8", False),
+        ("515.65.01", "12.1", True),
+        ("535.104.05", "13.0", True),
+        ("strange", "13.0", False),
+    ],
+)
+def test_driver_too_old(but: Change, tmp_path: Path, driver: str, cuda: str, too_old: bool) -> None:
+    old = but(
+        driver={"version": driver},
+        torch={"cuda": cuda, "cuda_usable": None},
+    )
+    codes = [p.code for p in examine(old, results=tmp_path)]
+    assert codes == (["driver_too_old"] if too_old else [])
+
+
+def test_driver_too_old_says_what_would_fit(but: Change, tmp_path: Path) -> None:
+    old = but(driver={"version": "535.104.05"}, torch={"cuda_usable": False})
+    assert only(old, tmp_path).remedy == (
+        "Update the driver to 580 or newer, or install a torch built for CUDA 12."
+    )
+
+
+def test_an_old_driver_that_works_is_fine(but: Change, tmp_path: Path) -> None:
+    assert examine(but(driver={"version": "535.104.05"}), results=tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "too_old"), [("2.11.0", True), ("2.8.0", False), ("2.10.0+cu130", True)]
+)
+def test_driver_too_old_for_a_torch_that_nobody_imported(
+    but: Change, tmp_path: Path, version: str, too_old: bool
+) -> None:
+    triton = "3.4.0" if version == "2.8.0" else "3.6.0"
+    blind = but(
+        driver={"version": "550.54.15"},
+        software={
+            "torch": None,
+            "triton": None,
+            "distributions": [
+                Distribution(name="torch", version=version),
+                Distribution(name="triton", version=triton),
+            ],
+        },
+        absent={"software.torch": NO_WORKER, "software.triton": NO_WORKER},
+    )
+    codes = [p.code for p in examine(blind, results=tmp_path)]
+    assert codes == (["driver_too_old"] if too_old else [])
+
+
+def test_cuda_that_does_not_work(but: Change, tmp_path: Path) -> None:
+    ill = but(torch={"cuda_usable": False, "cuda_failure": "RuntimeError: unknown error"})
+    problem = only(ill, tmp_path)
+    assert problem.code == "cuda_unusable"
+    assert "unknown error" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("driver", "container", "code"),
+    [
+        (Driver(nvml_failure="Driver/library version mismatch"), None, "driver_mismatch"),
+        (Driver(nvml_failure="Not Found", pci_devices=1), None, "driver_missing"),
+        (Driver(nvml_failure="Not Found", pci_devices=1), "docker", "gpu_not_passed"),
+        (Driver(nvml_failure="Not Found", kernel_module="550.1"), "docker", "gpu_not_passed"),
+        (Driver(nvml_failure="Unknown Error", kernel_module="550.1"), None, "driver_broken"),
+    ],
+)
+def test_a_gpu_out_of_reach(
+    but: Change,
+    cpu_only: Environment,
+    tmp_path: Path,
+    driver: Driver,
+    container: str | None,
+    code: str,
+) -> None:
+    ill = but(cpu_only, driver=driver, container={"runtime": container})
+    problems = [p for p in examine(ill, results=tmp_path) if p.code != "no_gpu"]
+    assert [(p.severity, p.code) for p in problems] == [(Severity.ERROR, code)]
+
+
+def test_no_gpu_is_an_error_where_one_was_asked_for(
+    but: Change, cpu_only: Environment, tmp_path: Path
+) -> None:
+    assert only(but(cpu_only, run={"device": "cuda"}), tmp_path).severity is Severity.ERROR
+
+
+def test_a_gpu_that_nvml_does_not_show(but: Change, tmp_path: Path) -> None:
+    assert only(but(absent={"gpus.nvml": "…"}), tmp_path).code == "gpu_unwatched"
+
+
+# --- software
+
+
+def test_torch_missing(but: Change, tmp_path: Path) -> None:
+    bare = but(software={"torch": None, "triton": None, "distributions": []})
+    problem = only(bare, tmp_path)
+    assert (problem.severity, problem.code) == (Severity.ERROR, "torch_missing")
+
+
+def test_torch_broken(but: Change, tmp_path: Path) -> None:
+    why = "OSError: libcudart.so.13: cannot open shared object file"
+    ill = but(software={"torch": None}, absent={"software.torch": why})
+    problem = only(ill, tmp_path)
+    assert problem.code == "torch_broken"
+    assert why in problem.what
+
+
+def test_triton_missing(but: Change, tmp_path: Path) -> None:
+    bare = but(
+        software={
+            "triton": None,
+            "distributions": [Distribution(name="torch", version="2.11.0")],
+        }
+    )
+    problem = only(bare, tmp_path)
+    assert (problem.code, problem.remedy) == ("triton_missing", "Run `pip install triton==3.6.0`.")
+
+
+def test_triton_broken(but: Change, tmp_path: Path) -> None:
+    ill = but(software={"triton": None}, absent={"software.triton": "ImportError: GLIBC_2.38"})
+    assert only(ill, tmp_path).code == "triton_broken"
+
+
+@pytest.mark.parametrize(
+    ("torch", "pinned", "triton", "unpaired"),
+    [
+        ("2.11.0+cu130", "3.6.0", "3.6.0", False),
+        ("2.11.0+cu130", "3.6.0", "3.6.1", False),
+        ("2.11.0+cu130", "3.6.0", "3.5.1", True),
+        ("2.8.0", None, "3.4.0", False),
+        ("2.8.0", None, "3.1.0", True),
+        ("2.5.0", None, "3.1.0", False),
+        ("2.99.0", None, "3.1.0", False),  # not in the table, and it does not say
+        ("2.99.0", "9.0.0", "3.1.0", True),
+        ("2.8.0", "3.9.0", "3.9.0", False),  # what it says itself comes first
+    ],
+)
+def test_unpaired(
+    but: Change, tmp_path: Path, torch: str, pinned: str | None, triton: str, unpaired: bool
+) -> None:
+    pair = but(software={"triton": triton}, torch={"version": torch, "requires_triton": pinned})
+    codes = [p.code for p in examine(pair, results=tmp_path)]
+    assert codes == (["unpaired"] if unpaired else [])
+
+
+def test_unpaired_is_but_a_note_without_a_gpu(
+    but: Change, cpu_only: Environment, tmp_path: Path
+) -> None:
+    odd = but(cpu_only, software={"triton": "3.9.0"})
+    [problem] = [p for p in examine(odd, results=tmp_path) if p.code != "no_gpu"]
+    assert problem.severity is Severity.NOTE
+    assert problem.remedy == (
+        "Run `pip install triton==3.7.1`, or a torch that pins 3.9.0 (such as 2.15.0)."
+    )
+
+
+def test_torch_without_cuda(but: Change, tmp_path: Path) -> None:
+    ill = but(torch={"version": "2.11.0+cpu", "cuda": None, "cuda_usable": False})
+    problem = only(ill, tmp_path)
+    assert problem.code == "torch_without_cuda"
+    assert "torch==2.11.0 --index-url https://download.pytorch.org/whl/cu130" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "supported"),
+    [
+        ("9.0", ["sm_80", "sm_90"], True),
+        ("8.9", ["sm_80", "sm_90"], True),  # code of the same major version runs
+        ("8.0", ["sm_86"], False),
+        ("12.0", ["sm_80", "sm_90"], False),
+        ("12.0", ["sm_90", "compute_90"], True),  # compiled when it is loaded
+        ("9.0", ["sm_90a"], True),
+        ("10.3", ["sm_100a"], False),
+        ("10.3", ["sm_100f"], True),
+        ("12.0", [], True),  # not told
+        ("12.0", ["something new"], True),
+    ],
+)
+def test_architecture(
+    but: Change, tmp_path: Path, capability: str, architectures: list[str], supported: bool
+) -> None:
+    machine = but(gpu={"compute_capability": capability}, torch={"architectures": architectures})
+    codes = [p.code for p in examine(machine, results=tmp_path)]
+    assert codes == ([] if supported else ["architecture_unsupported"])
+
+
+@pytest.mark.parametrize(
+    ("torch", "triton", "numpy", "severity"),
+    [
+        ("2.13.0", "3.7.1", "2.3.5", None),
+        ("2.13.0", "3.7.1", "2.4.0", Severity.WARNING),
+        ("2.4.1", "3.0.0", "2.1.0", Severity.WARNING),
+        ("2.4.1", "3.0.0", "1.26.4", None),
+        ("2.3.1", "2.3.1", "2.0.0", Severity.ERROR),
+    ],
+)
+def test_numpy_with_the_interpreter(
+    but: Change,
+    cpu_only: Environment,
+    tmp_path: Path,
+    torch: str,
+    triton: str,
+    numpy: str,
+    severity: Severity | None,
+) -> None:
+    machine = but(cpu_only, software={"triton": triton, "numpy": numpy}, torch={"version": torch})
+    found = [p.severity for p in examine(machine, results=tmp_path) if p.code == "numpy_too_new"]
+    assert found == ([severity] if severity else [])
+
+
+def test_a_new_numpy_does_not_matter_on_a_gpu(but: Change, tmp_path: Path) -> None:
+    assert examine(but(software={"numpy": "2.4.0"}), results=tmp_path) == []
+
+
+# --- host
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"ram_available_bytes": GIB}, "low_memory"),
+        ({"cgroup": Cgroup(version=2, memory_bytes=GIB)}, "low_memory"),
+        ({"cgroup": Cgroup(version=2, cpus=1.5)}, "few_cpus"),
+        ({"affinity_threads": 1}, "few_cpus"),
+        ({"load_1m": 40.0}, "busy_host"),
+        ({"governor": "powersave", "frequency_driver": "acpi-cpufreq"}, "cpu_powersave"),
+        (
+            {
+                "governor": "powersave",
+                "frequency_driver": "intel_pstate",
+                "energy_preference": "power",
+            },
+            "cpu_powersave",
+        ),
+        ({"on_battery": True}, "on_battery"),
+        ({"wsl": True}, "wsl"),
+        ({"root_user": True}, "root_user"),
+    ],
+)
+def test_host(but: Change, tmp_path: Path, fields: dict[str, Any], code: str) -> None:
+    assert only(but(host=fields), tmp_path).code == code
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "governor": "powersave",  # scales by demand all the same
+            "frequency_driver": "intel_pstate",
+            "energy_preference": "balance_performance",
+        },
+        {"on_battery": False},
+        {"cgroup": Cgroup(version=2, cpus=8.0, memory_bytes=32 * GIB)},
+        {"ram_available_bytes": None, "affinity_threads": None, "load_1m": None},
+    ],
+)
+def test_host_that_is_fine(but: Change, tmp_path: Path, fields: dict[str, Any]) -> None:
+    assert examine(but(host=fields), results=tmp_path) == []
+
+
+def test_powersave_is_worse_where_the_cpu_is_timed(
+    but: Change, cpu_only: Environment, tmp_path: Path
+) -> None:
+    machine = but(cpu_only, host={"governor": "powersave"})
+    [problem] = [p for p in examine(machine, results=tmp_path) if p.code != "no_gpu"]
+    assert problem.severity is Severity.WARNING
+
+
+def test_root_outside_of_a_container(but: Change, tmp_path: Path) -> None:
+    machine = but(host={"root_user": True}, container={"runtime": None})
+    assert only(machine, tmp_path).remedy == "Use an ordinary user; nothing here needs root."
+
+
+@pytest.mark.parametrize(
+    ("free", "severity"),
+    [
+        (None, None),
+        (10 * GIB, None),
+        (GIB, Severity.WARNING),
+        (GIB // 8, Severity.ERROR),
+    ],
+)
+def test_low_disk(free: int | None, severity: Severity | None) -> None:
+    problem = host.low_disk(free)
+    assert (problem.severity if problem else None) == severity
+
+
+# --- variables
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "severity"),
+    [
+        ("TRITON_INTERPRET", "1", None),  # no worker that times kernels is given it
+        ("CUDA_LAUNCH_BLOCKING", "1", Severity.ERROR),
+        ("CUDA_LAUNCH_BLOCKING", "0", None),
+        ("CUDA_VISIBLE_DEVICES", "", Severity.ERROR),
+        ("CUDA_VISIBLE_DEVICES", "1", None),
+        ("CUDA_INJECTION64_PATH", "/opt/profiler.so", Severity.WARNING),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", Severity.WARNING),
+        ("TRITON_PTXAS_PATH", "/usr/local/cuda/bin/ptxas", Severity.NOTE),
+        ("LD_PRELOAD", "", None),
+    ],
+)
+def test_variables(
+    but: Change, tmp_path: Path, name: str, value: str, severity: Severity | None
+) -> None:
+    machine = but(run={"variables": {name: value}})
+    if severity is None:
+        assert examine(machine, results=tmp_path) == []
+        return
+    problem = only(machine, tmp_path)
+    assert (problem.severity, problem.code) == (severity, f"variable_{name.lower()}")
+    assert problem.remedy == f"Run `unset {name}`."
+
+
+def test_variables_do_not_matter_without_a_gpu(
+    but: Change, cpu_only: Environment, tmp_path: Path
+) -> None:
+    machine = but(cpu_only, run={"variables": {"CUDA_LAUNCH_BLOCKING": "1"}})
+    assert only(machine, tmp_path).code == "no_gpu"
+
+
+# --- what a run makes of it
+
+
+def test_a_run_on_a_gpu_is_refused_for_an_error_only(but: Change, tmp_path: Path) -> None:
+    on_gpu = {"device": "cuda"}
+    ill = but(run={**on_gpu, "variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, gpu={"temperature_c": 86})
+    with pytest.raises(EnvironmentRefused, match="every launch waits") as caught:
+        refuse_unfit(ill, results=tmp_path)
+    assert caught.value.remedy == (
+        "Run `unset CUDA_LAUNCH_BLOCKING`. `nsabench doctor` says what else is wrong."
+    )
+    warm = but(run=on_gpu, gpu={"temperature_c": 86, "mig": True})
+    assert {p.severity for p in refuse_unfit(warm, results=tmp_path)} == {Severity.WARNING}
+
+
+def test_a_run_on_a_cpu_is_told_and_not_refused(
+    but: Change, cpu_only: Environment, tmp_path: Path
+) -> None:
+    hidden = but(cpu_only, run={"device": "cpu"}, driver={"pci_devices": 1})
+    [problem] = refuse_unfit(hidden, results=tmp_path)
+    assert problem.severity is Severity.ERROR
+
+
+def test_a_full_disk_refuses_any_run(
+    but: Change, cpu_only: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsabench.machine.doctor._free_bytes", lambda folder: 300 << 10)
+    with pytest.raises(EnvironmentRefused, match="Only 0 MiB of disk"):
+        refuse_unfit(but(cpu_only, run={"device": "cpu"}), results=tmp_path)

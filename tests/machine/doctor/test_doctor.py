@@ -1,0 +1,95 @@
+"""The doctor as a whole: silent on a healthy machine, ordered on a sick one, readable by both."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nsabench.machine.doctor import Severity, as_json, examine, render, worst
+from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.model import Environment
+
+Change = Callable[..., Environment]
+
+
+def text_of(environment: Environment, results: Path) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render(environment, examine(environment, results=results)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_silent_on_a_healthy_machine(healthy: Environment, tmp_path: Path) -> None:
+    assert examine(healthy, results=tmp_path / "not/made/yet") == []
+    assert worst([]) is None
+    text = text_of(healthy, tmp_path)
+    assert "NVIDIA H200 · sm_90 · 132 SMs · 140 GiB · 700 W · up to 1980 MHz" in text
+    assert "torch 2.11.0+cu130 for CUDA 13.0 · triton 3.6.0 · cublas 13.0.2" in text
+    assert text.rstrip().endswith("Nothing wrong was found.")
+
+
+def test_without_a_gpu_only_that_is_said(cpu_only: Environment, tmp_path: Path) -> None:
+    [problem] = examine(cpu_only, results=tmp_path)
+    assert (problem.severity, problem.code) == (Severity.NOTE, "no_gpu")
+
+
+def test_worst_first(but: Change, tmp_path: Path) -> None:
+    ill = but(host={"root_user": True}, gpu={"persistence": False, "ecc_uncorrected": 2})
+    problems = examine(ill, results=tmp_path)
+    assert [p.severity for p in problems] == list(Severity)
+    assert worst(problems) is Severity.ERROR
+    text = text_of(ill, tmp_path)
+    assert text.index("error") < text.index("warning") < text.index("note")
+    assert "→ Run `nvidia-smi -i 0 -pm 1` as root on the host." in text
+
+
+def test_markup_in_names_is_only_text(but: Change, tmp_path: Path) -> None:
+    text = text_of(but(gpu={"name": "[red]GPU", "persistence": False}), tmp_path)
+    assert text.count("[red]GPU") == 2
+
+
+def test_json(but: Change, tmp_path: Path) -> None:
+    ill = but(host={"root_user": True})
+    told = json.loads(json.dumps(as_json(ill, examine(ill, results=tmp_path))))
+    assert [p["code"] for p in told["problems"]] == ["root_user"]
+    assert set(told["problems"][0]) == {"severity", "code", "what", "remedy"}
+    assert told["environment"]["gpus"][0]["name"] == "NVIDIA H200"
+
+
+def test_a_machine_about_which_nothing_is_known(healthy: Environment, tmp_path: Path) -> None:
+    blank = Environment(
+        collected=healthy.collected,
+        complete=False,
+        identifiers="run",
+        software=healthy.software.model_copy(
+            update={"torch": None, "triton": None, "numpy": None, "distributions": []}
+        ),
+    )
+    codes = {p.code for p in examine(blank, results=tmp_path)}
+    assert codes == {"no_gpu", "torch_missing"}
+    assert "none (not seen)" in text_of(blank, tmp_path)
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    environment = collect(None, None)
+    for problem in examine(environment, results=tmp_path):
+        assert re.fullmatch(r"[a-z0-9_]+", problem.code)
+        for sentence in (problem.what, problem.remedy):
+            assert sentence.endswith("."), sentence
+    assert "nsabench" in text_of(environment, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["here", "here/below/that"])
+def test_a_place_that_cannot_be_written(
+    healthy: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path / "here")
+    (tmp_path / "here").mkdir()
+    [problem] = examine(healthy, results=tmp_path / place)
+    assert problem.code == "unwritable"

@@ -1,0 +1,140 @@
+"""The whole environment of this machine, whatever it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.execution.protocol import Described
+from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.container import read_container
+from nsabench.machine.environment.model import Environment, Gpu
+from nsabench.machine.environment.torch_probe import describe
+from nsabench.model import plan
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.vocabulary import Role, Runs
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Plan:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text("# nothing\n")
+    matrices = plan.load_matrices(["quick"])
+    ops = {case.op for matrix in matrices for case in matrix.cases}
+    mine = [
+        ImplementationInfo(
+            op=op, name="mine", role=Role.CANDIDATE, devices=(Runs.CPU,), source="mine.py"
+        )
+        for op in sorted(ops)
+    ]
+    digest = hashlib.sha256(kernels.read_bytes()).hexdigest()
+    return plan.resolve(
+        matrices, mine, device="cpu", kernels=kernels, sources={f"{kernels.name}@{kernels}": digest}
+    )
+
+
+def test_a_run_on_the_cpu_is_complete(quick: Plan) -> None:
+    pytest.importorskip("torch")
+    environment = collect(describe("cpu"), quick)
+    assert environment.complete, environment.absent
+    assert environment.run.run_id == quick.run_id
+    assert list(environment.run.matrices) == ["quick"]
+    assert environment.run.seeds
+    assert (environment.run.kernels, environment.identifiers) == ("mine.py", "run")
+    assert environment.run.kernels_sha256
+    assert Environment.model_validate_json(environment.model_dump_json()) == environment
+
+
+def test_missing_torch_or_kernels_make_it_incomplete(quick: Plan) -> None:
+    told = Described(software={"torch": None, "torch.why": "broken"}, device={"type": "cpu"})
+    environment = collect(told, quick)
+    assert not environment.complete
+    assert environment.absent["software.torch"] == "broken"
+    Path(quick.kernels).unlink()
+    environment = collect(None, quick)
+    assert "kernels file cannot be read" in environment.absent["run.kernels"]
+
+
+def test_a_cuda_run_without_a_known_device_is_incomplete(quick: Plan) -> None:
+    told = Described(software={"torch": "2.11.0"}, device={"type": "cuda"})
+    environment = collect(told, quick.model_copy(update={"device": "cuda"}))
+    assert not environment.complete
+    assert "gpus" in environment.absent
+
+
+def test_names_of_this_machine_stay_here(quick: Plan) -> None:
+    hostname = socket.gethostname()
+    assert collect(None, quick, include_identifiers=True).host.hostname == hostname
+    hidden = collect(None, quick).host.hostname
+    assert hidden and hidden.startswith("hmac:")
+
+
+def test_a_bad_salt_file_is_the_only_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSABENCH_ID_SALT_FILE", "/missing")
+    with pytest.raises(UsageError):
+        collect(None, None)
+
+
+def test_an_empty_machine_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
+    environment = collect(None, None)
+    assert environment.run.checkouts[0].commit is None
+    assert environment.absent["run.checkouts.nsabench"] == "git is not installed"
+
+
+def test_collecting_imports_no_torch() -> None:
+    code = (
+        "import sys; from nsabench.machine.environment.collect import collect; "
+        "collect(None, None); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'triton')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_device_in_use() -> None:
+    environment = collect(None, None)
+    first, second = Gpu(index=0), Gpu(index=1, used=True, compute_capability="9.0")
+    both = environment.model_copy(update={"gpus": [first, second]})
+    assert both.gpu == second
+    assert both.sm == "sm_90"
+    assert environment.model_copy(update={"gpus": [first, first]}).gpu is None
+    assert environment.model_copy(update={"gpus": [first]}).sm is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "file", "runtime"),
+    [
+        ({}, None, None),
+        ({}, ".dockerenv", "docker"),
+        ({}, "run/.containerenv", "podman"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, ".dockerenv", "kubernetes"),
+        ({"APPTAINER_CONTAINER": "x.sif"}, None, "apptainer"),
+        ({"container": "lxc"}, None, "lxc"),
+    ],
+)
+def test_container(
+    tmp_path: Path, variables: dict[str, str], file: str | None, runtime: str | None
+) -> None:
+    if file is not None:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    absent: dict[str, str] = {}
+    container = read_container(variables, absent, tmp_path)
+    assert container.runtime == runtime
+    assert ("container.image_digest" in absent) == (runtime is not None)
+
+
+def test_an_image_is_known_by_what_its_starter_says(tmp_path: Path) -> None:
+    told = {"NSABENCH_IMAGE_DIGEST": "sha256:1", "NSABENCH_COMBO": "torch-2.8", "container": "x"}
+    absent: dict[str, str] = {}
+    container = read_container(told, absent, tmp_path)
+    assert (container.image_digest, container.combo) == ("sha256:1", "torch-2.8")
+    assert absent == {}

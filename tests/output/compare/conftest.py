@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nsabench.output.compare import Comparison, compare, read
+from tests.runs import Made, make_run
+
+Compared = Callable[..., Comparison]
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Compared:
+    """Compare runs that come out as told; the first is `run0`."""
+
+    def made(*runs: Made, **how: object) -> Comparison:
+        folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]
+        return compare(read(folders), **how)  # type: ignore[arg-type]
+
+    return made

@@ -1,0 +1,63 @@
+"""`nsabench compare` as CI uses it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsabench.model.vocabulary import Status
+from tests.cli.conftest import Nsabench
+from tests.cli.conftest import nsabench as nsabench
+from tests.output.compare.test_comparison import NEWER, STEADY
+from tests.runs import Made, make_run
+
+SLOWER = replace(NEWER, ratio=lambda _: 1.0)
+CRASHED = replace(NEWER, status=lambda n: Status.CRASHED if n == 64 else Status.OK)
+INVALID = replace(NEWER, control_caught=False)
+
+
+@pytest.mark.parametrize(
+    ("after", "gate", "code"),
+    [
+        (NEWER, "regression", 0),
+        (SLOWER, None, 0),
+        (SLOWER, "status", 0),
+        (SLOWER, "regression", 1),
+        (CRASHED, "status", 1),
+        (CRASHED, "regression", 1),
+        (INVALID, "regression", 1),
+    ],
+)
+def test_the_gate(
+    tmp_path: Path, nsabench: Nsabench, after: Made, gate: str | None, code: int
+) -> None:
+    runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", after)]
+    done = nsabench("compare", *runs, *(["--fail-on", gate] if gate else []))
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("failed: " in done.stderr) == bool(code)
+    assert "after against before" in done.stdout
+
+
+def test_its_forms(tmp_path: Path, nsabench: Nsabench) -> None:
+    runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", CRASHED)]
+    data = json.loads(nsabench("compare", *runs, "--json").stdout)
+    assert sum(cell["later"][0]["change"] == "broke" for cell in data["cells"]) == 4
+    text = nsabench("compare", *runs, "--markdown").stdout
+    assert text.startswith("# Comparison with before\n")
+    shown = nsabench("compare", *runs).stdout
+    assert shown.index("statuses that changed") < shown.index("candidates against")
+    assert nsabench("compare", *runs, "--json", "--markdown").returncode == 2
+
+
+def test_bad_input(tmp_path: Path, nsabench: Nsabench) -> None:
+    run = make_run(tmp_path / "a", STEADY)
+    other = make_run(tmp_path / "b", replace(NEWER, lengths=(64,)))
+    done = nsabench("compare", run)
+    assert done.returncode == 2 and "needs two runs" in done.stderr
+    done = nsabench("compare", run, other)
+    assert done.returncode == 2 and "different plans" in done.stderr
+    assert "remedy: compare what they have in common with --intersection" in done.stderr
+    assert nsabench("compare", run, other, "--intersection").returncode == 0

@@ -1,0 +1,241 @@
+"""What two runs are said to differ in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import seal
+from nsabench.evidence.manifest.keys import load_signer
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Role, Status
+from nsabench.output.compare import Change, Difference, compare, document, markdown, read
+from tests.output.compare.conftest import Compared
+from tests.runs import LENGTHS, Made, make_run
+
+STEADY = Made(ratio=lambda _: 1.5)
+NEWER = replace(STEADY, run_id="20260201T000000Z-abc124", torch="2.13.0", triton="3.7.1", seed=1)
+
+
+def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
+    found = compared(STEADY, NEWER)
+    assert {step.difference for cell in found.cells for step in cell.steps} == {Difference.SAME}
+    assert {cell.role for cell in found.cells} == {Role.CANDIDATE, Role.BASELINE}
+    for mean in found.means(0):
+        assert mean.value == pytest.approx(1, abs=0.01)
+        assert (mean.valid, mean.invalid) == (16, 0)
+    assert found.changes(0) == [] and list(found.failures(slower=True)) == []
+    assert found.differing.keys() == {"torch", "triton"}
+    assert found.differing["torch"] == ["2.11.0", "2.13.0"]
+
+
+def test_a_candidate_that_got_slower(compared: Compared) -> None:
+    found = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
+    slow = found.slower(0)
+    assert {cell.length for cell, _ in slow} == {512} and len(slow) == 4
+    for _, step in slow:
+        assert step.ratio == pytest.approx(0.8, rel=0.01)
+        assert step.lo is not None and step.hi is not None and step.lo < step.ratio < step.hi < 0.95
+    assert list(found.failures(slower=False)) == []
+    assert len(list(found.failures(slower=True))) == 4
+
+
+def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared) -> None:
+    found = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
+    differences = {(c.implementation, c.steps[0].difference) for c in found.cells}
+    assert differences == {("mine", Difference.SAME), ("sdpa_gqa", Difference.SLOWER)}
+    assert list(found.failures(slower=True)) == []
+
+
+def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
+    def crashes(length: int) -> Status:
+        return Status.CRASHED if length >= 256 else Status.OK
+
+    found = compared(STEADY, replace(NEWER, status=crashes))
+    assert [step.change for _, step in found.changes(0)] == [Change.BROKE] * 8
+    [mine] = [m for m in found.means(0) if m.implementation == "mine"]
+    assert (mine.valid, mine.invalid) == (8, 8)
+    assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
+    assert len(list(found.failures(slower=False))) == 8
+    text = markdown.render(found)
+    assert text.index("## Statuses that changed") < text.index("geometric mean")
+    assert "| broke | selection\\_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
+    for cell in found.cells:
+        for step in cell.steps:
+            assert (step.ratio is None) == (step.difference is Difference.INVALID)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "change"),
+    [
+        ("ok", "crashed", Change.BROKE),
+        ("ok", "unsupported", Change.BROKE),
+        ("skipped", "wrong", Change.BROKE),
+        ("ok", "missing", Change.BROKE),
+        ("timeout", "ok", Change.MENDED),
+        ("wrong", "crashed", Change.OTHER),
+        ("unsupported", "skipped", Change.OTHER),
+        ("ok", "ok", None),
+    ],
+)
+def test_changes(earlier: str, later: str, change: Change | None) -> None:
+    assert Change.between(earlier, later) is change
+
+
+def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
+    declines = replace(STEADY, status=lambda _: Status.UNSUPPORTED)
+    found = compared(declines, replace(NEWER, status=lambda _: Status.UNSUPPORTED))
+    [mine] = [m for m in found.means(0) if m.implementation == "mine"]
+    assert (mine.value, mine.valid, mine.invalid) == (None, 0, 0)
+
+
+def test_a_run_that_decides_nothing_compares_to_nothing(compared: Compared) -> None:
+    found = compared(STEADY, replace(NEWER, control_caught=False))
+    assert {step.difference for cell in found.cells for step in cell.steps} == {Difference.INVALID}
+    assert "zero_output not caught" in found.sides[1].objection
+    assert list(found.failures(slower=True)) == [found.sides[1].objection]
+    assert "**the run run1 decides nothing" in markdown.render(found)
+
+
+def test_a_run_whose_checks_no_control_has_proven_shuts_the_gate(compared: Compared) -> None:
+    found = compared(STEADY, replace(NEWER, control_crashed=True))
+    assert "no control showed that each check works" in found.sides[1].objection
+    assert list(found.failures(slower=True)) == [found.sides[1].objection]
+
+
+def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
+    table = pq.read_table(folders[1] / "records.parquet")
+    column = table.schema.get_field_index("clock_event_reasons")
+    reasons = pa.array(["hw_thermal_slowdown"] * table.num_rows)
+    pq.write_table(
+        table.set_column(column, "clock_event_reasons", reasons), folders[1] / "records.parquet"
+    )
+    for cell in compare(read(folders)).cells:
+        assert cell.steps[0].difference is Difference.INCONCLUSIVE
+        assert cell.steps[0].ratio is None and "hw_thermal_slowdown" in cell.steps[0].why
+
+
+def test_several_runs_are_held_against_the_first(compared: Compared) -> None:
+    third = replace(NEWER, run_id="20260301T000000Z-abc125", seed=2, base_ms=0.1)
+    found = compared(STEADY, NEWER, third)
+    assert [side.name for side in found.later] == ["run1", "run2"]
+    means = [[m.value for m in found.means(later)] for later in (0, 1)]
+    assert means[0] == pytest.approx([1, 1], abs=0.01)
+    assert means[1] == pytest.approx([2, 2], rel=0.01)
+
+
+def test_different_plans_are_refused_and_named(compared: Compared) -> None:
+    other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
+    with pytest.raises(UsageError) as refused:
+        compared(STEADY, other)
+    said = str(refused.value)
+    assert "8 cases are only in run0, such as selection_rows" in said
+    assert "4 cases are only in run1" in said
+    assert "also is measured only in run1 (8 cases)" in said
+    assert "--intersection" in refused.value.remedy
+
+
+def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path) -> None:
+    other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
+    found = compared(STEADY, other, intersection=True)
+    assert {cell.length for cell in found.cells} == {64, 128}
+    assert {cell.implementation for cell in found.cells} == {"mine", "sdpa_gqa"}
+    assert len(found.disagreements) == 3
+    assert "only in run0" in markdown.render(found)
+    with pytest.raises(UsageError, match="nothing in common"):
+        sides = [tmp_path / "run0", make_run(tmp_path / "run9", replace(NEWER, lengths=(96,)))]
+        compare(read(sides), intersection=True)
+
+
+def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
+    plan = yaml.safe_load((folders[1] / "plan.yaml").read_text())
+    plan["cases"][0]["case"]["timing"]["rotate"] = 9
+    plan["cases"][1]["case"]["timing"]["warmup_s"] = 1.0  # makes no other measurement of it
+    (folders[1] / "plan.yaml").write_text(yaml.safe_dump(plan))
+    with pytest.raises(UsageError, match="1 cases have another timing in b"):
+        compare(read(folders))
+    found = compare(read(folders), intersection=True)
+    assert len({cell.planned.id for cell in found.cells}) == 15
+
+
+def test_only_some_implementations(compared: Compared) -> None:
+    found = compared(STEADY, NEWER, only=("sdpa_*",))
+    assert {cell.implementation for cell in found.cells} == {"sdpa_gqa"}
+
+
+def test_runs_of_one_name_can_be_told_apart(tmp_path: Path) -> None:
+    sides = read(
+        [make_run(tmp_path / "a" / "run", STEADY), make_run(tmp_path / "b" / "run", NEWER)]
+    )
+    assert [side.name for side in sides] == ["1: run", "2: run"]
+
+
+def test_what_is_signed_is_verified_first(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
+    seal(folders[1], load_signer({}))
+    assert [side.trust for side in read(folders)] == [Trust.UNSIGNED, Trust.EPHEMERAL]
+    (folders[1] / "environment.json").write_text("{}")
+    with pytest.raises(VerificationFailed, match=r"environment\.json was changed"):
+        read(folders)
+
+
+def test_a_run_without_records(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", STEADY)
+    (folder / "records.parquet").unlink()
+    with pytest.raises(UsageError, match="holds no records"):
+        read([folder, folder])
+    with pytest.raises(UsageError, match="needs two runs"):
+        read([folder])
+
+
+def test_the_json_holds_every_cell(compared: Compared) -> None:
+    found = compared(STEADY, NEWER)
+    data = json.loads(json.dumps(document.as_data(found), allow_nan=False))
+    assert len(data["cells"]) == len(found.cells) == 2 * 2 * 2 * len(LENGTHS)
+    assert [run["versions"]["torch"] for run in data["runs"]] == ["2.11.0", "2.13.0"]
+    assert data["cells"][0]["later"][0]["difference"] == "same"
+    assert {m["run"] for m in data["means"]} == {"run1"}
+
+
+def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
+    """A newer nsabench made the runs."""
+    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
+    for folder in folders:
+        plan = yaml.safe_load((folder / "plan.yaml").read_text())
+        table = pq.read_table(folder / "records.parquet").to_pylist()
+        samples = pq.read_table(folder / "samples.parquet").to_pylist()
+        renamed = {}
+        for item in plan["implementations"]:
+            item["op"] = "later"
+        for item in plan["cases"]:
+            item["case"] |= {"op": "later", "direction": "backward"}
+            item["case"]["shape"] = {"T": item["case"]["shape"]["L"], "block_size": 64}
+            item["case"]["streams"] = len(renamed) + 1
+            renamed[item["id"]] = item["id"] = Case.model_validate(item["case"]).id
+        old = list(dict.fromkeys(r["case_id"] for r in table))
+        ids = dict(zip(old, renamed.values(), strict=True))
+        for rows, name in ((table, "records"), (samples, "samples")):
+            for row in rows:
+                row["case_id"] = ids[row["case_id"]]
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+        (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
+    found = compare(read(folders))
+    assert len(found.cells) == 32
+    assert found.cells[0].label == "later T64 block_size=64 fp16 backward dense"
+    assert {cell.steps[0].difference for cell in found.cells} == {Difference.SAME}
+
+
+def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
+    nothing = Made(status=lambda length: Status.CRASHED, samples=0)
+    found = compared(nothing, nothing)
+    assert {len(side.samples) for side in found.sides} == {0}

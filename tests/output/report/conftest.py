@@ -1,0 +1,162 @@
+"""Runs to report on, made of nothing: a plan and a journal, as a GPU would have left them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from nsabench.execution.journal import Entry, Header, Journal
+from nsabench.execution.protocol import Ceilings, Described, Outcome, Samples
+from nsabench.model import plan as planning
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
+
+# What a foreign kernel could print or raise, and what must stay text wherever it is shown.
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>{{7*7}}|`x`"
+LENGTHS = (64, 128, 256, 512)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not (CHROMIUM and DRIVER) and not os.environ.get("CI"):
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A valid run with two candidates; one of them is slow, fails often, and says so nastily."""
+    return make_run(tmp_path_factory.mktemp("run") / "a-run")
+
+
+@pytest.fixture(scope="session")
+def invalid_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a control that nobody caught."""
+    return make_run(tmp_path_factory.mktemp("invalid") / "a-run", caught=False)
+
+
+def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LENGTHS) -> Path:
+    (folder / "logs").mkdir(parents=True)
+    cases = [
+        Case(
+            op="selection_rows",
+            shape={"N": 256, "H": 4, "D": 64, "Dv": 64, "L": length},
+            dtype=dtype,
+            direction=Direction.FORWARD,
+            distribution="dense",
+            streams=1,
+            timeout_s=60,
+            seed=1,
+        )
+        for dtype in (DType.FLOAT16, DType.BFLOAT16)
+        for length in lengths
+    ]
+    infos = [
+        info("quick_one", Role.CANDIDATE),
+        info("nasty_one", Role.CANDIDATE),
+        info("sdpa_gqa", Role.BASELINE),
+        info("sdpa_expand", Role.BASELINE),
+        info("zero_output", Role.CONTROL, "parity"),
+    ]
+    names = tuple(i.name for i in infos)
+    plan = Plan(
+        run_id="20260101T000000Z-abcdef",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        device="cuda",
+        matrices=[planning.MatrixInfo(name="made", file="made.yaml", sha256="0" * 64)],
+        implementations=infos,
+        cases=[PlannedCase(id=c.id, case=c, implementations=names) for c in cases],
+    )
+    plan.write(folder / "plan.yaml")
+    journal = Journal(folder / "journal.jsonl")
+    journal.append(
+        Header(
+            run_id=plan.run_id,
+            started=plan.created,
+            described=Described(
+                software={"torch": "2.13.0", "triton": "3.7.1", "torch.cuda": "13.0"},
+                device={"name": "NVIDIA Imaginary", "compute_capability": "9.0"},
+            ),
+            ceilings=Ceilings(
+                copy_gb_s=4000.0,
+                tflop_s={"float16": 700.0, "bfloat16": 700.0},
+                timer_floor_ms=0.001,
+                known_duration_error=0.001,
+            ),
+        )
+    )
+    for case in cases:
+        journal.append(entry(case, caught=caught))
+        (folder / "logs" / f"{case.id}.log").write_text(f"first\n{HOSTILE}\n")
+    journal.close()
+    return folder
+
+
+def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
+    return ImplementationInfo(
+        op="selection_rows",
+        name=name,
+        role=role,
+        devices=(Runs.CUDA,),
+        caught_by=caught_by,
+        source="a test",
+    )
+
+
+def entry(case: Case, *, caught: bool) -> Entry:
+    length = case.shape["L"]
+    floor = case.work.bytes_min / 4000e6
+    nasty = (
+        timed("nasty_one", 4 * floor + 0.02)
+        if length == LENGTHS[0]
+        else Outcome(implementation="nasty_one", status=Status.CRASHED, reason=f"died {HOSTILE}")
+    )
+    control = (
+        Outcome(
+            implementation="zero_output",
+            status=Status.WRONG,
+            reason="mean absolute error 0.1",
+            diagnosis=HOSTILE,
+            mae=0.1,
+        )
+        if caught
+        else timed("zero_output", 2 * floor)
+    )
+    return Entry(
+        case_id=case.id,
+        outcomes=[
+            timed("quick_one", 1.2 * floor + 0.002),
+            nasty,
+            timed("sdpa_gqa", 1.3 * floor + 0.004),
+            timed("sdpa_expand", 3 * floor + 0.01),
+            control,
+        ],
+    )
+
+
+def timed(name: str, ms: float) -> Outcome:
+    rounds = list(range(40))
+    return Outcome(
+        implementation=name,
+        status=Status.OK,
+        mae=3e-5,
+        max_abs_err=3e-4,
+        rel_l2=3e-4,
+        session=1,
+        samples=Samples(
+            round=rounds,
+            order=[0] * 40,
+            at_s=[0.01 * i for i in rounds],
+            time_ms=[ms * (1 + 0.001 * (i % 7)) for i in rounds],
+            escaped_ms=[0.0] * 40,
+            gap_hidden=[True] * 40,
+            sm_clock_mhz=[1980] * 40,
+        ),
+    )

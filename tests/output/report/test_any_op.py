@@ -1,0 +1,153 @@
+"""The report knows no op by name: one that was added yesterday, forward and backward, is shown."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from nsabench import ops
+from nsabench.execution.journal import Entry, Journal
+from nsabench.execution.journal import read as read_journal
+from nsabench.model import plan as planning
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.ops.contract import Op, Shape, Work
+from nsabench.output.report import Facts, write_html, write_markdown
+from tests.output.report.browser import Browser
+from tests.output.report.conftest import make_run, timed
+from tests.output.report.test_page import CHARTS, SHOTS
+
+NAME = "block_thing"
+
+
+class Sizes(Shape):
+    T: int
+    HQ: int
+    block_size: int
+
+
+class BlockThing(Op):
+    """Work that grows with T, nothing at all where T is 1."""
+
+    name = NAME
+    arguments = ("q",)
+    shape_model = Sizes
+    directions = tuple(Direction)
+    distributions = ("random", "local")
+    length_axis = "T"
+
+    def length(self, shape: Shape) -> int:
+        assert isinstance(shape, Sizes)
+        return shape.T
+
+    def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        assert isinstance(shape, Sizes)
+        return Work(1000 * shape.T, 0 if shape.T == 1 else 90_000 * shape.T)
+
+    backward_work = work
+
+    def draw(self, *_: object) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+    oracle = gradients = draw  # type: ignore[assignment]
+
+
+@pytest.fixture
+def block_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(f"nsabench.ops.{NAME}")
+    module.OP = BlockThing()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    known = ops.names()
+    monkeypatch.setattr(ops, "names", lambda: (*known, NAME))
+
+
+@pytest.fixture
+def run_of_it(block_thing: None, tmp_path: Path) -> Path:
+    """A run of the usual op and of this one, whose candidate's backward crashes at times."""
+    folder = make_run(tmp_path / "a-run")
+    plan = Plan.read(folder / "plan.yaml")
+    cases = [
+        Case(
+            op=NAME,
+            shape={"T": length, "HQ": 64, "block_size": size},
+            dtype=DType.BFLOAT16,
+            direction=direction,
+            distribution=distribution,
+            streams=1,
+            timeout_s=60,
+            seed=1,
+        )
+        for length in (1, 8192)
+        for size in (32, 64)
+        for direction in Direction
+        for distribution in BlockThing.distributions
+    ]
+    names = (("fused", Role.CANDIDATE), ("gather", Role.BASELINE))
+    infos = [
+        ImplementationInfo(op=NAME, name=name, role=role, devices=(Runs.CUDA,), source="a test")
+        for name, role in names
+    ]
+    plan.model_copy(
+        update={
+            "matrices": [*plan.matrices, planning.MatrixInfo(name="b", file="b", sha256="1" * 64)],
+            "implementations": [*plan.implementations, *infos],
+            "cases": [
+                *plan.cases,
+                *(PlannedCase(id=c.id, case=c, implementations=("fused", "gather")) for c in cases),
+            ],
+        }
+    ).write(folder / "plan.yaml")
+    journal = Journal(folder / "journal.jsonl")
+    for case in cases:
+        ms = 0.5 + case.shape["T"] / 1000
+        fused = timed("fused", ms / 2)
+        if case.direction is Direction.BACKWARD and case.distribution == "local":
+            crashed = {"implementation": "fused", "status": Status.CRASHED, "reason": "signal 11"}
+            fused = type(fused).model_validate(crashed)
+        journal.append(Entry(case_id=case.id, outcomes=[fused, timed("gather", ms)]))
+    journal.close()
+    assert len(read_journal(folder / "journal.jsonl").entries) == 8 + len(cases)
+    return folder
+
+
+def test_it_is_drawn_with_its_own_sizes(run_of_it: Path, browser: Browser, tmp_path: Path) -> None:
+    page = write_html(Facts.read(run_of_it), tmp_path)
+    for width in (375, 1440):
+        browser.open(page, width=width)
+        browser.check(CHARTS, dark=False)
+    browser.choose("filter-candidate", "fused")
+    browser.screenshot(SHOTS / "report-any-op.png")
+    shown = browser.texts("heat")
+    assert {
+        "block_size=64",  # HQ is 64 everywhere
+        "block_size=64 backward",
+        "block_size=64 backward local",
+        "T",
+        "1",
+        "8192",
+    } <= set(shown)
+    assert sum("▲ 2.00" in text for text in shown) == 12
+    assert sum("crashed" in text for text in shown) == 4
+    browser.choose("filter-direction", "backward")
+    assert sum("▲ 2.00" in text for text in browser.texts("heat")) == 4
+    assert browser.errors() == [], "work without arithmetic has no place in a roofline"
+
+
+def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
+    text = write_markdown(Facts.read(run_of_it), tmp_path).read_text()
+    assert "| `fused` | random, backward | 4 of 4 |" in text
+    assert "| `fused` | local, backward | 0 of 4 |" in text
+    assert "T8192 HQ64 block\\_size=32 bf16 backward local" in text
+
+
+def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:
+    """The branches of a decode step were cut off the ends of their names."""
+    kept = Path(__file__).parents[3] / "docs/results/h200-torch2.11.0-triton3.6.0-decode"
+    browser.open(write_html(Facts.read(kept), tmp_path), width=1200)
+    names = [text for text in browser.texts("heat") if text.startswith("HQ")]
+    assert len(names) == len(set(names)) > 20
+    assert not [name for name in names if name.endswith("…")]

@@ -1,0 +1,87 @@
+"""selection_report.md and `nsabench report`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from nsabench.cli.report import command
+from nsabench.errors import UsageError
+from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.keys import load_signer
+from nsabench.output.report import Facts, write_markdown
+from nsabench.output.report.statistics import by_length
+from tests.output.report.conftest import make_run
+from tests.runs import make_run as make_whole_run
+
+
+def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
+    text = write_markdown(Facts.read(run), tmp_path).read_text()
+    assert re.findall(r"^## (.*)", text, re.M) == [
+        "Summary",
+        "Environment",
+        "Method",
+        "Parity",
+        "Results by distribution",
+        "Statistics by range of L",
+        "Problems found",
+        "Decision",
+        "Commands",
+    ]
+    assert "`quick_one` (selection_rows): 8 faster of 8 cases" in text
+    assert "There is no readable `environment.json`" in text
+
+
+def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
+    text = write_markdown(Facts.read(run), tmp_path).read_text()
+    assert "<script" not in text.replace("\\<script", "")
+    tables = [line for line in text.splitlines() if line.startswith("| N256")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {8}
+
+
+def test_an_invalid_run_says_so_first_and_decides_nothing(
+    invalid_run: Path, tmp_path: Path
+) -> None:
+    text = write_markdown(Facts.read(invalid_run), tmp_path).read_text()
+    summary = text.partition("## Summary")[2].strip()
+    assert summary.startswith("**This run is invalid and decides nothing.**")
+    assert "## Decision\n\nNone: the run is invalid." in text
+
+
+def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+    (run / "journal.jsonl").write_text("".join(lines[:-2]))
+    text = write_markdown(Facts.read(run), tmp_path).read_text()
+    assert "**This run is incomplete:** 2 of 8 planned cases were not measured." in text
+
+
+def test_ranges_of_length_count_what_exists(run: Path) -> None:
+    facts = Facts.read(run)
+    groups = {(g.implementation, g.name): g for g in by_length(facts.candidates, facts.tolerances)}
+    assert groups["nasty_one", "128–255"].compared == 0
+    assert groups["nasty_one", "128–255"].average is None
+    assert groups["quick_one", "64–127"].compared == groups["quick_one", "64–127"].cases == 2
+
+
+def test_the_command_writes_both(run: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, [str(run), "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["valid"] is True
+    assert (tmp_path / "report.html").is_file() and (tmp_path / "selection_report.md").is_file()
+
+
+def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
+    signed = make_whole_run(tmp_path / "signed")
+    seal(signed, load_signer({}))
+    before = sorted(path.name for path in signed.iterdir())
+    (tmp_path / "link").symlink_to(signed)
+    for out in (None, signed, signed / "logs", signed / "new", tmp_path / "link"):
+        given = [] if out is None else ["--out", str(out)]
+        done = CliRunner().invoke(command, [str(signed), *given])
+        assert isinstance(done.exception, UsageError), out
+        assert sorted(path.name for path in signed.iterdir()) == before
+    assert verify(signed).broken is None

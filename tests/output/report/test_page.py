@@ -1,0 +1,161 @@
+"""report.html in a real browser without a network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nsabench.output.report import Facts, write_html
+from tests.output.report.browser import Browser
+from tests.runs import Made, make_run
+
+MOST_BYTES = 1_500_000
+CHARTS = {"heat", "intervals", "time", "samples", "roofline", "parity"}
+# Screenshots are kept where CI asks for them.
+SHOTS = Path(os.environ.get("NSABENCH_SCREENSHOTS", "results/screenshots"))
+
+
+@pytest.fixture(scope="module")
+def page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_html(Facts.read(run), tmp_path_factory.mktemp("page"))
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_it_draws_everything_and_asks_for_nothing(
+    page: Path, browser: Browser, width: int, dark: bool
+) -> None:
+    browser.open(page, width=width, dark=dark)
+    browser.screenshot(SHOTS / f"report-{width}-{'dark' if dark else 'light'}.png")
+    browser.check(CHARTS, dark=dark)
+
+
+def test_the_theme_button_overrides_the_system(page: Path, browser: Browser) -> None:
+    browser.open(page, dark=False)
+    for times, expected in ((2, "rgb(255, 255, 255)"), (3, "rgb(18, 22, 27)")):
+        browser.js("document.getElementById('theme').click()")
+        browser.wait_drawn(times)
+        colour = browser.js("return getComputedStyle(document.body).backgroundColor")
+        assert colour == expected
+    assert browser.errors() == []
+
+
+def test_filters_narrow_charts_and_tables(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    assert len(browser.rows("candidates")) == 16
+    browser.choose("filter-dtype", "bfloat16")
+    assert len(browser.rows("candidates")) == 8
+    labels = browser.texts("heat")
+    assert "N256 H4 D64" in labels
+    assert not any("fp16" in label for label in labels)
+
+
+def test_what_decides_nothing_has_no_colour(tmp_path: Path, browser: Browser) -> None:
+    run = make_run(
+        tmp_path / "run", Made(noise=0.2, samples=8, ratio=lambda n: 1.02 if n < 256 else 3.0)
+    )
+    browser.open(write_html(Facts.read(run), tmp_path))
+    fills: list[tuple[str, str]] = browser.js(
+        "const marks = (of) => [...document.querySelectorAll(`[data-chart=heat] g.${of}`)];"
+        "const cells = marks('layer_0_marks path'), words = marks('layer_1_marks text');"
+        "return words.map((t, i) => [t.textContent, cells[i].getAttribute('fill')])"
+    )
+    assert len(fills) == 16
+    undecided = {fill for text, fill in fills if text.startswith("?")}
+    decided = {fill for text, fill in fills if text[0] in "▲▼"}
+    assert len(undecided) == 1 and decided
+    assert not undecided & decided
+
+
+def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    browser.js(
+        "const i = document.querySelector('[data-table=candidates] input');"
+        "i.value = 'nasty crashed'; i.dispatchEvent(new Event('input'))"
+    )
+    found = browser.rows("candidates")
+    assert len(found) == 6
+    assert all("nasty_one" in row[1] for row in found)
+    browser.js(
+        "const i = document.querySelector('[data-table=candidates] input');"
+        "i.value = ''; i.dispatchEvent(new Event('input'))"
+    )
+    head = "document.querySelectorAll('[data-table=candidates] thead button')[5]"
+    for direction, sign in (("descending", -1), ("ascending", 1)):
+        browser.js(f"{head}.click()")
+        assert browser.js(f"return {head}.parentElement.ariaSort") == direction
+        times = [row[5] for row in browser.rows("candidates")]
+        known = [float(t) for t in times if t != "–"]
+        assert known == sorted(known, key=lambda t: sign * t)
+        assert times[len(known) :] == ["–"] * 6, "what has no time comes last"
+
+
+def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    browser.js("document.querySelector('[data-table=candidates] button.link').click()")
+    said = browser.until(
+        "const t = document.getElementById('samples-case').textContent;"
+        "return t.includes('L64 ') && t"
+    )
+    assert said.startswith("N256 H4 D64 L64 fp16")
+    assert browser.js("return document.activeElement.dataset.chart") == "samples"
+    assert browser.rows("case")[0][0] == "quick_one"
+
+
+def test_everything_is_reached_by_keyboard(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    bare = browser.js(
+        "return [...document.querySelectorAll('a, button, select, input, summary, .table .scroll')]"
+        ".filter(e => e.tabIndex < 0).map(e => e.outerHTML)"
+    )
+    assert bare == []
+    nameless = browser.js(
+        "return [...document.querySelectorAll('button, select, input')].filter(e =>"
+        "!(e.labels && e.labels.length) && !e.ariaLabel && !e.textContent.trim()).length"
+    )
+    assert nameless == 0
+
+
+def test_foreign_text_never_becomes_markup(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    assert browser.js("return window.hacked") is None
+    assert browser.js("return document.querySelectorAll('main img').length") == 0
+    text = browser.js("return document.body.textContent")
+    assert "onerror=window.hacked=1>{{7*7}}" in text
+    assert page.read_text().count("<script>window.hacked") == 0
+
+
+def test_it_prints_on_white(page: Path, browser: Browser) -> None:
+    browser.open(page, dark=True)
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.js("return getComputedStyle(document.body).backgroundColor") == (
+            "rgb(255, 255, 255)"
+        )
+        assert browser.js(
+            "return getComputedStyle(document.getElementById('filters')).display"
+        ) == ("none")
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+
+
+def test_an_invalid_run_says_so_first(invalid_run: Path, browser: Browser, tmp_path: Path) -> None:
+    path = write_html(Facts.read(invalid_run), tmp_path)
+    browser.open(path, width=375)
+    browser.screenshot(SHOTS / "report-invalid.png", full=False)
+    first = browser.js("return document.querySelector('main section').textContent")
+    assert first.index("This run is invalid and decides nothing") < first.index("quick_one")
+    assert browser.js("return document.querySelectorAll('.tally').length") == 0
+    assert browser.js("return document.title").startswith("INVALID")
+    assert browser.errors() == []
+
+
+def test_it_stays_small(page: Path) -> None:
+    assert page.stat().st_size < MOST_BYTES
+
+
+def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:
+    again = write_html(Facts.read(run), tmp_path)
+    assert again.read_bytes() == page.read_bytes()

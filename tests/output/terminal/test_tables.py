@@ -1,0 +1,72 @@
+"""The tables at the end of a run."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from nsabench.model.columns import RECORDS
+from nsabench.output import terminal
+
+
+def record(**what: Any) -> dict[str, Any]:
+    usual = {
+        "case_id": "0123456789ab",
+        "op": "selection_ranges",
+        "direction": "backward",
+        "dtype": "bfloat16",
+        "distribution": "overlapping",
+        "streams": 4,
+        "role": "candidate",
+        "status": "out_of_memory",
+        "best_baseline": "sdpa_heads_as_queries_efficient",
+        "implementation": "a_candidate_with_a_long_name",
+        "verdict": "inconclusive",
+        "mae": 1.234e-5,
+        "median_ms": 190.4321,
+        "roofline_fraction": 0.98,
+        "speedup": 0.612,
+        "speedup_lo": 0.0031,
+        "speedup_hi": 171.7,
+        **dict(
+            zip(
+                ("B", "S", "G", "H", "D", "Dv", "S_kv", "n_spans", "L"),
+                range(1024, 1033),
+                strict=True,
+            )
+        ),
+    }
+    return {**dict.fromkeys(c.name for c in RECORDS), **usual, **what}
+
+
+@pytest.mark.parametrize("width", [120, 160])
+def test_no_number_and_no_verdict_is_cut_off(width: int) -> None:
+    file = StringIO()
+    beaten = record(role="baseline", implementation="sdpa_heads_as_queries_efficient")
+    Console(file=file, width=width).print(terminal.candidates_table([record(), beaten]))
+    text = file.getvalue()
+    assert "…" not in text
+    for whole in ("out_of_memory", "1.2e-05", "190.4", "98%", "0.612 [0.003, 171.700]"):
+        assert whole in text
+    assert "inconclusive" in text
+
+
+def test_what_others_wrote_is_no_markup() -> None:
+    reason = "ImportError: [/usr/lib/x.so] of [bold]"
+    console = terminal.console()
+    console.file, console.width = StringIO(), 200
+    console.print(
+        terminal.baselines_table([record(role="baseline", status="crashed", reason=reason)])
+    )
+    assert reason in console.file.getvalue()
+
+
+def test_what_is_cut_off_says_so() -> None:
+    console = terminal.console()
+    console.file, console.width = StringIO(), 240
+    crashed = record(role="control", status="wrong", reason="x" * 101, caught="caught")
+    console.print(terminal.baselines_table([crashed]))
+    assert "x" * 99 + "…" in console.file.getvalue()
