@@ -13,11 +13,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from nsabench import ops
+from nsabench.assessment.columns import RECORDS, SAMPLES, Column
 from nsabench.model import plan
-from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing
-from nsabench.model.columns import RECORDS, SAMPLES, Column
+from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops.contract import Tolerances
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
 
 MADE = "<!-- Made by docs/generate.py from the code: do not edit. -->\n"

@@ -5,7 +5,7 @@ a case is out of its reach) and, for kernels that are not Triton's, `KernelVaria
 compiled ahead). Everything else is reached through the command line.
 """
 
+from nsabench.model.version import __version__
 from nsabench.registry import KernelVariant, Unsupported, implementation
 
-__version__ = "0.1.0"
 __all__ = ["KernelVariant", "Unsupported", "__version__", "implementation"]

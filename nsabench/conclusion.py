@@ -1,16 +1,22 @@
-"""What `all` derives from a finished run, in this order: nothing is written after the signature."""
+"""What `all` does around a run: refuse to touch a signed one, then decide, report and sign.
+
+In this order: nothing is written after the signature.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from nsabench.assessment import threshold
 from nsabench.errors import EnvironmentRefused
-from nsabench.evidence.manifest import keyless, seal
+from nsabench.evidence.manifest import keyless, refuse_altered, seal
 from nsabench.evidence.manifest.keys import Signer, load_signer
 from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.execution.run import Finished
+from nsabench.execution import run
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.run import Finished, View
 from nsabench.output import report
 
 
@@ -22,6 +28,17 @@ def prepare() -> Signer:
     if keyless.is_wanted(os.environ):
         keyless.require()
     return load_signer()
+
+
+def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
+    """Go on with a run that was interrupted; one that is signed is left as it is.
+
+    Raises `VerificationFailed` when a signed run was altered since.
+    """
+    RunFolder.existing(path)
+    if refuse_altered(path) is not Trust.UNSIGNED:
+        return run.finished(path)
+    return run.resume(path, view, fit=fit)
 
 
 def finish(finished: Finished, signer: Signer) -> str:

@@ -14,10 +14,11 @@ from nsabench.assessment import parquet
 from nsabench.assessment.results import assemble
 from nsabench.execution.journal import Entry, Header, Journal
 from nsabench.execution.journal import read as read_journal
-from nsabench.execution.protocol import Ceilings, Described, Outcome, Samples
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 

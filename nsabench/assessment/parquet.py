@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nsabench.assessment.columns import RECORDS, SAMPLES, schema
 from nsabench.assessment.results import Results
 from nsabench.assessment.verdict import Key
-from nsabench.execution.protocol import Samples
 from nsabench.files import replacing
-from nsabench.model.columns import RECORDS, SAMPLES, schema
+from nsabench.model.outcome import Samples
 
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
 # pack well once they end in zeros: binary fractions of about a microsecond.

@@ -14,14 +14,14 @@ from nsabench.assessment.checks.controls import Catch
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
+from nsabench.assessment.columns import SCHEMA_VERSION
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
 from nsabench.execution.journal import Apart, Confirmation, Contents, Entry, Header
-from nsabench.execution.protocol import Ceilings, Conditions, Outcome, Samples
 from nsabench.machine import datasheet
 from nsabench.model.case import Case
-from nsabench.model.columns import SCHEMA_VERSION
+from nsabench.model.outcome import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import BENIGN, Mode, Role, Status
 
@@ -112,7 +112,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
         )
     header, ceilings = contents.headers[0], contents.ceilings
     sheet = datasheet.known(str(header.described.device.get("name") or ""))
-    limits = Limits.measured(ceilings, sheet.limits() if sheet else None)
+    limits = Limits.measured(ceilings, Limits.of_sheet(sheet) if sheet else None)
     outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
     rows = _rows(plan, contents.entries)
     findings, catches = checks.judge_all(rows, limits)
@@ -164,7 +164,7 @@ def _rows_of(
     plan: Plan, case: Case, outcomes: Sequence[Outcome], conditions: Mapping[int, Conditions]
 ) -> list[Row]:
     """Rows of one case. `conditions`: by session."""
-    work = case.work
+    work = ops.work(case)
     rows = []
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
@@ -181,7 +181,7 @@ def _rows_of(
                 reason=outcome.reason,
                 dtype=case.dtype,
                 shape=case.shape,
-                length=ops.get(case.op).length(case.sizes),
+                length=ops.get(case.op).length(ops.sizes(case)),
                 direction=case.direction,
                 distribution=case.distribution,
                 streams=case.streams,

@@ -18,8 +18,8 @@ from nsabench.assessment.statistics import (
     ratio_of_medians,
 )
 from nsabench.execution.journal import Apart, Confirmation
-from nsabench.execution.protocol import Samples
 from nsabench.execution.timing.stopping import MIN_ROUNDS_EVER
+from nsabench.model.outcome import Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much (docs/MEASUREMENT.md).

@@ -14,9 +14,9 @@ from types import FrameType
 
 import click
 
-from nsabench import __version__
 from nsabench.errors import NsabenchError
 from nsabench.files import writing
+from nsabench.model.version import __version__
 
 INTERRUPTED = 130
 

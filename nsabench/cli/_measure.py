@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from nsabench import conclusion
 from nsabench.errors import UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
@@ -32,7 +33,7 @@ def measure(
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:
-            return run.resume(resume, progress, fit=fit)
+            return conclusion.resume(resume, progress, fit=fit)
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(

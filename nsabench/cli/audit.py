@@ -18,6 +18,7 @@ from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role
+from nsabench.ops import labels
 from nsabench.output import terminal
 
 
@@ -37,7 +38,7 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
         folder = RunFolder.existing(path)
         admit(path)
         plan, contents = Plan.read(folder.plan), journal.read(folder.journal)
-        cases = {planned.id: planned.case.named for planned in plan.cases}
+        cases = {planned.id: labels.named_case(planned.case) for planned in plan.cases}
         controls = {i.name for i in plan.implementations if i.role is Role.CONTROL}
         # What is found in a control is what it is there for, unless it got away.
         results = assemble(plan, contents)

@@ -9,6 +9,7 @@ import click
 
 from nsabench.cli import _options
 from nsabench.execution import run
+from nsabench.ops import labels
 
 
 @click.command("plan")
@@ -29,7 +30,7 @@ def command(
         click.echo(json.dumps(plan.model_dump(mode="json"), indent=1))
         return
     for planned in plan.cases:
-        click.echo(f"{planned.id}  {planned.case.label}")
+        click.echo(f"{planned.id}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         click.echo(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
     click.echo(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from nsabench.assessment.verdict import Judgement, Key
 from nsabench.execution.journal import Apart, Journal
-from nsabench.execution.protocol import Outcome
 from nsabench.execution.supervisor.executor import Executor, GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.retry import cooled, unless_lost_early
 from nsabench.model.case import Case, RatioCI
+from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Verdict
+from nsabench.ops import labels
 
 # Sessions of a case count from 1, that of its confirmation is a million.
 SESSION = 2_000_000
@@ -65,7 +66,7 @@ def measure(
         if case_id in records.apart:
             continue
         case = plan.by_id[case_id].case
-        on_case(f"baselines of {case.label} without the candidates")
+        on_case(f"baselines of {labels.of_case(case)} without the candidates")
         records.append(_timed(case, names, executor))
 
 

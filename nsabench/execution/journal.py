@@ -14,7 +14,8 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nsabench.errors import UsageError
-from nsabench.execution.protocol import Ceilings, Conditions, Described, Outcome
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings, Conditions, Outcome
 
 
 class Header(BaseModel):

@@ -7,89 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter
 
 from nsabench.model.case import Case
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings, Conditions, Message, Outcome
 from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Status
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Samples(Message):
-    """Raw timings of one implementation, one entry a sample, in the order they were taken."""
-
-    round: list[int] = []
-    order: list[int] = []  # position within the round; the leader is 0
-    at_s: list[float] = []  # since the first sample of the case
-    time_ms: list[float] = []
-    escaped_ms: list[float] = []  # part of time_ms that ran on after the end event
-    gap_hidden: list[bool] = []  # the launch was queued before the device was let go
-    sm_clock_mhz: list[int] = []  # 0 where it cannot be read
-
-    @model_validator(mode="after")
-    def _even(self) -> Samples:
-        taken = len(self.time_ms)
-        lists = (getattr(self, name) for name in type(self).model_fields)
-        if len(self.round) != taken or any(len(values) not in (0, taken) for values in lists):
-            raise ValueError("the lists of samples differ in length")
-        if any(time <= 0 for time in self.time_ms):
-            raise ValueError("a time is not above 0")
-        return self
-
-
-class Outcome(Message):
-    """What a worker found out about one implementation on one case."""
-
-    implementation: str
-    status: Status
-    reason: str = ""
-    diagnosis: str = ""
-    mae: float | None = None
-    max_abs_err: float | None = None
-    rel_l2: float | None = None
-    compile_s: float | None = None
-    peak_mem_bytes: int | None = None
-    config: str = ""
-    # Samples of outcomes with the same session were interleaved, so only they may form a ratio.
-    session: int = 0
-    samples: Samples = Samples()
-    notes: list[str] = []
-    log: str = ""
-
-    @model_validator(mode="after")
-    def _status_decides(self) -> Outcome:
-        if self.status is not Status.OK and not self.reason:
-            raise ValueError(f"status {self.status} needs a reason")
-        if self.status is not Status.OK and self.samples.time_ms:
-            raise ValueError(f"status {self.status} has no samples")
-        return self
-
-
-class Conditions(Message):
-    """What the device's own sensors said while a case was measured. None: could not be read."""
-
-    sm_clock_mhz_min: int | None = None
-    sm_clock_mhz_max: int | None = None
-    mem_clock_mhz: int | None = None
-    temperature_c_max: int | None = None
-    power_w_max: float | None = None
-    clock_event_reasons: list[str] = []
-    competing_processes: int = 0
-
-
-class Ceilings(Message):
-    """What this device was measured to do in this run; a roofline is drawn from it."""
-
-    copy_gb_s: float | None = None
-    l2_gb_s: float | None = None
-    tflop_s: dict[str, float] = {}
-    timer_floor_ms: float | None = None  # read for an empty call
-    timer_offset_ms: float | None = None  # read beyond a kernel's own time, by its own clock
-    known_duration_error: float | None = None  # relative error on a kernel of known duration
-
 
 # --- supervisor -> worker
 
@@ -136,12 +59,6 @@ class Step(Message):
 class Discovered(Message):
     kind: Literal["discovered"] = "discovered"
     implementations: list[ImplementationInfo]
-
-
-class Described(Message):
-    kind: Literal["described"] = "described"
-    software: dict[str, str | None]
-    device: dict[str, str | int | float | None]
 
 
 class Calibrated(Message):

@@ -15,21 +15,21 @@ from nsabench import registry
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble, assess, belongs
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.evidence.manifest import refuse_altered
-from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import isolated_baselines as apart
 from nsabench.execution import journal
 from nsabench.execution import second_look as confirm
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Header, Journal
-from nsabench.execution.protocol import Ceilings, Described, Step
+from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor import schedule
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
-from nsabench.model import plan as planning
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Device, Plan
+from nsabench.planning import resolve
 
 
 class View(schedule.Progress, Protocol):
@@ -75,7 +75,7 @@ def make_plan(
     """
     # A run may be resumed from another folder.
     kernels = kernels.absolute() if kernels is not None else None
-    loaded = planning.load_matrices(matrices or planning.default_matrices(device))
+    loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
     sources = registry.sources(kernels)
     with closing(WorkerExecutor(device, kernels, sources=sources)) as executor:
         try:
@@ -85,7 +85,7 @@ def make_plan(
                 f"the implementations could not be imported: {lost.reason}",
                 "import the kernels file in a Python of its own to see why.",
             ) from None
-    return planning.resolve(
+    return resolve.resolve(
         loaded,
         found,
         device=device,
@@ -108,18 +108,19 @@ def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Fin
 
 
 def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
-    """Go on with a run that was interrupted; cases that are journaled are not run again.
-
-    A run that is signed is left as it is. Raises `VerificationFailed` when it was altered since.
-    """
+    """Go on with a run that was interrupted; cases that are journaled are not run again."""
     folder = RunFolder.existing(path)
-    if refuse_altered(path) is not Trust.UNSIGNED:
-        contents = journal.read(folder.journal)
-        plan = Plan.read(folder.plan)
-        return Finished(folder, plan, assemble(plan, contents), wall_s=0, measuring_s=0)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
     return _measure(folder, Plan.read(folder.plan), view, fit)
+
+
+def finished(path: Path) -> Finished:
+    """A run as it lies there; nothing is measured."""
+    folder = RunFolder.existing(path)
+    plan = Plan.read(folder.plan)
+    results = assemble(plan, journal.read(folder.journal))
+    return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 
 
 def _measure(folder: RunFolder, plan: Plan, view: View, fit: bool) -> Finished:

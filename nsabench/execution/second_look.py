@@ -10,6 +10,7 @@ from nsabench.execution.journal import Confirmation, Journal
 from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.retry import cooled, unless_lost_early
 from nsabench.model.plan import Plan
+from nsabench.ops import labels
 
 # Sessions of a case count from 1; a confirmation's must be none of them.
 SESSION = 1_000_000
@@ -36,7 +37,7 @@ def confirm(
         if case_id in records.confirmed:
             continue
         case = plan.by_id[case_id].case
-        on_case(f"second look at {case.label}")
+        on_case(f"second look at {labels.of_case(case)}")
         line = Confirmation(case_id=case_id)
         ask = partial(executor.measure, case, names, SESSION)
         try:

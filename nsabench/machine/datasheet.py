@@ -18,11 +18,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from nsabench.assessment.checks.limits import Limits
 from nsabench.errors import UsageError
-
-# Memory and core clocks are often set a few percent above the data sheet's.
-OVERCLOCKING = 1.05
 
 
 @dataclass(frozen=True)
@@ -36,16 +32,6 @@ class Sheet:
     bfloat16: float
     sms: int
     sm_boost_mhz: int
-
-    def limits(self) -> Limits:
-        """The ceilings, allowing a whole L2 of hits: nobody knows what a foreign timer flushed."""
-        return Limits(
-            source=f"data sheet of the {self.name}",
-            memory_gb_s=self.memory_gb_s,
-            l2_bytes=self.l2_mib << 20,
-            tflop_s={"float16": self.float16, "bfloat16": self.bfloat16},
-            margin=OVERCLOCKING,
-        )
 
 
 SHEETS = (

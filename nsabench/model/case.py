@@ -9,10 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from nsabench import ops
 from nsabench.model.vocabulary import Direction, DType, Mode
-from nsabench.ops import labels
-from nsabench.ops.contract import Shape, Tolerances, Work
 
 Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -48,6 +45,15 @@ class TimeBudget(BaseModel):
 
 
 Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kind")]
+
+
+class Tolerances(BaseModel):
+    """When an output counts as right (docs/MEASUREMENT.md, *Parity*)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    mae: PositiveFloat = 1e-3
+    rel_l2_ratio: PositiveFloat = 2.0
 
 
 class Timing(BaseModel):
@@ -92,31 +98,8 @@ class Case(BaseModel):
             content["mode"] = self.timing.mode.value
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
-    @cached_property
-    def sizes(self) -> Shape:
-        """The shape as the op's own model."""
-        return ops.get(self.op).shape_model.model_validate(self.shape)
-
-    @cached_property
-    def work(self) -> Work:
-        """Compulsory work of the case: one call a stream."""
-        op = ops.get(self.op)
-        work = op.work if self.direction is Direction.FORWARD else op.backward_work
-        one = work(self.sizes, self.dtype, self.distribution, self.seed)
-        return Work(one.bytes_min * self.streams, one.flops * self.streams)
-
     @property
     def fields(self) -> dict[str, Any]:
         """What tells the case from others, as its records have it."""
         content = self.content
         return {**content.pop("shape"), **content, "mode": self.timing.mode.value}
-
-    @property
-    def label(self) -> str:
-        """A short line for people: op, sizes, and what is not the default."""
-        return f"{self.op} {labels.case(self.fields)}"
-
-    @property
-    def named(self) -> str:
-        """The label, and the id that the case's log and records have."""
-        return labels.named({**self.fields, "case_id": self.id})

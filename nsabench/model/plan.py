@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from fnmatch import fnmatchcase
+from datetime import datetime
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
-from secrets import token_hex
 from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from nsabench import __version__
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
+from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Direction, Role, Runs
-from nsabench.planning import matrix
-from nsabench.planning.matrix import LoadedMatrix, Selection
-from nsabench.planning.yaml_document import nearest
 
 Device = Literal["cuda", "cpu"]
 
@@ -134,150 +126,3 @@ class Plan(BaseModel):
 
 
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def shipped_matrices() -> dict[str, Path]:
-    """The matrices that ship, by name."""
-    folder = Path(str(files("nsabench_matrices")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def find_matrix(given: str) -> Path:
-    """A path, or the name of a shipped matrix. Raises `UsageError` when it is neither."""
-    path = Path(given)
-    if path.is_file():
-        return path
-    shipped = shipped_matrices()
-    # `matrices/NAME.yaml` also works where the checkout is not the working directory.
-    if path.stem in shipped and path.parent in (Path(), Path("matrices")):
-        return shipped[path.stem]
-    raise UsageError(f"there is no matrix {given!r}", nearest(path.stem, list(shipped)))
-
-
-def resolve(
-    matrices: Sequence[LoadedMatrix],
-    implementations: Sequence[ImplementationInfo],
-    *,
-    device: Device,
-    kernels: Path | None = None,
-    sources: Mapping[str, str] | None = None,
-    shard: str = "1/1",
-) -> Plan:
-    """Span the matrices into a plan. A case named by two matrices is measured once, as the first
-    one says.
-
-    Raises `UsageError` when a pattern matches no implementation, none is left, or the shard is not
-    `i/n`.
-    """
-    chosen: dict[str, PlannedCase] = {}
-    for loaded in matrices:
-        for case in loaded.cases:
-            names = _select(loaded, case, implementations)
-            chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
-    cases = _with_controls(_shard(list(chosen.values()), shard), implementations)
-    used = {(c.case.op, name) for c in cases for name in c.implementations}
-    now = datetime.now(UTC).replace(microsecond=0)
-    return Plan(
-        run_id=f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
-        created=now,
-        device=device,
-        kernels=str(kernels) if kernels else "",
-        kernels_sha256=_of_file(kernels, sources or {}),
-        sources=dict(sources or {}),
-        shard=shard,
-        matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
-        implementations=[i for i in implementations if (i.op, i.name) in used],
-        cases=cases,
-    )
-
-
-def _of_file(kernels: Path | None, sources: Mapping[str, str]) -> str:
-    """The digest of the user's file among the sources."""
-    if kernels is None:
-        return ""
-    return next(d for source, d in sources.items() if source.startswith(f"{kernels.name}@"))
-
-
-def _with_controls(
-    cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
-) -> list[PlannedCase]:
-    """Add each control, and the baseline that it wraps, to the least and the most work of each
-    dtype, direction and mode among the cases that it concerns.
-
-    What catches a control is the bench, not the shape; on every case they would take longer than
-    what is measured.
-    """
-    added: dict[str, list[ImplementationInfo]] = {}
-    by_work = sorted(cases, key=lambda planned: planned.case.work.bytes_min)
-    for control in (i for i in implementations if i.role is Role.CONTROL):
-        groups: dict[tuple[str, str, str], list[str]] = {}
-        for planned in by_work:
-            if control.concerns(planned.case):
-                case = planned.case
-                key = (case.dtype, case.direction, case.timing.mode)
-                groups.setdefault(key, []).append(planned.id)
-        for ids in groups.values():
-            for watched in {ids[0], ids[-1]}:
-                added.setdefault(watched, []).append(control)
-    return [_watched(planned, added.get(planned.id, [])) for planned in cases]
-
-
-def _watched(planned: PlannedCase, controls: Sequence[ImplementationInfo]) -> PlannedCase:
-    names = [*planned.implementations, *(i.wraps for i in controls if i.wraps)]
-    names += [i.name for i in controls]
-    return planned.model_copy(update={"implementations": tuple(dict.fromkeys(names))})
-
-
-def _select(
-    loaded: LoadedMatrix, case: Case, implementations: Sequence[ImplementationInfo]
-) -> tuple[str, ...]:
-    of_op = [i for i in implementations if i.op == case.op]
-    selection = loaded.selection
-    for pattern in [*selection.only, *selection.skip]:
-        if pattern != "*" and not any(fnmatchcase(i.name, pattern) for i in of_op):
-            raise UsageError(
-                f"{loaded.file}: no implementation of {case.op} matches {pattern!r}",
-                nearest(pattern, [i.name for i in of_op]),
-            )
-    names = tuple(
-        i.name
-        for i in of_op
-        if i.role is not Role.CONTROL and _wanted(i.name, selection) and i.concerns(case)
-    )
-    if not names:
-        raise UsageError(
-            f"{loaded.file}: no implementation of {case.op} is left to measure",
-            "name some in implementations.only, or skip fewer.",
-        )
-    return names
-
-
-def _wanted(name: str, selection: Selection) -> bool:
-    return any(fnmatchcase(name, p) for p in selection.only) and not any(
-        fnmatchcase(name, p) for p in selection.skip
-    )
-
-
-def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
-    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= index <= count:
-        raise UsageError(
-            f"{shard!r} is not a shard", "write i/n with 1 <= i <= n, for example 2/4."
-        )
-    if index > len(cases):
-        raise UsageError(
-            f"shard {shard} of {len(cases)} cases is empty", "take no more shards than cases."
-        )
-    return cases[index - 1 :: count]
-
-
-def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    return [loaded for name in given for loaded in matrix.load(find_matrix(name))]
-
-
-def default_matrices(device: Device) -> list[str]:
-    """What `all` runs when no matrix is named: everything on a GPU, the quick one on a CPU."""
-    if device == "cpu":
-        return ["quick"]
-    return [name for name in shipped_matrices() if name != "quick"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from functools import cache
+from functools import cache, lru_cache
 
 from nsabench.errors import UsageError
-from nsabench.ops.contract import Op
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, DType
+from nsabench.ops.contract import Op, Shape, Work
 
 
 @cache
@@ -33,3 +35,30 @@ def get(name: str, asked_by: str = "") -> Op:
     op = importlib.import_module(f"{__name__}.{name}").OP
     assert isinstance(op, Op)
     return op
+
+
+def sizes(case: Case) -> Shape:
+    """The shape of a case as its op's own model."""
+    return get(case.op).shape_model.model_validate(case.shape)
+
+
+def work(case: Case) -> Work:
+    """Compulsory work of a case: one call a stream."""
+    shape = tuple(case.shape.items())
+    one = _work(case.op, shape, case.direction, case.dtype, case.distribution, case.seed)
+    return Work(one.bytes_min * case.streams, one.flops * case.streams)
+
+
+# It may draw a whole selection to count what must be read.
+@lru_cache(maxsize=4096)
+def _work(
+    name: str,
+    shape: tuple[tuple[str, int], ...],
+    direction: Direction,
+    dtype: DType,
+    distribution: str,
+    seed: int,
+) -> Work:
+    op = get(name)
+    count = op.work if direction is Direction.FORWARD else op.backward_work
+    return count(op.shape_model.model_validate(dict(shape)), dtype, distribution, seed)

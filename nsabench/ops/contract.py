@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field
 
 from nsabench.model.vocabulary import Direction, DType
 
@@ -33,15 +33,6 @@ def dv_is_d(given: object) -> object:
     if isinstance(given, dict) and "Dv" not in given and "D" in given:
         return {**given, "Dv": given["D"]}
     return given
-
-
-class Tolerances(BaseModel):
-    """When an output counts as right (docs/MEASUREMENT.md, *Parity*)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    mae: PositiveFloat = 1e-3
-    rel_l2_ratio: PositiveFloat = 2.0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsabench import ops
+from nsabench.model.case import Case
 from nsabench.model.vocabulary import Mode
 
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -16,7 +17,7 @@ def sizes(record: Mapping[str, Any]) -> list[str]:
     if record["op"] in ops.names():
         return list(ops.get(record["op"]).shape_model.model_fields)
     # Not above: it needs pyarrow, and who measures reads labels too.
-    from nsabench.model.columns import RECORDS, SIZES
+    from nsabench.assessment.columns import RECORDS, SIZES
 
     fixed = {column.name for column in RECORDS} - SIZES
     return [name for name in record if name not in fixed]
@@ -63,6 +64,16 @@ def case(record: Mapping[str, Any]) -> str:
     if record.get("mode") == Mode.GRAPH:  # older records have none
         said.append("graph")
     return " ".join(said)
+
+
+def of_case(case_: Case) -> str:
+    """A case of a plan: op, sizes, and what is not the default."""
+    return f"{case_.op} {case(case_.fields)}"
+
+
+def named_case(case_: Case) -> str:
+    """A case of a plan, and the id that its log and its records have."""
+    return named({**case_.fields, "case_id": case_.id})
 
 
 def named(record: Mapping[str, Any]) -> str:

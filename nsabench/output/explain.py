@@ -12,9 +12,9 @@ from nsabench import ops
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.controls import Catch
+from nsabench.assessment.columns import RECORDS, SAMPLES, Column
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
-from nsabench.model.columns import RECORDS, SAMPLES, Column
 from nsabench.model.vocabulary import Role, Status, Verdict, Word
 from nsabench.output.compare.vocabulary import Change, Difference
 

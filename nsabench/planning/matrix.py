@@ -19,9 +19,9 @@ from pydantic import (
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case, RatioCI, Seed, Timing
+from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops.contract import Op, Tolerances
+from nsabench.ops.contract import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 

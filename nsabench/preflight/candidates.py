@@ -30,7 +30,7 @@ def launches(item: Implementation, case: Case, architecture: Architecture) -> li
     except Failure as first:
         if first.status is Status.UNSUPPORTED:
             raise
-        if case.work.bytes_min > SMALL_BYTES:
+        if ops.work(case).bytes_min > SMALL_BYTES:
             raise Failure(
                 Status.SKIPPED, f"it needs values, and the case is too large to make them: {first}"
             ) from first
@@ -56,7 +56,7 @@ def _attempt(item: Implementation, case: Case, architecture: Architecture, real:
 
 def _inputs(case: Case, real: str) -> Inputs:
     op = ops.get(case.op)
-    arguments = (case.sizes, case.dtype, case.distribution, case.seed, "cpu")
+    arguments = (ops.sizes(case), case.dtype, case.distribution, case.seed, "cpu")
     if real == "cpu":
         return op.draw(*arguments)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from nsabench.execution.protocol import Message, Step
+from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.classify import SIGNATURES, classify
 from nsabench.execution.supervisor.process import (
     Program,
@@ -18,6 +18,7 @@ from nsabench.execution.supervisor.process import (
     worker_environment,
 )
 from nsabench.model.case import Case
+from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
 from nsabench.preflight.cell import Cell

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from nsabench.execution.protocol import Message, Refused, Step
+from nsabench.execution.protocol import Refused, Step
 from nsabench.model.case import Case
+from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 
 

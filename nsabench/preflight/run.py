@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment.pairs import numbers
-from nsabench.model import plan as planning
 from nsabench.model.case import Case
+from nsabench.planning import resolve
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.cell import Cell
@@ -100,5 +100,5 @@ def installed_triton() -> str:
 
 
 def _cases(order: Order) -> list[Case]:
-    loaded = planning.load_matrices(order.matrices or list(planning.shipped_matrices()))
+    loaded = resolve.load_matrices(order.matrices or list(resolve.shipped_matrices()))
     return list({str(case.content): case for one in loaded for case in one.cases}.values())

@@ -16,6 +16,7 @@ from nsabench.execution.protocol import Refused, Step
 from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
+from nsabench.ops import labels
 from nsabench.preflight import driver
 from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
@@ -122,7 +123,7 @@ class _Found:
             implementation=item.name,
             status=failure.status,
             reason=str(failure),
-            example=cases[0].label,
+            example=labels.of_case(cases[0]),
             cases=0,
         )
         self.troubles.setdefault((item.op, item.name, str(failure)), new).cases += len(cases)
@@ -137,7 +138,7 @@ class _Found:
             signature=call.signature(),
             constants=call.constants(),
             options=call.options(),
-            example=cases[0].label,
+            example=labels.of_case(cases[0]),
             compiler=call.compiler,
             cases=0,
         )

@@ -15,10 +15,11 @@ from nsabench.execution import isolated_baselines as apart
 from nsabench.execution import journal
 from nsabench.execution import second_look as confirm
 from nsabench.execution.journal import Apart, Journal
-from nsabench.execution.protocol import Conditions, Measured, Outcome
+from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor import retry as again
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, RatioCI
+from nsabench.model.outcome import Conditions, Outcome
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs, Status, Verdict
 from tests.runs import OP, Made, make_plan, make_run, timed

@@ -14,7 +14,7 @@ from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble
 from nsabench.errors import UsageError
 from nsabench.execution.journal import Entry, Journal, read
-from nsabench.execution.protocol import Ceilings
+from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan
 from tests.runs import make_run
 

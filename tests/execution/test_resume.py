@@ -14,9 +14,10 @@ from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.execution import isolated_baselines as apart
 from nsabench.execution import run
 from nsabench.execution.journal import read
-from nsabench.execution.protocol import Described, Measured
+from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case
+from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role, Status
 from tests.runs import Made, make_run, timed

@@ -13,7 +13,7 @@ from nsabench.assessment.failures import failures
 from nsabench.assessment.results import assemble
 from nsabench.assessment.verdict import Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.execution.journal import Apart, Confirmation, Journal, read
-from nsabench.execution.protocol import Conditions, Outcome, Samples
+from nsabench.model.outcome import Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import DType, Role, Status, Verdict
 from tests.runs import Made, make_run

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.model.plan import shipped_matrices
 from nsabench.planning import matrix
+from nsabench.planning.resolve import shipped_matrices
 
 DATA = Path(__file__).parents[1] / "data" / "reference"
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from nsabench.errors import UsageError
 from nsabench.execution import isolated_baselines as apart
-from nsabench.model import plan
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
-from nsabench.planning import matrix
+from nsabench.ops import labels
+from nsabench.planning import matrix, resolve
 
 OP = "sliding_window"
 ROWS = (
@@ -36,11 +36,11 @@ INSTALLED = [
 ]
 
 
-def resolve(tmp_path: Path, text: str = ROWS, **fields: str) -> Plan:
+def resolved(tmp_path: Path, text: str = ROWS, **fields: str) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(text)
     sources = {"shipped": "a" * 64, "mine.py@123": "b" * 64}
-    return plan.resolve(matrix.load(path), INSTALLED, device="cpu", sources=sources, **fields)
+    return resolve.resolve(matrix.load(path), INSTALLED, device="cpu", sources=sources, **fields)
 
 
 @given(count=st.integers(1, 40), shards=st.integers(1, 40))
@@ -48,15 +48,15 @@ def test_shards_are_a_partition_of_nearly_equal_parts(count: int, shards: int) -
     cases = list(range(count))
     if shards > count:
         with pytest.raises(UsageError, match="is empty"):
-            plan._shard(cases, f"{shards}/{shards}")  # type: ignore[arg-type]
+            resolve._shard(cases, f"{shards}/{shards}")  # type: ignore[arg-type]
         return
-    parts = [plan._shard(cases, f"{i}/{shards}") for i in range(1, shards + 1)]  # type: ignore[arg-type]
+    parts = [resolve._shard(cases, f"{i}/{shards}") for i in range(1, shards + 1)]  # type: ignore[arg-type]
     assert sorted(c for part in parts for c in part) == cases
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_controls_watch_the_least_and_the_most_work_of_each_dtype(tmp_path: Path) -> None:
-    made = resolve(tmp_path)
+    made = resolved(tmp_path)
     watched = {
         (c.case.dtype, c.case.shape["L"]) for c in made.cases if "trick" in c.implementations
     }
@@ -86,7 +86,7 @@ def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None
         "direction: [forward, backward]}\n"
         "  - {B: 2, T: [16, 20, 24], HQ: 2, H: 1, D: 8, window: 4, distribution: packed}\n"
     )
-    planned = plan.resolve(matrix.load(path), implementations, device="cpu").cases
+    planned = resolve.resolve(matrix.load(path), implementations, device="cpu").cases
     found = {
         name: {
             (p.case.distribution, p.case.direction.value, p.case.shape["T"])
@@ -105,11 +105,11 @@ def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None
 
 def test_each_shard_has_controls_of_its_own(tmp_path: Path) -> None:
     for i in range(1, 5):
-        assert any("trick" in c.implementations for c in resolve(tmp_path, shard=f"{i}/4").cases)
+        assert any("trick" in c.implementations for c in resolved(tmp_path, shard=f"{i}/4").cases)
 
 
 def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: Path) -> None:
-    made = resolve(tmp_path, ROWS + "implementations: {only: [mine, slow]}\n")
+    made = resolved(tmp_path, ROWS + "implementations: {only: [mine, slow]}\n")
     for case in made.cases:
         names = set(case.implementations)
         assert names in ({"mine", "slow"}, {"mine", "slow", "trick", "quick"})
@@ -122,30 +122,30 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
 )
 def test_a_matrix_that_leaves_nothing_to_measure_is_refused(tmp_path: Path, selection: str) -> None:
     with pytest.raises(UsageError, match="no implementation of selection_rows is left") as error:
-        resolve(tmp_path, f"{ROWS}implementations: {selection}\n")
+        resolved(tmp_path, f"{ROWS}implementations: {selection}\n")
     assert "m.yaml" in str(error.value)
 
 
 def test_a_case_of_two_matrices_is_measured_once_as_the_first_says(tmp_path: Path) -> None:
-    made = resolve(tmp_path, f"{ROWS}timeout_s: 7\n---\n{ROWS}timeout_s: 9\n")
+    made = resolved(tmp_path, f"{ROWS}timeout_s: 7\n---\n{ROWS}timeout_s: 9\n")
     assert len(made.cases) == 8
     assert {c.case.timeout_s for c in made.cases} == {7}
 
 
 def test_calls_and_replays_of_a_graph_are_cases_of_their_own(tmp_path: Path) -> None:
     """Not the same case twice, of which the second is dropped: `decode.yaml` asks for both."""
-    made = resolve(tmp_path, f"{ROWS}---\n{ROWS}timing: {{mode: graph}}\n")
+    made = resolved(tmp_path, f"{ROWS}---\n{ROWS}timing: {{mode: graph}}\n")
     calls, replays = made.cases[:8], made.cases[8:]
     assert len({planned.id for planned in made.cases}) == 16
     assert [p.case.shape for p in calls] == [p.case.shape for p in replays]
     one, other = calls[0].case, replays[0].case
-    assert other.label == f"{one.label} graph"
+    assert labels.of_case(other) == f"{labels.of_case(one)} graph"
     watched = [p for p in made.cases if "trick" in p.implementations]
     assert {p.case.timing.mode for p in watched} == {"stream", "graph"}
 
 
 def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
-    made, path = resolve(tmp_path), tmp_path / "plan.yaml"
+    made, path = resolved(tmp_path), tmp_path / "plan.yaml"
     made.write(path)
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".tmp"] == []
     assert Plan.read(path) == made
@@ -159,7 +159,7 @@ def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
 
 
 def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:
-    made = resolve(tmp_path)
+    made = resolved(tmp_path)
     assert apart.clean_sources(made) == {"shipped": "a" * 64}
     case = made.cases[1]
     assert apart._clean_baselines(made, case, apart.clean_sources(made)) == ["quick", "slow"]

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from nsabench.execution.supervisor.process import Log, WorkerTimedOut
 
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.execution.protocol import Message, Step
+from nsabench.execution.protocol import Step
+from nsabench.execution.supervisor.process import Log, WorkerTimedOut
+from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy

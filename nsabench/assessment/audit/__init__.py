@@ -22,7 +22,7 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     gpu: the name of a device in the data-sheet table; without it nothing is held to physics.
     Raises `UsageError` when the file is no table of timings or the device is not known.
     """
-    limits = datasheet.find(gpu).limits() if gpu else Limits()
+    limits = Limits.of_sheet(datasheet.find(gpu)) if gpu else Limits()
     read = table.read(path)
     rows = read.rows()
     found = [_of_the_pair(f) for f in run_all(rows, limits)]

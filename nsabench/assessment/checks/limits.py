@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from nsabench.assessment.checks.row import Row
-from nsabench.execution.protocol import Ceilings
+from nsabench.machine.datasheet import Sheet
+from nsabench.model.outcome import Ceilings
 from nsabench.model.vocabulary import DType
+
+# Memory and core clocks are often set a few percent above the data sheet's.
+OVERCLOCKING = 1.05
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,18 @@ class Limits:
     known_duration_error: float | None = None
     margin: float = 1.1
     sheet: Limits | None = None  # of a measured device: what its data sheet says
+
+    @classmethod
+    def of_sheet(cls, sheet: Sheet) -> Limits:
+        """The ceilings of a data sheet, allowing a whole L2 of hits: nobody knows what a foreign
+        timer flushed."""
+        return cls(
+            source=f"data sheet of the {sheet.name}",
+            memory_gb_s=sheet.memory_gb_s,
+            l2_bytes=sheet.l2_mib << 20,
+            tflop_s={"float16": sheet.float16, "bfloat16": sheet.bfloat16},
+            margin=OVERCLOCKING,
+        )
 
     @classmethod
     def measured(cls, ceilings: Ceilings, sheet: Limits | None = None) -> Limits:

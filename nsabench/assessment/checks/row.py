@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nsabench import ops
-from nsabench.execution.protocol import Conditions
+from nsabench.model.outcome import Conditions
 from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
 from nsabench.ops import labels
 

@@ -17,8 +17,8 @@ from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.best import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.controls import Catch
+from nsabench.assessment.columns import RECORDS, misfit
 from nsabench.errors import UsageError
-from nsabench.model.columns import RECORDS, misfit
 from nsabench.model.vocabulary import Direction, Role, Status, Verdict
 from nsabench.ops import labels
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from nsabench.assessment.columns import RECORDS, SAMPLES, Column, misfit
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest.seal import brief_plan
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.execution import journal
 from nsabench.machine.environment.model import Environment
-from nsabench.model.columns import RECORDS, SAMPLES, Column, misfit
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from nsabench.assessment.checks.controls import Catch, unproven
+from nsabench.assessment.columns import SCHEMA_VERSION
 from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.keys import Signer, public_der
 from nsabench.evidence.manifest.statement import (
@@ -26,7 +27,6 @@ from nsabench.evidence.manifest.statement import (
 )
 from nsabench.files import replacing, unfinished
 from nsabench.machine.environment.model import Environment
-from nsabench.model.columns import SCHEMA_VERSION
 from nsabench.model.plan import Plan
 
 MANIFEST = "manifest.dsse.json"

@@ -9,20 +9,19 @@ from typing import Protocol, TypeVar
 from nsabench.execution.protocol import (
     Calibrate,
     Calibrated,
-    Ceilings,
     Describe,
-    Described,
     Discover,
     Discovered,
     Measure,
     Measured,
-    Message,
     Poisoned,
     Step,
 )
 from nsabench.execution.supervisor.classify import classify
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerLost, WorkerProcess, measuring
 from nsabench.model.case import Case
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings, Message
 from nsabench.model.plan import Device, ImplementationInfo
 from nsabench.model.vocabulary import Status
 

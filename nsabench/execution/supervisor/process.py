@@ -23,8 +23,9 @@ import psutil
 from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
-from nsabench.execution.protocol import REPLY, Message, Refused, Step
+from nsabench.execution.protocol import REPLY, Refused, Step
 from nsabench.execution.supervisor import watchdog
+from nsabench.model.outcome import Message
 from nsabench.model.plan import Device
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from nsabench.execution.journal import Entry, Journal
-from nsabench.execution.protocol import Conditions, Measured, Outcome
+from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.retry import BEFORE_ANY, cooled, unless_lost_early
 from nsabench.model.case import Case
+from nsabench.model.outcome import Conditions, Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Runs, Status
 

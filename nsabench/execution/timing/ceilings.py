@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from nsabench.assessment.statistics import quantile
-from nsabench.execution.protocol import Ceilings
 from nsabench.execution.timing.l2 import l2_bytes
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
+from nsabench.model.outcome import Ceilings
 
 COPY_BYTES = 2 << 30
 CPU_COPY_BYTES = 128 << 20

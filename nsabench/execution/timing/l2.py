@@ -15,7 +15,7 @@ def l2_bytes(properties: Any) -> int:
     told: int | None = getattr(properties, "L2_cache_size", None)
     if told is not None:
         return told
-    from nsabench.machine.datasheet import known  # a room above: only where torch is that old
+    from nsabench.machine.datasheet import known  # only where torch is that old
 
     sheet = known(properties.name)
     return sheet.l2_mib << 20 if sheet else LARGEST

@@ -9,10 +9,10 @@ from random import Random
 from typing import Any, Protocol
 
 from nsabench.execution.failure import Failure
-from nsabench.execution.protocol import Samples
 from nsabench.execution.timing.stopping import Rule
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
+from nsabench.model.outcome import Samples
 
 MIN_WARMUP_CALLS = 3
 SETTLED = 0.03  # medians of two successive warm-up thirds agree this well

@@ -21,12 +21,12 @@ from nsabench.execution.protocol import (
     Discover,
     Discovered,
     Measure,
-    Message,
     Poisoned,
     Refused,
     Step,
 )
 from nsabench.execution.worker.channel import Channel, die_with
+from nsabench.model.outcome import Message
 
 if TYPE_CHECKING:
     from nsabench.execution.worker.session import Session

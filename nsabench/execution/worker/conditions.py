@@ -7,9 +7,9 @@ import threading
 from bisect import bisect_right
 from types import TracebackType
 
-from nsabench.execution.protocol import Conditions, Samples
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
+from nsabench.model.outcome import Conditions, Samples
 
 INTERVAL_S = 0.02
 

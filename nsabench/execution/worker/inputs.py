@@ -85,7 +85,7 @@ class InputSets:
     def draw(self, seed: int) -> Inputs:
         """The inputs of a seed, the same each time."""
         case = self._case
-        return self._op.draw(case.sizes, case.dtype, case.distribution, seed, self._device)
+        return self._op.draw(ops.sizes(case), case.dtype, case.distribution, seed, self._device)
 
     def seed(self, index: int) -> int:
         """What the values that set `index` holds now are drawn from."""

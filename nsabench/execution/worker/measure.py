@@ -10,7 +10,7 @@ from random import Random, SystemRandom
 from nsabench import ops
 from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
 from nsabench.execution.failure import Failure
-from nsabench.execution.protocol import Conditions, Measured, Outcome, Step
+from nsabench.execution.protocol import Measured, Step
 from nsabench.execution.timing import sampling, stopping
 from nsabench.execution.timing.sampling import Collected
 from nsabench.execution.timing.timer import DeviceLost, Timer
@@ -21,6 +21,7 @@ from nsabench.execution.worker.state import forget_earlier_cases
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
+from nsabench.model.outcome import Conditions, Outcome
 from nsabench.model.vocabulary import Direction, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment.container import read_container
 from nsabench.machine.environment.gpu import read_driver, read_gpus
 from nsabench.machine.environment.host import read_host
@@ -13,6 +12,7 @@ from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.provenance import read_run
 from nsabench.machine.environment.software import read_software
+from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 
 # A number cannot be explained, or compared with another, without these.

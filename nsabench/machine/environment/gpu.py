@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pynvml
 
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Driver, Gpu
 from nsabench.machine.environment.nvml import Device, attempt, failure
+from nsabench.model.description import Described
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _VIRTUALISATIONS = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}

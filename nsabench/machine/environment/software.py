@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from nsabench import __version__
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment.model import NO_WORKER, Distribution, Library, Software, Torch
+from nsabench.model.description import Described
+from nsabench.model.version import __version__
 
 LOCK_VARIABLE = "NSABENCH_LOCK_FILE"  # set by our images: the lock that they were built from
 LIBRARIES = (

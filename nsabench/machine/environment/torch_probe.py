@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.loaded import (
@@ -24,6 +23,7 @@ from nsabench.machine.environment.loaded import (
     runtime_bus_id,
     sentence,
 )
+from nsabench.model.description import Described
 
 # What an import of torch or triton ends in when the installation is broken.
 _IMPORT_FAILURES = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)

@@ -15,6 +15,7 @@ from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import BENIGN, Role, Status
+from nsabench.ops import labels
 from nsabench.output.compare.side import Record, Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
 
@@ -70,7 +71,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The case on one line."""
-        return self.case.label
+        return labels.of_case(self.case)
 
     @property
     def name(self) -> str:
@@ -185,7 +186,8 @@ def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
         for one, other, name in ((known, cases, first.name), (cases, known, side.name)):
             alone = [one[i] for i in one if i not in other]
             if alone:
-                yield f"{len(alone)} cases are only in {name}, such as {alone[0].case.label}"
+                example = labels.of_case(alone[0].case)
+                yield f"{len(alone)} cases are only in {name}, such as {example}"
         shared = [i for i in known if i in cases]
         for what in ("seed", "tolerances", "timing"):
             differing = [

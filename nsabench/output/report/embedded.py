@@ -8,7 +8,7 @@ import numpy as np
 
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
-from nsabench.model.columns import RECORDS
+from nsabench.assessment.columns import RECORDS
 from nsabench.model.vocabulary import DType, Role, Status
 from nsabench.ops import labels
 from nsabench.output.report import html

@@ -20,10 +20,10 @@ from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Contents
-from nsabench.execution.protocol import Ceilings
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
+from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import BENIGN, Role, Status, Verdict
 

@@ -12,8 +12,8 @@ from importlib.resources import files
 from types import ModuleType
 from typing import Any
 
-from nsabench import __version__
 from nsabench.errors import EnvironmentRefused
+from nsabench.model.version import __version__
 
 # In the order in which they build on each other; those of a page follow.
 COMMON = ("data.js", "theme.js", "filters.js", "table.js", "draw.js")

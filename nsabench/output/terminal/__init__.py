@@ -20,8 +20,10 @@ from rich.text import Text
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.failures import failures
 from nsabench.execution.journal import Entry
-from nsabench.execution.protocol import Ceilings, Described, Step
+from nsabench.execution.protocol import Step
 from nsabench.execution.run import Finished
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.ops import labels
@@ -90,7 +92,7 @@ class Progress:
 
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
         self._number, self._total = number, total
-        self._draw(planned.case.label)
+        self._draw(labels.of_case(planned.case))
 
     def step(self, step: Step) -> None:
         self._table.doing = f"{step.phase} {step.implementation}".strip()
@@ -114,7 +116,8 @@ class Progress:
         if controls:
             said += f", controls: {controls}"
         self.console.print(
-            f"[{self._number}/{self._total}] {planned.case.label}: {said} ({entry.wall_s:.1f} s)",
+            f"[{self._number}/{self._total}] {labels.of_case(planned.case)}: {said} "
+            f"({entry.wall_s:.1f} s)",
             highlight=False,
         )
 

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.execution.journal import Entry
-from nsabench.execution.protocol import Outcome
+from nsabench.model.outcome import Outcome
 from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import BENIGN, Role, Status
+from nsabench.ops import labels
 
 SHOWN = 12
 Line = tuple[str, str, Status, float | None, float | None]
@@ -37,7 +38,13 @@ class LiveTable:
                 best = min(self._baselines(planned, entry, outcome), default=None)
                 ratio = best / mine if best and mine and role is Role.CANDIDATE else None
                 self._lines.append(
-                    (planned.case.label, outcome.implementation, outcome.status, mine, ratio)
+                    (
+                        labels.of_case(planned.case),
+                        outcome.implementation,
+                        outcome.status,
+                        mine,
+                        ratio,
+                    )
                 )
 
     def _baselines(self, planned: PlannedCase, entry: Entry, beside: Outcome) -> list[float]:

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from nsabench.execution.journal import Entry, Journal, read
-from nsabench.execution.protocol import Outcome
 from nsabench.execution.supervisor import process, schedule
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Status
 from tests.execution.supervisor.conftest import HOSTILE, MakePlan

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from nsabench.execution.journal import Entry, Journal, read
-from nsabench.execution.protocol import Measured, Outcome
+from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor import schedule
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case
+from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Status
 from tests.execution.supervisor.conftest import MakePlan

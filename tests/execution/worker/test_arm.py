@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.failure import Failure
-from nsabench.execution.protocol import Outcome
 from nsabench.execution.timing.timer import Call, CpuTimer, Taken
 from nsabench.execution.worker import state
 from nsabench.execution.worker.arm import CaseArm
@@ -21,6 +20,7 @@ from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, Timing
+from nsabench.model.outcome import Outcome
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
 

@@ -268,11 +268,11 @@ def test_gradients_of_large_sums_are_held_to_the_format_and_small_ones_to_the_to
 def test_work_of_a_backward_is_the_forward_and_the_gradients() -> None:
     case = make_case()
     forward = case.model_copy(update={"direction": Direction.FORWARD})
-    sizes = case.sizes
+    sizes = ops.sizes(case)
     gradients = 2 * (2 * 4 * 2 * 4 * 32 + 2 * 2 * 96 * (32 + 16))
-    assert case.work.bytes_min == forward.work.bytes_min + gradients
+    assert ops.work(case).bytes_min == ops.work(forward).bytes_min + gradients
     # dv and dp of the width of v, dq and dk of that of q: no product need be done twice.
-    selected = forward.work.flops // (2 * (32 + 16))
-    assert case.work.flops == 2 * selected * (16 + 16 + 32 + 32)
+    selected = ops.work(forward).flops // (2 * (32 + 16))
+    assert ops.work(case).flops == 2 * selected * (16 + 16 + 32 + 32)
     assert ops.get(OP).differentiable_elements(sizes) * 2 == gradients
     assert case.id != forward.id

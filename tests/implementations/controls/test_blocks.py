@@ -12,11 +12,10 @@ from nsabench.assessment.diagnosis import diagnose
 from nsabench.execution.failure import Failure
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.inputs import InputSets
-from nsabench.model import plan
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Runs, Status
-from nsabench.planning import matrix
+from nsabench.planning import matrix, resolve
 
 OP = "selection_blocks"
 SHAPE = {"B": 2, "T": 150, "HQ": 4, "H": 2, "D": 32, "Dv": 32, "S": 5, "block_size": 8}
@@ -110,7 +109,7 @@ def test_attention_to_all_keys_is_planned_only_where_it_is_the_same(tmp_path) ->
         f"op: {OP}\ninclude:\n"
         "  - {B: 1, T: 64, HQ: 2, H: 1, D: 16, S: 2, distribution: [random, dense]}\n"
     )
-    planned = plan.resolve(matrix.load(path), infos, device="cpu").cases
+    planned = resolve.resolve(matrix.load(path), infos, device="cpu").cases
     by_distribution = {p.case.distribution: p.implementations for p in planned}
     assert "sdpa_causal" in by_distribution["dense"]
     assert not any(n.startswith("sdpa_causal") for n in by_distribution["random"])

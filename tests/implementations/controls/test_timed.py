@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from nsabench import ops
 from nsabench.assessment.checks import Effect, Limits, Row, run_all
 from nsabench.assessment.checks.controls import Catch, catch
 from nsabench.assessment.statistics import quantile
@@ -46,8 +47,8 @@ def rows(shipped, make_case):
                 dtype=case.dtype,
                 shape=case.shape,
                 length=512,
-                bytes_min=case.work.bytes_min,
-                flops=case.work.flops,
+                bytes_min=ops.work(case).bytes_min,
+                flops=ops.work(case).flops,
                 mae=outcome.mae,
                 rel_l2=outcome.rel_l2,
                 median_ms=quantile(times, 0.5) if times else None,

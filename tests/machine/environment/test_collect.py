@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.container import read_container
 from nsabench.machine.environment.model import Environment, Gpu
 from nsabench.machine.environment.torch_probe import describe
-from nsabench.model import plan
+from nsabench.model.description import Described
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
+from nsabench.planning import resolve
 
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Plan:
     kernels = tmp_path / "mine.py"
     kernels.write_text("# nothing\n")
-    matrices = plan.load_matrices(["quick"])
+    matrices = resolve.load_matrices(["quick"])
     ops = {case.op for matrix in matrices for case in matrix.cases}
     mine = [
         ImplementationInfo(
@@ -35,7 +35,7 @@ def quick(tmp_path: Path) -> Plan:
         for op in sorted(ops)
     ]
     digest = hashlib.sha256(kernels.read_bytes()).hexdigest()
-    return plan.resolve(
+    return resolve.resolve(
         matrices, mine, device="cpu", kernels=kernels, sources={f"{kernels.name}@{kernels}": digest}
     )
 

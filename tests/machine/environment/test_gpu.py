@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment.gpu import read_driver, read_gpus
 from nsabench.machine.environment.identifiers import Redactor
+from nsabench.model.description import Described
 
 FACTS: dict[str, str | int | float | None] = {
     "type": "cuda",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.execution.protocol import Described
 from nsabench.machine.environment import software
 from nsabench.machine.environment.model import NO_WORKER
 from nsabench.machine.environment.pairs import PAIRS, numbers, pair_of
+from nsabench.model.description import Described
 
 TOLD: dict[str, str | None] = {
     "torch": "2.11.0+cu130",

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nsabench import ops
 from nsabench.execution.journal import Entry, Header, Journal
-from nsabench.execution.protocol import Ceilings, Described, Outcome, Samples
-from nsabench.model import plan as planning
 from nsabench.model.case import Case
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings, Outcome, Samples
+from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
 
@@ -70,7 +71,7 @@ def make_run(folder: Path, *, caught: bool = True, lengths: tuple[int, ...] = LE
         run_id="20260101T000000Z-abcdef",
         created=datetime(2026, 1, 1, tzinfo=UTC),
         device="cuda",
-        matrices=[planning.MatrixInfo(name="made", file="made.yaml", sha256="0" * 64)],
+        matrices=[MatrixInfo(name="made", file="made.yaml", sha256="0" * 64)],
         implementations=infos,
         cases=[PlannedCase(id=c.id, case=c, implementations=names) for c in cases],
     )
@@ -112,7 +113,7 @@ def info(name: str, role: Role, caught_by: str = "") -> ImplementationInfo:
 
 def entry(case: Case, *, caught: bool) -> Entry:
     length = case.shape["L"]
-    floor = case.work.bytes_min / 4000e6
+    floor = ops.work(case).bytes_min / 4000e6
     nasty = (
         timed("nasty_one", 4 * floor + 0.02)
         if length == LENGTHS[0]

@@ -11,9 +11,8 @@ import pytest
 from nsabench import ops
 from nsabench.execution.journal import Entry, Journal
 from nsabench.execution.journal import read as read_journal
-from nsabench.model import plan as planning
 from nsabench.model.case import Case
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops.contract import Op, Shape, Work
 from nsabench.output.report import Facts, write_html, write_markdown
@@ -93,7 +92,7 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
     ]
     plan.model_copy(
         update={
-            "matrices": [*plan.matrices, planning.MatrixInfo(name="b", file="b", sha256="1" * 64)],
+            "matrices": [*plan.matrices, MatrixInfo(name="b", file="b", sha256="1" * 64)],
             "implementations": [*plan.implementations, *infos],
             "cases": [
                 *plan.cases,

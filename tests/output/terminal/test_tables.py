@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from nsabench.model.columns import RECORDS
+from nsabench.assessment.columns import RECORDS
 from nsabench.output import terminal
 
 
