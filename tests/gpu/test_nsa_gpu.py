@@ -10,7 +10,7 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 import nsa_kernels  # noqa: E402
-from nsa_kernels.layer import NSAttention  # noqa: E402
+from nsa_kernels.attention.layer import NSAttention  # noqa: E402
 
 Tensors = tuple[torch.Tensor, ...]
 

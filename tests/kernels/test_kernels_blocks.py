@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import nsa_kernels
-import nsa_kernels.block_config as block_config
+import nsa_kernels.selection.blocks.config as block_config
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nsa_kernels.block_attention import _block_major, _plan, _query_major
-from nsa_kernels.block_reference import block_selection_reference
+from nsa_kernels.selection.blocks.api import _block_major, _plan, _query_major
+from nsa_kernels.selection.blocks.naive import block_selection_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -96,7 +96,7 @@ def test_offsets_beyond_int32(monkeypatch) -> None:
     q = q.as_strided((1, 40, 2, 16), (40 << 26, 1 << 26, 16, 1)).copy_(qkv[0])
     assert block_config.beyond_int32(q) and not block_config.beyond_int32(*qkv)
     k, v = (x.half() for x in qkv[1:])
-    monkeypatch.setattr("nsa_kernels.block_attention.query_major_wins", lambda shape: False)
+    monkeypatch.setattr("nsa_kernels.selection.blocks.api.query_major_wins", lambda shape: False)
 
     def results(q):
         plan = nsa_kernels.plan_blocks(q, k, v, index, block_size=16)
@@ -158,7 +158,7 @@ def test_two_runs_agree_bit_for_bit() -> None:
 
 def test_many_queries_of_one_block_leave_through_the_spill(monkeypatch) -> None:
     config = block_config.BlockConfig(16, 16, 4, None)
-    monkeypatch.setattr("nsa_kernels.block_attention.backward_config", lambda shape: config)
+    monkeypatch.setattr("nsa_kernels.selection.blocks.api.backward_config", lambda shape: config)
     args = draw(1, 150, 4, 2, 16, 16, 4, torch.float32)
     args[4][..., 0] = 0
     check(*args)
@@ -172,7 +172,7 @@ def test_plan_is_shared() -> None:
 
 def test_query_major_agrees(monkeypatch) -> None:
     q, k, v, _, index = draw(2, 50, 6, 2, 16, 24, 4, torch.float32)
-    monkeypatch.setattr("nsa_kernels.block_attention.query_major_wins", lambda shape: True)
+    monkeypatch.setattr("nsa_kernels.selection.blocks.api.query_major_wins", lambda shape: True)
     cu = torch.tensor([0, 20, 45], dtype=torch.int32, device=DEVICE)
     for n, packed in ((2, None), (1, cu)):
         got = nsa_kernels.block_selection_attention(

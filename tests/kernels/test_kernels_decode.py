@@ -8,7 +8,8 @@ import kernel_oracle as oracle
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels import _decode_scores, config
+from nsa_kernels.attention.decode import scores as decode_scores
+from nsa_kernels.selection import config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -133,7 +134,7 @@ def test_key_heads_are_where_a_grid_takes_more_than_65535(monkeypatch) -> None:
             return lambda *args, **options: None
 
     for name in ("decode_scores_kernel", "decode_scores_of_logits_kernel"):
-        monkeypatch.setattr(_decode_scores, name, Recorded())
+        monkeypatch.setattr(decode_scores, name, Recorded())
     q, k, gates = randn(3, 4, 32), randn(3, 2, 640, 32), torch.rand(3, 4, 3, device=DEVICE)
     cmp = k[:, :, :39]
     nsa_kernels.decode_step(q, k, k, cmp, cmp, gates)
@@ -260,7 +261,7 @@ def test_a_gradient_is_not_lost_in_silence(which) -> None:
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the CPU is where kernels cannot run only there")
 def test_blocks_are_selected_on_a_gpu_only(monkeypatch) -> None:
-    monkeypatch.setattr("nsa_kernels._checks.CPU_ALLOWED", False)
+    monkeypatch.setattr("nsa_kernels.launch.checks.CPU_ALLOWED", False)
     with pytest.raises(ValueError, match="needs CUDA tensors"):
         nsa_kernels.select_blocks(torch.zeros(1, 1, 1, 4), 3)
 

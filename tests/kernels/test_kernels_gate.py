@@ -11,8 +11,10 @@ import kernel_oracle as oracle
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels import Policy, gate, routing
-from nsa_kernels.policy import by_handle, choose
+from nsa_kernels import Policy
+from nsa_kernels.gate import api as gate
+from nsa_kernels.gate import routing
+from nsa_kernels.gate.policy import by_handle, choose
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -183,7 +185,7 @@ def test_operator_is_well_formed() -> None:
 
 
 def test_choice_is_cheap() -> None:
-    """The bar is 1 us (kernels/bench_gate.py shows it); the test leaves room for a busy machine."""
+    """The bar is 1 us (kernels/benchmarks/gate.py shows it); here is room for a busy machine."""
     q, k, v, _ = draw()
     policy = Policy(min_len=1)
     cost = min(timeit.repeat(lambda: choose(policy, q, k, v, 70), number=2000, repeat=7)) / 2000

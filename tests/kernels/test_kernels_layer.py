@@ -5,8 +5,8 @@ from __future__ import annotations
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels.layer import NSAttention
-from nsa_kernels.layer_reference import dense, naive_nsa
+from nsa_kernels.attention.layer import NSAttention
+from nsa_kernels.attention.naive import dense, naive_nsa
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}

@@ -6,7 +6,8 @@ import kernel_oracle as oracle
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels import Policy, ranges_backward
+from nsa_kernels import Policy
+from nsa_kernels.selection.ranges import backward as ranges_backward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 3e-5}

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from nsa_kernels import config, tune, tuned
+from nsa_kernels import tune
+from nsa_kernels.launch import tuned
+from nsa_kernels.selection import config
 
 CPU = torch.device("cpu")
 SHAPE = (1000, 8, 1000, 128, 128)

@@ -6,7 +6,7 @@ import dataclasses
 
 import kernel_oracle as oracle
 import nsa_kernels
-import nsa_kernels.varlen as varlen_module
+import nsa_kernels.selection.varlen.api as varlen_module
 import pytest
 import torch
 from hypothesis import given, settings
