@@ -33,7 +33,7 @@ def main() -> None:
         ("count", routing.count_kernel),
     ):
         cost = min(timeit.repeat(call, number=20000, repeat=9)) / 20000
-        print(f"{name:12} {cost * 1e6:.3f} us")  # noqa: T201
+        print(f"{name:12} {cost * 1e6:.3f} us")
     if not cuda:
         return
     calls = {
@@ -48,7 +48,7 @@ def main() -> None:
             samples[name].append((time.perf_counter_ns() - start) / 1e3)
         torch.cuda.synchronize()
     for name, taken in samples.items():
-        print(f"{name:12} {statistics.median(taken[500:]):.2f} us")  # noqa: T201
+        print(f"{name:12} {statistics.median(taken[500:]):.2f} us")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytest.importorskip("cuda.core")
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
-import kernel_oracle as oracle  # noqa: E402
+import oracle  # noqa: E402
 from nsa_kernels import cuda  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]

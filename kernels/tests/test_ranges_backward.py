@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import kernel_oracle as oracle
 import nsa_kernels
+import oracle
 import pytest
 import torch
 from nsa_kernels import Policy

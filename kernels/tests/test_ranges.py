@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import kernel_oracle as oracle
 import nsa_kernels
+import oracle
 import pytest
 import torch
 from hypothesis import given, settings

@@ -7,8 +7,8 @@ import logging
 import pickle
 import timeit
 
-import kernel_oracle as oracle
 import nsa_kernels
+import oracle
 import pytest
 import torch
 from nsa_kernels import Policy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-# The oracle is shared with tests/gpu.
+# The tests import the oracle beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
 if not torch.cuda.is_available():

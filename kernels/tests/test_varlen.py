@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import kernel_oracle as oracle
 import nsa_kernels
 import nsa_kernels.selection.varlen.api as varlen_module
+import oracle
 import pytest
 import torch
 from hypothesis import given, settings

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
-import kernel_oracle as oracle  # noqa: E402
 import nsa_kernels  # noqa: E402
+import oracle  # noqa: E402
 from nsa_kernels import Policy  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

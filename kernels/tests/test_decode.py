@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import kernel_oracle as oracle
 import nsa_kernels
+import oracle
 import pytest
 import torch
 from nsa_kernels.attention.decode import scores as decode_scores
