@@ -73,7 +73,7 @@ gpu-self-check *arguments: install
 # The tests that need a CUDA device; those that time something, one at a time
 gpu-test *arguments: install
     {{ python }} -m pytest tests/gpu/test_bench_on_cuda.py tests/gpu/test_timer_on_cuda.py "$@"
-    {{ python }} -m pytest -n 4 tests/gpu tests/kernels --ignore tests/gpu/test_bench_on_cuda.py --ignore tests/gpu/test_timer_on_cuda.py "$@"
+    {{ python }} -m pytest -n 4 tests/gpu kernels/tests --ignore tests/gpu/test_bench_on_cuda.py --ignore tests/gpu/test_timer_on_cuda.py "$@"
 
 # Install nsabench, the kernels, and a torch if there is none, into .venv
 install:

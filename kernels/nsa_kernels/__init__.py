@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from ._select_blocks import select_blocks
-from .block_attention import block_selection_attention, plan_blocks
-from .block_plan import BlockPlan
-from .compressed import compressed_attention, compressed_attention_with_scores
-from .config import Config, chosen_config
-from .decode import (
+from .attention.cache import NSACache
+from .attention.decode.api import (
     decode_compressed,
     decode_scores,
     decode_selected,
@@ -15,16 +11,20 @@ from .decode import (
     decode_window,
     gated_sum,
 )
-from .gate import selection_attention
-from .layer import NSAttention
-from .layer_cache import NSACache
-from .policy import REASONS, Policy, default_policy
-from .ranges import selection_ranges
-from .routing import reset_routing_report, routing_report
-from .rows import selection_rows, selection_rows_per_head
-from .sdpa import packed_sdpa
-from .sliding import sliding_window
-from .varlen import selection_varlen
+from .attention.layer import NSAttention
+from .band.compressed import compressed_attention, compressed_attention_with_scores
+from .band.sliding import sliding_window
+from .gate.api import selection_attention
+from .gate.policy import REASONS, Policy, default_policy
+from .gate.routing import reset_routing_report, routing_report
+from .gate.sdpa import packed_sdpa
+from .scoring.top_n import select_blocks
+from .selection.blocks.api import block_selection_attention, plan_blocks
+from .selection.blocks.plan import BlockPlan
+from .selection.config import Config, chosen_config
+from .selection.ranges.api import selection_ranges
+from .selection.rows.api import selection_rows, selection_rows_per_head
+from .selection.varlen.api import selection_varlen
 
 __all__ = [
     "REASONS",

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from . import config as rules
-from ._triton_compat import KERNEL_ERRORS
-from .config import RULE, Config, device_limits, shared_estimate
-from .ranges import selection_ranges
-from .rows import selection_rows
-from .tuned import Tile, tuned_tiles, write
-from .varlen import selection_varlen
+from .jit.compat import KERNEL_ERRORS
+from .launch.tuned import Tile, tuned_tiles, write
+from .selection import config as rules
+from .selection.config import RULE, Config, device_limits, shared_estimate
+from .selection.ranges.api import selection_ranges
+from .selection.rows.api import selection_rows
+from .selection.varlen.api import selection_varlen
 
 TILES: tuple[Tile, ...] = (
     *((32, 1, stages) for stages in (1, 2, 3, 4)),

@@ -57,7 +57,7 @@ def test_what_the_oldest_combos_need_is_said() -> None:
     for name, combo in COMBOS.combos.items():
         assert asked["torch"].specifier.contains(combo.torch), name
         assert asked["triton"].specifier.contains(combo.triton), name
-        # `nsa_kernels._triton_compat.check_version` refuses older ones, and with it every command.
+        # `nsa_kernels.jit.compat.check_version` refuses older ones, and with it every command.
         assert combo.kernels == (Version(combo.triton) >= Version("3")), name
         pinned = dict(lock.pinned(CHECKOUT.lock(name)))
         # pyarrow 26.0.1: "ImportError: pyarrow requires NumPy 2.0 or newer".

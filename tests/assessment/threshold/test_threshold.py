@@ -130,7 +130,7 @@ def test_the_earlier_tables_decide_nothing(tmp_path: Path) -> None:
 
 
 def test_the_gate_loads_what_we_write(tmp_path: Path) -> None:
-    policy = pytest.importorskip("nsa_kernels.policy")
+    policy = pytest.importorskip("nsa_kernels.gate.policy")
     decision = decide(tmp_path, Made())
     never = replace(decision, gpu="NVIDIA L4", min_length=None)
     path = tmp_path / "thresholds.yaml"

@@ -1,0 +1,320 @@
+"""One decoded token of NSA against its caches: three branches and their gated sum.
+
+Caches lie head by head, [B, H, tokens, D], so that each branch reads one consecutive stretch (or n
+of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...band.launch import traced
+from ...jit.compat import narrow, tl, triton
+from ...launch import checks as check
+from ...scoring.top_n import LOCAL_BLOCKS
+from ...selection.ranges.api import selection_ranges
+from ...selection.rows.api import selection_rows
+from .scores import launch_scores
+from .step import launch_step
+
+
+@triton.jit
+def gated_sum_kernel(
+    out_ptr,
+    cmp_ptr,
+    sel_ptr,
+    win_ptr,
+    gates_ptr,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program (query head of a batch): gates [R,3] times the branches [R,DV], summed."""
+    row = tl.program_id(0).to(tl.int64)
+    dv = tl.arange(0, BLOCK_DV)
+    at = row * DV + dv
+    total = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    total += tl.load(cmp_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3)
+    total += tl.load(sel_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 1)
+    total += tl.load(win_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 2)
+    tl.store(out_ptr + at, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
+
+
+def _check_groups(op: str, hq: int, h: int) -> None:
+    check.require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
+
+
+def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    fits = q.dim() == 3 and k.dim() == v.dim() == 4
+    check.require(
+        fits and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0],
+        f"{op}: expected q [B,HQ,D], k [B,H,S,D], v [B,H,S,Dv]; "
+        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
+    )
+    _check_groups(op, q.shape[1], k.shape[1])
+
+
+def _rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each head of k, v [B,H,L,...] a row, checked: out [B,HQ,Dv] and lse [B,HQ]."""
+    b, hq, d = q.shape
+    h = k.shape[1]
+    out, lse = selection_rows(
+        q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
+    )
+    return out.view(b, hq, -1), lse.view(b, hq)
+
+
+def decode_compressed(
+    q: torch.Tensor, k_cmp: torch.Tensor, v_cmp: torch.Tensor, *, sm_scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The compression branch: q [B,HQ,D] over all keys of k_cmp, v_cmp [B,H,Nc,...].
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
+    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
+    """
+    _check_cache("decode_compressed", q, k_cmp, v_cmp)
+    return _rows(q, k_cmp, v_cmp, sm_scale)
+
+
+def decode_window(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    window: int,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
+    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
+    """
+    _check_cache("decode_window", q, k, v)
+    check.require(window >= 1, f"decode_window: window must be at least 1; got {window}")
+    first = max(k.shape[2] - window, 0)
+    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
+
+
+def decode_selected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    selected_len: int | None = None,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``.
+    """
+    _check_cache("decode_selected", q, k, v)
+    b, hq, d = q.shape
+    h = k.shape[1]
+    out, lse = selection_ranges(
+        q.reshape(b, 1, h, hq // h, d),
+        k,
+        v,
+        ranges.unsqueeze(1),
+        sm_scale=sm_scale,
+        selected_len=selected_len,
+    )
+    return out.view(b, hq, -1), lse.view(b, hq)
+
+
+@check.on_its_device
+def decode_scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    n_blocks: int,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """float32 [B, H, n_blocks]: what ``compressed_attention_with_scores`` gives for this query.
+
+    Args:
+        q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
+        n_blocks: selection blocks of the context.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
+            ``block`` and ``block_size``, an input that requires a gradient.
+    """
+    check.check_qkv("decode_scores", q, k_cmp, k_cmp)
+    check.check_no_backward("decode_scores", q, k_cmp, lse)
+    check.require(
+        q.dim() == 3
+        and k_cmp.dim() == 4
+        and k_cmp.shape[0] == q.shape[0]
+        and lse.shape == q.shape[:2]
+        and lse.device == q.device,
+        "decode_scores: expected q [B,HQ,D], k_cmp [B,H,Nc,D], lse [B,HQ] on one device; got "
+        f"{tuple(q.shape)}, {tuple(k_cmp.shape)}, {tuple(lse.shape)}",
+    )
+    _check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
+    check.check_strides("decode_scores", block, stride, block_size)
+    return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
+
+
+@check.on_its_device
+def gated_sum(
+    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
+
+    Raises:
+        ValueError: shapes or devices that do not fit together, an input that requires a gradient.
+    """
+    check.check_device("gated_sum", compressed)
+    check.check_no_backward("gated_sum", compressed, selected, window, gates)
+    check.require(
+        compressed.shape == selected.shape == window.shape
+        and gates.shape == (*compressed.shape[:-1], 3)
+        and compressed.device == selected.device == window.device == gates.device,
+        "gated_sum: expected three branches [...,Dv] and gates [...,3] on one device; got "
+        f"{tuple(compressed.shape)}, {tuple(selected.shape)}, {tuple(window.shape)}, "
+        f"{tuple(gates.shape)}",
+    )
+    dv = compressed.shape[-1]
+    out = torch.empty_like(compressed, memory_format=torch.contiguous_format)
+    if out.numel() == 0:
+        return out
+    gated_sum_kernel[(out.numel() // dv,)](
+        out,
+        compressed.contiguous(),
+        selected.contiguous(),
+        window.contiguous(),
+        gates.contiguous(),
+        DV=dv,
+        BLOCK_DV=check.next_power_of_2(dv),
+        num_warps=1,
+    )
+    return out
+
+
+def _check_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+) -> None:
+    check.check_qkv("decode_step", q, k, v)
+    check.check_qkv("decode_step", q, k_cmp, v_cmp)
+    check.require(
+        q.dim() == 3
+        and q.shape[1] >= 1
+        and all(x.dim() == 4 and x.shape[0] == q.shape[0] for x in (k, v, k_cmp, v_cmp))
+        and k.shape[:3] == v.shape[:3]
+        and k_cmp.shape[:3] == v_cmp.shape[:3]
+        and k.shape[1] == k_cmp.shape[1]
+        and v.shape[3] == v_cmp.shape[3]
+        and 1 <= k.shape[2] < 2**30
+        and gates.shape == (*q.shape[:2], 3)
+        and gates.device == q.device,
+        "decode_step: expected q [B,HQ,D], caches k [B,H,S,D] and v [B,H,S,Dv] of at least one "
+        "token, k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
+        f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
+    )
+    _check_groups("decode_step", q.shape[1], k.shape[1])
+    check.check_strides("decode_step", block, stride, block_size)
+    check.require(window >= 1, f"decode_step: window must be at least 1; got {window}")
+    check.require(
+        n_selected > LOCAL_BLOCKS,
+        f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
+    )
+
+
+def decode_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    n_selected: int = 16,
+    window: int = 512,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """Native sparse attention of one token, the last of its cache (arXiv 2502.11089, section 3).
+
+    Args:
+        q: [B, HQ, D], float16, bfloat16 or float32.
+        k, v: caches [B, H, S, D] and [B, H, S, Dv], the token's own key and value at S - 1.
+        k_cmp, v_cmp: compressed keys and values that are complete, [B, H, Nc, D] and
+            [B, H, Nc, Dv]; Nc may be 0.
+        gates: [B, HQ, 3], of compression, selection, window.
+        n_selected: blocks of ``block_size`` tokens that selection takes: the first, the last two,
+            and those of the highest scores.
+        The others: as the branches.
+
+    Returns:
+        out [B, HQ, Dv] in q's dtype.
+
+    Raises:
+        TypeError, ValueError: as the branches; an input that requires a gradient.
+    """
+    check.check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    call = _operator if traced(q) else _step
+    out: torch.Tensor = call(
+        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
+    )
+    return out
+
+
+def _step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    _check_step(q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window)
+    return launch_step(
+        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
+    )
+
+
+_operator = torch.library.custom_op("nsa_kernels::decode_step", _step, mutates_args=())
+
+
+@_operator.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    return q.new_empty((*q.shape[:2], v.shape[3]))

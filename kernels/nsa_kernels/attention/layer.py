@@ -1,0 +1,214 @@
+"""``NSAttention``: a layer of Native Sparse Attention (arXiv 2502.11089, section 3).
+
+Keys and values are shared by the three branches. Positions enter through the embedding inside a
+compressed block (``mlp``) alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from ..band.compressed import compressed_attention_with_scores
+from ..band.sliding import sliding_window
+from ..launch import checks as check
+from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
+from ..selection.blocks.api import BLOCK_SIZES, block_selection_attention
+from .cache import NSACache
+from .decode.api import decode_step
+
+
+class MeanCompression(nn.Module):
+    """Each ``block`` tokens, one block every ``stride``, to their mean."""
+
+    def __init__(self, block: int, stride: int) -> None:
+        super().__init__()
+        self.block, self.stride = block, stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
+        if x.shape[1] < self.block:
+            return x[:, :0]
+        return x.unfold(1, self.block, self.stride).float().mean(-1).to(x.dtype)
+
+
+class MLPCompression(nn.Module):
+    """Each block through a small MLP, after a learned embedding of the place inside the block
+    (equation 7)."""
+
+    def __init__(self, block: int, stride: int, dim: int) -> None:
+        super().__init__()
+        self.block, self.stride = block, stride
+        self.position = nn.Parameter(torch.randn(block, dim) * dim**-0.5)
+        self.mlp = nn.Sequential(
+            nn.Linear(block * dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
+        if x.shape[1] < self.block:
+            return x[:, :0]
+        blocks = x.unfold(1, self.block, self.stride).transpose(-1, -2) + self.position
+        compressed: torch.Tensor = self.mlp(blocks.flatten(-2))
+        return compressed
+
+
+class NSAttention(nn.Module):
+    """Compression, selection and window branches and their gated sum.
+
+    Args:
+        dim: of the input and output.
+        heads: query heads HQ. kv_heads: key heads H; HQ is a multiple of it.
+        head_dim: D = Dv, 16..256.
+        block, stride: tokens of a compressed key, and from one to the next.
+        block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
+            ``block`` is.
+        n_selected: blocks a query selects, three or more: the first, the last two, and the highest
+            scores, the lowest index where scores are equal.
+        window: keys of the window branch, 1 or more.
+        compression: "mean" or "mlp".
+        gates: fixed (compression, selection, window); None: learned, sigmoid of a projection.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        block: int = 32,
+        stride: int = 16,
+        block_size: int = 64,
+        n_selected: int = 16,
+        window: int = 512,
+        compression: str = "mean",
+        gates: tuple[float, float, float] | None = None,
+    ) -> None:
+        super().__init__()
+        check.require(
+            kv_heads >= 1 and heads % kv_heads == 0,
+            f"NSAttention: heads={heads} is not a multiple of kv_heads={kv_heads}",
+        )
+        check.require(
+            compression in ("mean", "mlp"),
+            f'NSAttention: compression is "mean" or "mlp"; got {compression!r}',
+        )
+        check.check_strides("NSAttention", block, stride, block_size)
+        check.require(
+            block_size in BLOCK_SIZES,
+            f"NSAttention: block_size must be one of {BLOCK_SIZES}; got {block_size}",
+        )
+        check.require(
+            n_selected > LOCAL_BLOCKS,
+            f"NSAttention: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
+            f"last {LOCAL_BLOCKS}; got {n_selected}",
+        )
+        check.require(window >= 1, f"NSAttention: window must be at least 1; got {window}")
+        check.require(
+            gates is None or len(gates) == 3,
+            f"NSAttention: gates are three, of compression, selection, window; got {gates}",
+        )
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.block, self.stride, self.block_size = block, stride, block_size
+        self.n_selected, self.window = n_selected, window
+        self.to_q = nn.Linear(dim, heads * head_dim, bias=False)
+        self.to_k = nn.Linear(dim, kv_heads * head_dim, bias=False)
+        self.to_v = nn.Linear(dim, kv_heads * head_dim, bias=False)
+        self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
+        self.to_gates = nn.Linear(dim, heads * 3) if gates is None else None
+        self.fixed_gates = gates
+        self.compress_k, self.compress_v = (
+            MeanCompression(block, stride)
+            if compression == "mean"
+            else MLPCompression(block, stride, head_dim)
+            for _ in "kv"
+        )
+
+    def cache(self, room: int = 256) -> NSACache:
+        """An empty cache for this layer, with room for so many tokens before it must grow."""
+        return NSACache(self.block, self.stride, room)
+
+    def project(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [B,T,dim] -> q [B,T,HQ,D], k and v [B,T,H,D], gates [B,T,HQ,3]."""
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        q, k, v = (
+            to(x).unflatten(-1, (h, self.head_dim))
+            for to, h in zip((self.to_q, self.to_k, self.to_v), heads, strict=True)
+        )
+        if self.to_gates is None:
+            # Filled on the device: a copy from the host could not be captured in a CUDA graph.
+            fixed = torch.stack([x.new_full((), gate) for gate in self.fixed_gates])
+            gates = fixed.expand(*x.shape[:2], self.heads, 3)
+        else:
+            gates = torch.sigmoid(self.to_gates(x)).unflatten(-1, (self.heads, 3))
+        return q, k, v, gates
+
+    def forward(self, x: torch.Tensor, cache: NSACache | None = None) -> torch.Tensor:
+        """x [B,T,dim] -> [B,T,dim].
+
+        Without a cache, or with an empty one, which it fills: prefill of T tokens. With a filled
+        one: decode of one token, without gradients.
+
+        Raises:
+            ValueError: more than one token for a cache that is not empty. After any error the
+                cache holds what it held before.
+        """
+        q, k, v, gates = self.project(x)
+        filled = cache is not None and cache.tokens > 0
+        if filled and x.shape[1] != 1:
+            raise ValueError(
+                f"NSAttention: {x.shape[1]} tokens for a cache that holds {cache.tokens}; "  # type: ignore[union-attr]
+                "after the prefill give one token at a time"
+            )
+        with nullcontext() if cache is None else cache.undone_by_errors():
+            if cache is not None:
+                cache.append(k, v, self.compress_k, self.compress_v)
+            out = self._decode(q, gates, cache) if filled else self._prefill(q, k, v, gates)
+        result: torch.Tensor = self.to_out(out.flatten(-2))
+        return result
+
+    def _prefill(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        compressed, _, scores = compressed_attention_with_scores(
+            q,
+            self.compress_k(k),
+            self.compress_v(v),
+            block=self.block,
+            stride=self.stride,
+            block_size=self.block_size,
+        )
+        ranges = select_blocks(scores, self.n_selected, block_size=self.block_size)
+        # Spans that are empty stand for no block.
+        blocks = torch.where(ranges[..., 1] > 0, ranges[..., 0] // self.block_size, -1)
+        selected = block_selection_attention(q, k, v, blocks, block_size=self.block_size)
+        assert isinstance(selected, torch.Tensor)
+        near, _ = sliding_window(q, k, v, window=self.window)
+        branches = torch.stack([compressed, selected, near], -2)
+        return (gates.to(q.dtype).unsqueeze(-1) * branches).sum(-2)
+
+    @torch.no_grad()
+    def _decode(self, q: torch.Tensor, gates: torch.Tensor, cache: NSACache | None) -> torch.Tensor:
+        assert cache is not None
+        out = decode_step(
+            q[:, 0],
+            cache.k,
+            cache.v,
+            cache.k_cmp,
+            cache.v_cmp,
+            gates[:, 0],
+            block=self.block,
+            stride=self.stride,
+            block_size=self.block_size,
+            n_selected=self.n_selected,
+            window=self.window,
+        )
+        return out.unsqueeze(1)

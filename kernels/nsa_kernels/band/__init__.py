@@ -1,0 +1,1 @@
+"""Attention under a band: the sliding window and the compressed keys."""

@@ -1,0 +1,206 @@
+"""``compressed_attention``: the compression branch of NSA and the block scores it gives selection.
+
+arXiv 2502.11089, sections 3.3.1 (the branch) and 3.3.2 (equations 8 to 10, the scores).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..launch import checks as check
+from ..launch.fakes import band_results, gradients
+from ..scoring.block_scores import block_scores
+from .launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
+
+OP = "compressed_attention"
+
+
+def compressed_attention(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_keys: torch.Tensor | None = None,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of query t over the compressed keys whose tokens are all at or before t.
+
+    Those are the first max(0, (t + 1 - block) // stride + 1). Differentiable in q, k_cmp and v_cmp,
+    through both results; the gradients are deterministic.
+
+    Args:
+        q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.
+        k_cmp: [B, Nc, H, D], same dtype; HQ is a multiple of H. v_cmp: [B, Nc, H, Dv]. Key i stands
+            for the tokens i * stride up to i * stride + block.
+        cu_seqlens, cu_keys: int32 [sequences + 1], both or neither; with them B = 1, the sequences
+            are packed along T and their compressed keys along Nc. Values of cu_keys outside
+            [0, Nc] are clamped on the device.
+        block, stride: tokens of a compressed key, and from one to the next.
+        sm_scale: positive factor on q.k; 1/sqrt(D) when None.
+
+    Returns:
+        out [B, T, HQ, Dv] in q's dtype and lse [B, T, HQ] float32, natural (strides of
+        [B, HQ, T]); a query that sees no key gives 0 and -inf.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: shapes that do not fit together, head dims outside 16..256.
+    """
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    call = _forward if traced(q) else _launch
+    out, lse = call(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
+    return out, lse.transpose(1, 2)
+
+
+def compressed_attention_with_scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``compressed_attention`` and, from its LSE, the scores that selection ranks blocks by.
+
+    Args:
+        block_size: tokens of a selection block; a multiple of ``stride``, as ``block`` must be.
+        The others: as ``compressed_attention``.
+
+    Returns:
+        out, lse, and scores float32 [B, T, H, ceil(T / block_size)]: for each selection block, the
+        weights of the compressed keys that share tokens with it, times the strides they share,
+        summed over the group's heads. Not differentiable.
+
+    Raises:
+        TypeError, ValueError: as ``compressed_attention``; ``stride`` does not divide the others.
+    """
+    check.check_strides(OP, block, stride, block_size)
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    call, score = (_forward, _scores) if traced(q) else (_launch, _launch_scores)
+    out, lse = call(q, k_cmp, v_cmp, None, None, block, stride, scale)
+    scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
+    return out, lse.transpose(1, 2), scores
+
+
+def _band(
+    q: torch.Tensor,
+    keys: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+) -> Band:
+    if cu_seqlens is None or cu_keys is None:
+        return Band(block, stride, 0)
+    return packed_band(q, keys, cu_seqlens, cu_keys, block, stride, 0)
+
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_band(OP, q, k, v, sm_scale)
+    check.require(
+        block >= 1 and stride >= 1,
+        f"{OP}: block and stride must be positive; got {block}, {stride}",
+    )
+    check.require(
+        (cu_seqlens is None) == (cu_keys is None), f"{OP}: give both cu_seqlens and cu_keys"
+    )
+    if cu_seqlens is not None and cu_keys is not None:
+        check_cu(OP, "cu_seqlens", cu_seqlens, q)
+        check_cu(OP, "cu_keys", cu_keys, q)
+        check.require(
+            cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length"
+        )
+    band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
+    return attend(q, k, v, band, sm_scale)
+
+
+_forward = torch.library.custom_op("nsa_kernels::compressed_attention", _launch, mutates_args=())
+
+
+_forward.register_fake(band_results)
+
+
+@torch.library.custom_op("nsa_kernels::compressed_attention_backward", mutates_args=())
+def _backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    block: int,
+    stride: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
+    return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
+
+
+_backward.register_fake(gradients)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, cu_seqlens, cu_keys, *ctx.numbers = inputs
+    ctx.save_for_backward(q, k, v, cu_seqlens, cu_keys, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _grads(
+    ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    *inputs, out, lse = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(out)
+    found = _backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
+    return (*found, None, None, None, None, None)
+
+
+_forward.register_autograd(_grads, setup_context=_setup)
+
+
+def _launch_scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lse: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
+
+
+_scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, mutates_args=())
+
+
+@_scores.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lse: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    b, t = q.shape[:2]
+    return q.new_empty((b, t, k.shape[2], -(-t // block_size)), dtype=torch.float32)

@@ -1,0 +1,116 @@
+"""``sliding_window``: causal attention over the last keys (arXiv 2502.11089, section 3.3.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..launch import checks as check
+from ..launch.fakes import band_results, gradients
+from .launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
+
+OP = "sliding_window"
+
+
+def sliding_window(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of query t over the keys max(0, t - window + 1) .. t of its sequence.
+
+    Differentiable in q, k and v, through both results; the gradients are deterministic.
+
+    Args:
+        q: [B, T, HQ, D], float16, bfloat16 or float32, any strides.
+        k: [B, T, H, D], same dtype; HQ is a multiple of H. v: [B, T, H, Dv].
+        cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T,
+            each seeing itself only. Must not decrease.
+        window: keys a query sees, its own among them; >= 1.
+        sm_scale: positive factor on q.k; 1/sqrt(D) when None.
+
+    Returns:
+        out [B, T, HQ, Dv] in q's dtype; lse [B, T, HQ] float32, natural (strides of [B, HQ, T]).
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: shapes that do not fit together, head dims outside 16..256, window < 1.
+    """
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    call = _forward if traced(q) else _launch
+    out, lse = call(q, k, v, cu_seqlens, window, scale)
+    return out, lse.transpose(1, 2)
+
+
+def _band(q: torch.Tensor, cu_seqlens: torch.Tensor | None, window: int) -> Band:
+    # No query sees more keys than there are; beyond int32, what kernels add to it would wrap round.
+    window = min(window, q.shape[1])
+    if cu_seqlens is None:
+        return Band(1, 1, window)
+    return packed_band(q, q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
+
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    window: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_band(OP, q, k, v, sm_scale)
+    check.require(q.shape[1] == k.shape[1], f"{OP}: q and k must be equally long")
+    check.require(window >= 1, f"{OP}: window must be at least 1; got {window}")
+    if cu_seqlens is not None:
+        check_cu(OP, "cu_seqlens", cu_seqlens, q)
+    return attend(q, k, v, _band(q, cu_seqlens, window), sm_scale)
+
+
+_forward = torch.library.custom_op("nsa_kernels::sliding_window", _launch, mutates_args=())
+
+
+_forward.register_fake(band_results)
+
+
+@torch.library.custom_op("nsa_kernels::sliding_window_backward", mutates_args=())
+def _backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    window: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    band = _band(q, cu_seqlens, window)
+    return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
+
+
+_backward.register_fake(gradients)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, cu_seqlens, ctx.window, ctx.sm_scale = inputs
+    ctx.save_for_backward(q, k, v, cu_seqlens, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _grads(
+    ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(out)
+    found = _backward(q, k, v, cu_seqlens, out, lse, grad, grad_lse, ctx.window, ctx.sm_scale)
+    return (*found, None, None, None)
+
+
+_forward.register_autograd(_grads, setup_context=_setup)

@@ -1,0 +1,8 @@
+"""Rows and ranges in CUDA C++: the public name of ``nsa_kernels.selection.cuda``."""
+
+from __future__ import annotations
+
+from .selection.cuda import *  # noqa: F403
+from .selection.cuda import __all__, nvrtc
+
+__all__ = [*__all__, "nvrtc"]

@@ -1,0 +1,179 @@
+"""``selection_attention``: the one call a model makes, and the custom operator behind it.
+
+In eager mode the launcher is called directly: the dispatcher would cost more than the choice. Under
+torch.compile the call becomes the operator ``nsa_kernels::selection_attention``, which chooses when
+it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..jit.compat import KERNEL_ERRORS
+from ..selection.ranges.api import check_ranges, launch_ranges
+from ..selection.ranges.backward import ranges_operator
+from . import routing
+from .policy import Policy, by_handle, choose, default_policy
+from .sdpa import packed_sdpa
+
+_shapes_seen: set[tuple[object, ...]] = set()
+_TRAINING = Policy(force=True)
+
+
+def selection_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    policy: Policy | None = None,
+    selected_len: int | None = None,
+) -> torch.Tensor:
+    """Attention of each row's h queries over the union of the row's spans.
+
+    Which keys a query may see is what ``ranges`` says, whichever way it is computed; heads of
+    different groups never share keys.
+
+    Args:
+        q: [B, S, G, h, D]; the kernel takes float16, bfloat16 and float32.
+        k: [B, G, S_kv, D]. v: [B, G, S_kv, Dv].
+        ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as ``selection_ranges``.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        policy: when to use the kernel; None: the environment's, read once.
+        selected_len: upper bound of the keys a row selects (n blocks times their size in NSA). It
+            is compared with the policy's threshold and sizes the fallback's packed copy, where a
+            row that selects more is an error; None: S_kv, the only bound known without
+            synchronisation.
+
+    Returns:
+        out [B, S, G, h, Dv] in q's dtype, contiguous; 0 where a row selects nothing.
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit the contract.
+        Other errors of the kernel, unless the policy says ``on_error="fallback"``.
+    """
+    if torch.compiler.is_dynamo_compiling() or type(q) is not torch.Tensor:
+        handle = -1 if policy is None else policy.handle
+        if _needs_grad(q, k, v):
+            # Which backward there will be must be known now.
+            always = _default_always() if policy is None else policy.off is None and policy.always
+            if always and choose(_TRAINING, q, k, v, 0) is None:
+                return _launch(q, k, v, ranges, sm_scale, selected_len)
+            return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+        out: torch.Tensor = torch.ops.nsa_kernels.selection_attention(
+            q, k, v, ranges, sm_scale, selected_len, handle
+        )
+        return out
+    return _route(policy or default_policy(), q, k, v, ranges, sm_scale, selected_len)
+
+
+@torch.compiler.assume_constant_result
+def _default_always() -> bool:
+    """Whether the environment's policy uses the kernel at every length."""
+    policy = default_policy()
+    return policy.off is None and policy.always
+
+
+def _needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+) -> torch.Tensor:
+    """The kernel; through the operator that has a backward when one is needed."""
+    if _needs_grad(q, k, v):
+        out: torch.Tensor = ranges_operator(q, k, v, ranges, sm_scale, selected_len)[0]
+        return out
+    return launch_ranges(q, k, v, ranges, sm_scale, selected_len)[0]
+
+
+def _route(
+    policy: Policy,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+) -> torch.Tensor:
+    reason = choose(policy, q, k, v, k.shape[2] if selected_len is None else selected_len)
+    if reason is None:
+        if policy.plain:
+            routing.count_kernel()
+            return _launch(q, k, v, ranges, sm_scale, selected_len)
+        run = _debugged if policy.debug else _kernel
+        return run(policy, q, k, v, ranges, sm_scale, selected_len)
+    routing.count_fallback(reason)
+    return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+
+
+def _kernel(policy: Policy, *call: Any) -> torch.Tensor:
+    """The kernel on the arguments of ``launch_ranges``, with what the policy does on an error."""
+    routing.count_kernel()
+    if policy.on_error == "raise":
+        return _launch(*call)
+    # Wrong inputs are the caller's error in either implementation.
+    check_ranges(*call[:4])
+    try:
+        return _launch(*call)
+    except KERNEL_ERRORS as error:
+        routing.kernel_calls -= 1
+        routing.count_fallback("kernel_error", error)
+    return _packed(*call)
+
+
+def _packed(*call: Any) -> torch.Tensor:
+    *tensors, sm_scale, selected_len = call
+    return packed_sdpa(*tensors, sm_scale=sm_scale, selected_len=selected_len)
+
+
+def _debugged(policy: Policy, *call: Any) -> torch.Tensor:
+    """The kernel with what the policy's debug settings ask for; no waiting during capture."""
+    q = call[0]
+    shapes = (*(tuple(x.shape) for x in call[:4]), q.dtype)
+    if policy.debug_shapes and shapes not in _shapes_seen:
+        _shapes_seen.add(shapes)
+        routing.log.warning("shapes q %s k %s v %s ranges %s %s", *shapes)
+    may_wait = not (q.is_cuda and torch.cuda.is_current_stream_capturing())
+    if policy.debug_timing and q.is_cuda and may_wait:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        out = _kernel(policy, *call)
+        end.record()
+        end.synchronize()
+        routing.log.warning("selection_attention took %.4f ms", start.elapsed_time(end))
+    else:
+        out = _kernel(policy, *call)
+    if policy.debug_compare and may_wait:
+        other = _packed(*call)
+        gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0
+        routing.log.warning("largest difference from packed SDPA %.3e", gap)
+    return out
+
+
+@torch.library.custom_op(
+    "nsa_kernels::selection_attention",
+    mutates_args=(),
+    schema=(
+        "(Tensor q, Tensor k, Tensor v, Tensor ranges, float? sm_scale, int? selected_len, "
+        "int policy) -> Tensor"
+    ),
+)
+def _operator(*call: Any) -> torch.Tensor:
+    *arguments, handle = call
+    return _route(by_handle(handle), *arguments)
+
+
+@_operator.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    b, s, g, h, _ = q.shape
+    return q.new_empty((b, s, g, h, v.shape[-1]))

@@ -1,0 +1,206 @@
+"""When the kernel is used and when packed SDPA is: settings, where they come from, the choice."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..jit.compat import CPU_ALLOWED
+from ..launch.checks import DTYPES, MAX_DIM, MIN_DIM
+
+REASONS: dict[str, str] = {
+    "disabled": "the policy switches the kernel off",
+    "group_kernels_off": "the policy switches off the kernels that take all heads at once",
+    "never_faster": "the thresholds hold no length for this GPU from which the kernel is faster",
+    "below_min_L": "the selected length is below the threshold for this GPU",
+    "not_cuda": "the tensors are not on a CUDA device",
+    "dtype": "the kernel takes float16, bfloat16 and float32, the same for q, k and v",
+    "head_dim": f"the kernel takes head dims from {MIN_DIM} to {MAX_DIM}",
+    "kernel_error": 'the kernel failed and the policy says on_error="fallback"',
+}
+"""Every reason for which packed SDPA is used instead of the kernel."""
+
+_policies: list[Policy] = []
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """Settings of ``selection_attention``.
+
+    Attributes:
+        enabled: False never uses the kernel.
+        min_len: smallest selected length at which the kernel is used: one number, or one for each
+            GPU name as CUDA reports it; None means never. A GPU that is not listed: never.
+        group_kernels: False avoids the kernels that take all heads of a group at once; as there
+            are no others for ranges, packed SDPA is used.
+        force: use the kernel whatever ``min_len`` says.
+        on_error: "raise" lets an error in the kernel through; "fallback" counts it, logs it once
+            and uses packed SDPA.
+        debug_timing, debug_compare, debug_shapes: log the time of each call, its largest
+            difference from packed SDPA, each new shape. The first two synchronise.
+    """
+
+    enabled: bool = True
+    min_len: int | Mapping[str, int | None] | None = 0
+    group_kernels: bool = True
+    force: bool = False
+    on_error: Literal["raise", "fallback"] = "raise"
+    debug_timing: bool = False
+    debug_compare: bool = False
+    debug_shapes: bool = False
+    handle: int = field(init=False, repr=False, default=-1)
+    # Worked out once, since the choice is made on every call.
+    off: str | None = field(init=False, repr=False, default=None)
+    debug: bool = field(init=False, repr=False, default=False)
+    plain: bool = field(init=False, repr=False, default=True)
+    always: bool = field(init=False, repr=False, default=True)
+    _limits: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "fallback"):
+            raise ValueError(f'on_error must be "raise" or "fallback", got {self.on_error!r}')
+        off = None if self.enabled else "disabled"
+        if off is None and not self.group_kernels:
+            off = "group_kernels_off"
+        debug = self.debug_timing or self.debug_compare or self.debug_shapes
+        object.__setattr__(self, "off", off)
+        object.__setattr__(self, "debug", debug)
+        object.__setattr__(self, "plain", not debug and self.on_error == "raise")
+        object.__setattr__(self, "always", self.force or self.min_len == 0)
+        # The custom operator passes a policy as a number: its schema has no type for an object.
+        object.__setattr__(self, "handle", len(_policies))
+        _policies.append(self)
+
+    def __reduce__(self) -> tuple[type[Policy], tuple[object, ...]]:
+        # A handle counts the policies of one process: a copy must be entered anew.
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
+
+    def limit(self, device_index: int) -> int:
+        """The threshold on a device (-1: the CPU), looked up once."""
+        found = self._limits.get(device_index)
+        if found is None:
+            value = self.min_len
+            if isinstance(value, Mapping):
+                name = torch.cuda.get_device_name(device_index) if device_index >= 0 else "cpu"
+                value = value.get(name)
+            found = self._limits[device_index] = _NEVER if value is None else int(value)
+        return found
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Policy:
+        """The policy that the ``NSA_*`` variables describe.
+
+        ``NSA_USE_TRITON_SEL``, ``NSA_SEL_TRITON_MIN_L``, ``NSA_SEL_TRITON_GROUP``,
+        ``NSA_TRITON_SEL_FORCE``, ``NSA_DEBUG_TIMING``, ``NSA_DEBUG_COMPARE``,
+        ``NSA_DEBUG_SHAPES``. Flags are 0/1, true/false, yes/no or on/off.
+
+        Raises:
+            ValueError: a variable holds something else; the message names it.
+        """
+        env = os.environ if environ is None else environ
+        text = env.get("NSA_SEL_TRITON_MIN_L", "0").strip()
+        if not text.isdigit():
+            raise ValueError(f"NSA_SEL_TRITON_MIN_L must be a whole number >= 0, got {text!r}")
+        return cls(
+            enabled=_flag(env, "NSA_USE_TRITON_SEL", True),
+            min_len=int(text),
+            group_kernels=_flag(env, "NSA_SEL_TRITON_GROUP", True),
+            force=_flag(env, "NSA_TRITON_SEL_FORCE", False),
+            debug_timing=_flag(env, "NSA_DEBUG_TIMING", False),
+            debug_compare=_flag(env, "NSA_DEBUG_COMPARE", False),
+            debug_shapes=_flag(env, "NSA_DEBUG_SHAPES", False),
+        )
+
+    @classmethod
+    def from_thresholds(cls, path: str | Path, base: Policy | None = None) -> Policy:
+        """``base`` (default: the environment's) with the thresholds of a file nsabench wrote.
+
+        The file's ``runtime.sel_triton_min_L`` is a number, null (never), or a mapping from GPU
+        name to one of these.
+
+        Raises:
+            ImportError: PyYAML is not installed.
+            ValueError: the file does not hold that field, or holds something else there.
+        """
+        import yaml
+
+        content = yaml.safe_load(Path(path).read_text())
+        runtime = content.get("runtime") if isinstance(content, dict) else None
+        if not isinstance(runtime, dict) or "sel_triton_min_L" not in runtime:
+            raise ValueError(f"{path}: no field runtime.sel_triton_min_L")
+        value = runtime["sel_triton_min_L"]
+        for item in value.values() if isinstance(value, dict) else [value]:
+            if item is not None and (isinstance(item, bool) or not isinstance(item, int)):
+                raise ValueError(
+                    f"{path}: runtime.sel_triton_min_L must hold whole numbers or null, "
+                    f"got {item!r}"
+                )
+        return replace(base or default_policy(), min_len=value)
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text == "":
+        return default
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"{name} must be 0 or 1, got {env[name]!r}")
+
+
+@functools.lru_cache(maxsize=1)
+def default_policy() -> Policy:
+    """The environment's policy, read once in the life of the process."""
+    return Policy.from_environment()
+
+
+def by_handle(handle: int) -> Policy:
+    """The policy with this ``handle``; -1 is the default one."""
+    return default_policy() if handle < 0 else _policies[handle]
+
+
+def choose(
+    policy: Policy,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    selected_len: int,
+) -> str | None:
+    """None for the kernel, or the reason (a key of ``REASONS``) for packed SDPA.
+
+    Looks at metadata only and never waits for the device.
+    """
+    if policy.off is not None:
+        return policy.off
+    device = q.get_device()
+    if device < 0 and not CPU_ALLOWED:
+        return "not_cuda"
+    if k.get_device() != device or v.get_device() != device:
+        raise ValueError(
+            f"selection_attention: q, k and v must be on one device; "
+            f"got {q.device}, {k.device}, {v.device}"
+        )
+    dtype = q.dtype
+    if k.dtype is not dtype or v.dtype is not dtype:
+        raise TypeError(
+            f"selection_attention: q, k and v must share one dtype; "
+            f"got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if dtype not in DTYPES:
+        return "dtype"
+    if not (MIN_DIM <= q.size(-1) <= MAX_DIM and MIN_DIM <= v.size(-1) <= MAX_DIM):
+        return "head_dim"
+    if policy.always:
+        return None
+    limit = policy.limit(device)
+    if selected_len < limit:
+        return "never_faster" if limit == _NEVER else "below_min_L"
+    return None

@@ -1,0 +1,77 @@
+"""The fallback: the selected keys packed by torch operations, then PyTorch's own attention."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..launch import checks as check
+from ..selection.ranges.api import check_ranges
+from ..selection.ranges.spans import disjoint_spans
+
+
+def packed_sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    selected_len: int | None = None,
+) -> torch.Tensor:
+    """``selection_ranges`` without custom kernels: any device, differentiable, no synchronisation.
+
+    Args:
+        q, k, v, ranges, sm_scale: as ``selection_ranges``; any floating dtype.
+        selected_len: upper bound of the keys a row selects. It sizes the packed copy, so a row
+            that selects more is an error, found on the device. None: S_kv.
+
+    Returns:
+        out [B, S, G, h, Dv], contiguous; a row that selects nothing gives 0 and zero gradients.
+
+    Raises:
+        TypeError, ValueError: inputs that do not fit together, as ``selection_ranges``.
+    """
+    ranges = check_ranges(q, k, v, ranges)
+    b, s, g, h, d = q.shape
+    s_kv, dv = k.shape[2], v.shape[3]
+    bound = s_kv if selected_len is None else selected_len
+    check.require(bound >= 0, f"packed_sdpa: selected_len must not be negative; got {bound}")
+    width = min(max(bound, 1), s_kv)
+    if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
+        # Zeros that autograd connects to the inputs, whatever their values.
+        return q.new_zeros((b, s, g, h, dv)) + sum(x[:0].sum() for x in (q, k, v))
+    rows = b * s * g
+    start, before = disjoint_spans(ranges, s_kv)
+    start, before = start.view(rows, -1), before.view(rows, -1)
+    count = before[:, -1:]
+    if selected_len is not None:
+        torch._assert_async((count <= bound).all())
+    step = torch.arange(width, dtype=torch.int32, device=q.device).expand(rows, width).contiguous()
+    span = torch.searchsorted(before[:, 1:].contiguous(), step, right=True)
+    span = span.clamp_(max=start.shape[1] - 1)
+    key = (start.gather(1, span) + step - before.gather(1, span)).clamp_(0, s_kv - 1)
+    first = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
+    index = (first.expand(b, s, g).reshape(rows, 1) + key).flatten()
+    # A row with no key attends to its first slot and is cleared below: a mask without any key
+    # would give NaN, also in the gradients.
+    mask, empty = step < count.clamp(min=1), count == 0
+    out = scaled_dot_product_attention(
+        # A backward makes its weights again from logits and log-sum-exp, both float32: of large
+        # values they differ by so much that a weight is infinite, and times a gradient of 0 NaN.
+        q.reshape(rows, h, d).masked_fill(empty.unsqueeze(-1), 0.0).unsqueeze(1),
+        _take(k.reshape(-1, d), index).view(rows, 1, width, d),
+        _take(v.reshape(-1, dv), index).view(rows, 1, width, dv),
+        attn_mask=mask.view(rows, 1, 1, width),
+        scale=sm_scale,
+    )
+    out = out.reshape(rows, h, dv).masked_fill(empty.unsqueeze(-1), 0.0)
+    return out.view(b, s, g, h, dv).contiguous()
+
+
+def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows ``index`` of x, out of a float32 copy if a gradient is needed: torch adds up the
+    gradients of a row in the dtype that it was taken in, which loses per cents in bfloat16."""
+    if torch.is_grad_enabled() and x.requires_grad and x.element_size() < 4:
+        return x.float().index_select(0, index).to(x.dtype)
+    return x.index_select(0, index)

@@ -1,0 +1,1 @@
+"""What others ask of the kernels; nothing here is imported by the library itself."""

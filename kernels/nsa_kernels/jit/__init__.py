@@ -1,0 +1,1 @@
+"""Device code that families share, and the one place that knows versions of Triton."""

@@ -1,0 +1,293 @@
+"""Device functions that every forward kernel shares: tile load, softmax step, merge of shares.
+
+Logits live in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
+LSE that leaves a kernel is the natural logarithm.
+"""
+
+from __future__ import annotations
+
+from .compat import dot, narrow, tl, triton
+
+
+@triton.jit
+def load_tile(
+    base,
+    index,
+    cols,
+    stride_row,
+    stride_col,
+    valid,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Rows ``index`` (int64) of a matrix, ``WIDTH`` columns padded with zeros to ``BLOCK``."""
+    ptrs = base + index[:, None] * stride_row + cols[None, :] * stride_col
+    if MASKED:
+        if WIDTH == BLOCK:
+            tile = tl.load(ptrs, mask=valid[:, None], other=0.0)
+        else:
+            tile = tl.load(ptrs, mask=valid[:, None] & (cols[None, :] < WIDTH), other=0.0)
+    else:
+        if WIDTH == BLOCK:
+            tile = tl.load(ptrs)
+        else:
+            tile = tl.load(ptrs, mask=cols[None, :] < WIDTH, other=0.0)
+    return tile
+
+
+@triton.jit
+def softmax_step(
+    q,
+    k,
+    v,
+    valid,
+    row_max,
+    sums,
+    acc,
+    scale_log2,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One online-softmax update with a tile of keys; at least one key of the tile is valid."""
+    s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
+    s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
+    if MASKED:
+        s = tl.where(valid[None, :], s, float("-inf"))
+    return softmax_update(s, v, row_max, sums, acc, PRECISION)
+
+
+@triton.jit
+def softmax_update(s, v, row_max, sums, acc, PRECISION: tl.constexpr):
+    """The update by logits ``s`` (log2), -inf where a key is not valid, and their values ``v``.
+
+    ``sums`` [heads, keys of a tile] is summed over its keys only at the end: a sum over the tile
+    would cost a barrier of all warps in every step.
+    """
+    new_max = tl.maximum(row_max, tl.max(s, 1))
+    p = tl.exp2(s - new_max[:, None])
+    alpha = tl.exp2(row_max - new_max)
+    sums = sums * alpha[:, None] + p
+    acc = acc * alpha[:, None]
+    acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
+    return new_max, sums, acc
+
+
+@triton.jit
+def late(q, now, LATE: tl.constexpr):
+    """``q``; when LATE, under a condition that always holds but that the compiler cannot see.
+
+    Without it q is staged in shared memory before the loop, and the first keys are asked for only
+    after q has arrived: one round trip to memory, which counts where programs are few. With it q
+    is staged again for every tile, which counts where they are many.
+    """
+    if LATE:
+        q = tl.where(now, q, tl.zeros_like(q))
+    return q
+
+
+@triton.jit
+def attend_tile(
+    q,
+    now,
+    k_base,
+    v_base,
+    at,
+    valid,
+    k_sl,
+    k_sd,
+    v_sl,
+    v_sd,
+    row_max,
+    sums,
+    acc,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    MASKED: tl.constexpr,
+    LATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Load the keys and values at ``at`` (int64) and take one softmax step with them.
+
+    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``at`` are valid.
+    """
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    k = load_tile(k_base, at, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
+    v = load_tile(v_base, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
+    return softmax_step(
+        late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
+    )
+
+
+@triton.jit
+def attend_span(
+    q,
+    k_base,
+    v_base,
+    lo,
+    hi,
+    k_sl,
+    k_sd,
+    v_sl,
+    v_sd,
+    row_max,
+    sums,
+    acc,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    MASKED: tl.constexpr,
+    LATE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """All keys lo .. hi - 1, tile by tile."""
+    for start in range(lo, hi, BLOCK_L):
+        pos = start + tl.arange(0, BLOCK_L)
+        row_max, sums, acc = attend_tile(
+            q,
+            start >= lo,
+            k_base,
+            v_base,
+            pos.to(tl.int64),
+            pos < hi,
+            k_sl,
+            k_sd,
+            v_sl,
+            v_sd,
+            row_max,
+            sums,
+            acc,
+            scale_log2,
+            D,
+            DV,
+            BLOCK_D,
+            BLOCK_DV,
+            MASKED,
+            LATE,
+            PRECISION,
+        )
+    return row_max, sums, acc
+
+
+@triton.jit
+def store_row(
+    out_ptr,
+    lse_ptr,
+    acc,
+    row_max,
+    row_sum,
+    first_head,
+    H,
+    DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Write a whole row at ``out_ptr``, ``lse_ptr``; no key at all gives out = 0, lse = -inf."""
+    cols = tl.arange(0, BLOCK_DV)
+    heads = first_head + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
+    some = row_sum > 0
+    safe = tl.where(some, row_sum, 1.0)
+    out = acc / safe[:, None]
+    lse = tl.where(some, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
+    tl.store(
+        out_ptr + heads[:, None] * DV + cols[None, :],
+        narrow(out, out_ptr.dtype.element_ty),
+        mask=heads_ok[:, None] & (cols[None, :] < DV),
+    )
+    tl.store(lse_ptr + heads, lse, mask=heads_ok)
+
+
+@triton.jit
+def store_share(
+    part_ptr,
+    plse_ptr,
+    slot,
+    acc,
+    row_max,
+    row_sum,
+    first_head,
+    H,
+    DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Write the share of a row, one key at least, to slot ``slot`` (int64) of the workspace.
+
+    ``part_ptr`` fp32 [slots, H, DV], normalised; ``plse_ptr`` fp32 [slots, H], log2.
+    """
+    cols = tl.arange(0, BLOCK_DV)
+    heads = first_head + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
+    at = slot * H + heads
+    tl.store(
+        part_ptr + at[:, None] * DV + cols[None, :],
+        acc / row_sum[:, None],
+        mask=heads_ok[:, None] & (cols[None, :] < DV),
+    )
+    tl.store(plse_ptr + at, row_max + tl.log2(row_sum), mask=heads_ok)
+
+
+@triton.jit
+def combine_shares(
+    part_ptr,
+    plse_ptr,
+    first_slot,
+    n_slots,
+    h,
+    H,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """The shares of one head ``h`` of a row, in the order of the slots: fp32 [Dv], log2 LSE."""
+    cols = tl.arange(0, BLOCK_DV)
+    slots = tl.arange(0, BLOCK_S)
+    top = float("-inf")
+    total = 0.0
+    merged = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    for s0 in range(0, n_slots, BLOCK_S):
+        live = s0 + slots < n_slots
+        row = (first_slot + s0 + slots) * H + h
+        lses = tl.load(plse_ptr + row, mask=live, other=float("-inf"))
+        parts = tl.load(
+            part_ptr + row[:, None] * DV + cols[None, :],
+            mask=live[:, None] & (cols[None, :] < DV),
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lses, 0))
+        old = tl.exp2(top - new_top)
+        weight = tl.exp2(lses - new_top)
+        merged = merged * old + tl.sum(parts * weight[:, None], 0)
+        total = total * old + tl.sum(weight, 0)
+        top = new_top
+    return merged / total, top + tl.log2(total)
+
+
+@triton.jit
+def merge_shares(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    first_slot,
+    n_slots,
+    at,
+    h,
+    H,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Merge the shares of one head ``h`` of a row into ``at``."""
+    cols = tl.arange(0, BLOCK_DV)
+    out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
+    tl.store(out_ptr + at * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
+    tl.store(lse_ptr + at, lse * 0.6931471805599453)

@@ -1,0 +1,191 @@
+"""The second launch of a split call: merge the shares of each row, one program a head.
+
+Shares are merged in the order of their slots, so the result does not depend on timing. Compared
+with letting the last program of a row merge, a separate launch needs no atomics and no counters
+that must be zero, and works on all heads at once (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..jit.compat import narrow, tl, triton, wait_for_last_launch
+from ..jit.tiles import merge_shares
+from ..selection.config import dependent_launch, launch_options
+from .checks import cdiv, next_power_of_2
+
+MANY_PROGRAMS = 1024
+"""Programs of a merge up to which each looks at one row only."""
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    table_ptr,
+    H,
+    n_rows,
+    n_slots,
+    slots,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr,
+    TABLE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
+    wait_for_last_launch(PDL)
+    h = tl.program_id(1)
+    if TABLE:
+        row0 = tl.program_id(0).to(tl.int64) * ROWS
+        rows = row0 + tl.arange(0, ROWS)
+        # A table that is not written (malformed cu_seqlens) must not lead out of the workspace.
+        counts = tl.load(table_ptr + rows * 2 + 1, mask=rows < n_rows, other=0)
+        counts = tl.minimum(counts, slots)
+        if tl.max(counts, 0) > 1:
+            for i in range(ROWS):
+                row = row0 + i
+                count = tl.sum(tl.where(rows == row, counts, 0), 0)
+                if count > 1:
+                    first = tl.load(table_ptr + row * 2)
+                    first = tl.maximum(tl.minimum(first, slots - count), 0).to(tl.int64)
+                    merge_shares(
+                        out_ptr,
+                        lse_ptr,
+                        part_ptr,
+                        plse_ptr,
+                        first,
+                        count,
+                        row * H + h,
+                        h,
+                        H,
+                        DV,
+                        BLOCK_DV,
+                        BLOCK_S,
+                    )
+    else:
+        only = tl.program_id(0).to(tl.int64)
+        merge_shares(
+            out_ptr,
+            lse_ptr,
+            part_ptr,
+            plse_ptr,
+            only * n_slots,
+            n_slots,
+            only * H + h,
+            h,
+            H,
+            DV,
+            BLOCK_DV,
+            BLOCK_S,
+        )
+
+
+class Shares(NamedTuple):
+    """What the first launch of a split call leaves, to be merged where ``splits`` is over 1.
+
+    Rows of which one program saw all keys are in ``out`` and ``lse`` already. part, plse:
+    ``workspace``. table: as ``merge`` takes it.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    part: torch.Tensor
+    plse: torch.Tensor
+    table: torch.Tensor | None
+    splits: int
+
+
+def workspace(
+    like: torch.Tensor, slots: int, heads: int, dv: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised fp32 shares [slots, heads, dv] and their log2 LSEs [slots, heads], flat."""
+    buffer = torch.empty(slots * heads * (dv + 1), dtype=torch.float32, device=like.device)
+    edge = slots * heads * dv
+    return buffer[:edge], buffer[edge:]
+
+
+def merge(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    part: torch.Tensor,
+    plse: torch.Tensor,
+    table: torch.Tensor | None,
+    n_slots: int,
+    slots: int = 0,
+) -> None:
+    """Write ``out`` [..., H, Dv] and ``lse`` [..., H] of the rows that were split.
+
+    Args:
+        table: int32 [rows, 2], first slot and number of shares of each row, written by the first
+            launch; None when every row has ``n_slots`` shares, row after row.
+        n_slots: shares of each row, or how many a row is expected to have at most.
+        slots: how many the workspace has; needed with a table.
+    """
+    h, dv = out.shape[-2:]
+    block_dv = next_power_of_2(dv)
+    # At most 128 registers a thread of one warp pair for the tile of shares.
+    block_s = max(2, min(next_power_of_2(n_slots), 8192 // block_dv))
+    n_rows = lse.numel() // h
+    pdl = dependent_launch(out.device)
+    # With a table most rows of a large call were not split; a program looks at several at once.
+    rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
+    merge_kernel[(cdiv(n_rows, rows), h)](
+        out,
+        lse,
+        part,
+        plse,
+        lse if table is None else table,
+        h,
+        n_rows,
+        n_slots,
+        slots,
+        DV=dv,
+        BLOCK_DV=block_dv,
+        BLOCK_S=block_s,
+        ROWS=rows,
+        TABLE=table is not None,
+        PDL=pdl,
+        num_warps=2 if block_s * block_dv > 2048 else 1,
+        num_stages=1,
+        **launch_options(pdl),
+    )
+
+
+def room_for_shares(
+    dk: torch.Tensor, dv: torch.Tensor, shares: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Where the first share of dk and of dv goes, and how many elements behind it the next: one
+    share is the gradient, more are float32, for ``add_shares``."""
+    stride = dk.numel() + dv.numel()
+    if shares == 1:
+        return dk, dv, stride
+    parts = dk.new_empty((shares, stride), dtype=torch.float32)
+    return parts, parts[0, dk.numel() :], stride
+
+
+@triton.jit
+def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
+    """Program (elements of dk, then of dv): the sum of their shares, in order."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < share_stride
+    total = tl.zeros([TILE], dtype=tl.float32)
+    for _ in range(shares):
+        total += tl.load(parts_ptr + at, mask=inside, other=0.0)
+        parts_ptr += share_stride
+    total = narrow(total, dk_ptr.dtype.element_ty)
+    tl.store(dk_ptr + at, total, mask=at < k_numel)
+    tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))
+
+
+def add_shares(parts: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> None:
+    """Write dk and dv, contiguous, as sums of parts [shares, dk.numel() + dv.numel()] float32."""
+    shares, stride = parts.shape
+    sum_kernel[(cdiv(stride, 1024),)](
+        parts, dk, dv, shares, stride, dk.numel(), TILE=1024, num_warps=4
+    )

@@ -1,0 +1,1 @@
+"""Which blocks are worth selecting: block scores, and the best n of them."""

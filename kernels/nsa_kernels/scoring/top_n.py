@@ -1,0 +1,178 @@
+"""Which blocks a query selects: the forced ones, then those of the highest scores.
+
+Ties go to the lowest index, here and in everything that must agree with it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..band.launch import traced
+from ..jit.compat import start_next_launch, tl, triton, wait_for_last_launch
+from ..launch import checks as check
+from ..selection.config import launch_options
+
+LOCAL_BLOCKS = 2
+"""Blocks up to the query's own that are always selected, as is the first."""
+
+
+@triton.jit
+def select_blocks_kernel(
+    scores_ptr,
+    ranges_ptr,
+    T,
+    H,
+    n_blocks,
+    first_position,
+    window,
+    COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    LOCAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WITH_WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (query and head of a batch): ranges int32 [B,T,H,COUNT,2] of scores [B,T,H,n_blocks].
+
+    A block that begins behind the query is never taken; what is left over is empty, (0, 0).
+    WITH_WINDOW, of one query: ranges [B,2,H,COUNT,2], the second with the last ``window`` keys as
+    its only span.
+    """
+    start_next_launch(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    position = first_position + (tl.program_id(0) // H) % T
+    blocks = tl.arange(0, BLOCK)
+    wait_for_last_launch(PDL)
+    score = tl.load(scores_ptr + row * n_blocks + blocks, mask=blocks < n_blocks, other=0.0)
+    own = position // SIZE
+    # What is below zero, -0.0 and a NaN have bits above those of a forced block.
+    score = tl.where(score > 0, score, 0.0)
+    forced = (blocks == 0) | (blocks > own - LOCAL)
+    score = tl.where(forced, float("inf"), score)
+    # One key to compare by: scores are not negative, so that their bits are in their order, and of
+    # equal ones the lowest index is the greatest.
+    key = score.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
+    if WITH_WINDOW:
+        row = row // H * (2 * H) + row % H
+        for i in range(COUNT):
+            near = tl.where(i == 0, tl.maximum(position + 1 - window, 0), 0)
+            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2, near.to(tl.int32))
+            end = tl.where(i == 0, position + 1, 0)
+            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2 + 1, end.to(tl.int32))
+    for i in range(COUNT):
+        best = tl.max(key, 0)
+        chosen = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
+        some = best >= 0
+        start = tl.where(some, chosen * SIZE, 0)
+        end = tl.where(some, tl.minimum(chosen * SIZE + SIZE, position + 1), 0)
+        tl.store(ranges_ptr + (row * COUNT + i) * 2, start)
+        tl.store(ranges_ptr + (row * COUNT + i) * 2 + 1, end)
+        key = tl.where(key == best, -1, key)
+
+
+def select_blocks(
+    scores: torch.Tensor,
+    count: int,
+    *,
+    block_size: int = 64,
+    first_position: int = 0,
+    local: int = LOCAL_BLOCKS,
+) -> torch.Tensor:
+    """The ``count`` blocks that each query selects, as spans of tokens up to its own position.
+
+    The first block and the ``local`` last ones are always in; then come the highest scores, the
+    lowest index where scores are equal.
+
+    Args:
+        scores: float32 [B, T, H, n_blocks], up to 65536 blocks, that hold the queries; what is
+            negative or NaN counts as 0.
+        first_position: of the first of the T queries.
+
+    Returns:
+        int32 [B, T, H, count, 2], half-open, in the order in which blocks were chosen; empty spans
+        (0, 0) where there are fewer.
+
+    Raises:
+        TypeError: scores of another dtype.
+        ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
+            blocks than the queries lie in, or too many, wrong device.
+    """
+    if traced(scores):
+        found: torch.Tensor = _operator(scores, count, block_size, first_position, local)
+        return found
+    return _launch(scores, count, block_size, first_position, local)
+
+
+def _launch(
+    scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
+) -> torch.Tensor:
+    if scores.dtype != torch.float32:
+        raise TypeError(f"select_blocks: scores must be float32; got {scores.dtype}")
+    check.require(
+        scores.dim() == 4 and block_size >= 1 and first_position >= 0 and local >= 0,
+        f"select_blocks: expected scores [B,T,H,n_blocks], a block_size of at least 1, and "
+        f"first_position and local not negative; got {tuple(scores.shape)}, {block_size}, "
+        f"{first_position}, {local}",
+    )
+    tokens, blocks = first_position + scores.shape[1], scores.shape[3]
+    check.require(
+        blocks * block_size >= tokens,
+        f"select_blocks: {blocks} blocks of {block_size} do not hold {tokens} tokens",
+    )
+    return launch(scores, count, block_size, first_position, local)
+
+
+@check.on_its_device
+def launch(
+    scores: torch.Tensor,
+    count: int,
+    block_size: int,
+    first_position: int,
+    local: int = LOCAL_BLOCKS,
+    window: int = 0,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """``select_blocks``; with a ``window``, for T = 1, int32 [B, 2, H, count, 2]: what is selected
+    and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
+    """
+    b, t, h, n_blocks = scores.shape
+    check.check_device("select_blocks", scores)
+    check.require(
+        count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
+    )
+    check.require(n_blocks <= 65536, f"select_blocks: at most 65536 blocks; got {n_blocks}")
+    sets = 2 if window else t
+    ranges = torch.empty((b, sets, h, count, 2), dtype=torch.int32, device=scores.device)
+    if ranges.numel() == 0:
+        return ranges
+    width = max(16, check.next_power_of_2(n_blocks))
+    select_blocks_kernel[(b * t * h,)](
+        scores.contiguous(),
+        ranges,
+        t,
+        h,
+        n_blocks,
+        first_position,
+        window,
+        COUNT=count,
+        SIZE=block_size,
+        LOCAL=local,
+        BLOCK=width,
+        WITH_WINDOW=window > 0,
+        PDL=pdl,
+        num_warps=max(1, min(8, width // 256)),
+        num_stages=1,
+        **launch_options(pdl),
+    )
+    return ranges
+
+
+_operator = torch.library.custom_op("nsa_kernels::select_blocks", _launch, mutates_args=())
+
+
+@_operator.register_fake
+def _(
+    scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
+) -> torch.Tensor:
+    return scores.new_empty((*scores.shape[:3], count, 2), dtype=torch.int32)

@@ -1,0 +1,1 @@
+"""The selection branch: attention over the keys that a query has chosen, in four layouts."""

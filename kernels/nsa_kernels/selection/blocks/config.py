@@ -1,0 +1,220 @@
+"""How the block kernels are launched, and which of them: rules from shapes (docs/kernels.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...launch.checks import cdiv, next_power_of_2, require
+from ..config import device_limits
+
+WORKSPACE_BYTES = 1 << 30
+BITS_BYTES = 64 << 20
+"""Scratch memory for the bits of a plan; above it the plan is built in several passes."""
+PROGRAMS = 2048
+"""Work items that keep a large device busy to the end of a launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Sizes of a call: N tokens, HQ query and H KV heads, S blocks a token of ``block_size``."""
+
+    n: int
+    hq: int
+    h: int
+    s: int
+    d: int
+    dv: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def group(self) -> int:
+        return self.hq // self.h
+
+    @property
+    def plan_bytes(self) -> int:
+        """Lists of the plan, and the bits while it is built."""
+        bits = self.n * self.h * cdiv(self.n, self.block_size) // 8
+        return 8 * self.n * self.h * self.s + 2 * min(bits, BITS_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """A launch: ``rows`` (query, head) a tile, at most ``queries`` of a block a program.
+
+    ahead: the forward loads a tile's tokens one tile early.
+    """
+
+    rows: int
+    queries: int
+    warps: int
+    registers: int | None
+    ahead: bool = False
+
+
+def beyond_int32(*tensors: torch.Tensor) -> bool:
+    """Whether an element of one of them is 2**31 or more elements from its first."""
+    return any(
+        sum((n - 1) * abs(stride) for n, stride in zip(x.shape, x.stride(), strict=True)) >= 1 << 31
+        for x in tensors
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Tokens of a chunk and KV heads worked on at once."""
+
+    chunk: int
+    heads: int
+
+
+WIDE_SHARED = 200 << 10
+"""Bytes a program; GPUs with more multiply transposed operands where they lie."""
+
+
+def _forward_bytes(shape: BlockShape, rows: int) -> int:
+    """Upper bound of the shared memory of a forward tile: K and V, q, the scores."""
+    d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
+    held = shape.block_size * (d + dv) + rows * d + 2 * rows * shape.block_size
+    return held * shape.dtype.itemsize
+
+
+def _backward_bytes(shape: BlockShape, rows: int) -> int:
+    """Shared memory of a backward tile, as compiled: K and V, q and d_out, one tile of scores.
+
+    Other GPUs than those with ``WIDE_SHARED`` keep K a second time, transposed.
+    """
+    d, dv = next_power_of_2(shape.d), next_power_of_2(shape.dv)
+    wide = device_limits(shape.device).shared_bytes > WIDE_SHARED
+    held = (shape.block_size + rows) * (d + dv) + rows * shape.block_size
+    if not wide:
+        held += shape.block_size * d
+    return held * shape.dtype.itemsize
+
+
+def _tile_rows(shape: BlockShape, of: str, room: Callable[[BlockShape, int], int]) -> int:
+    """The most rows of a tile, 64 or a query's heads, whose operands fit in shared memory.
+
+    Raises:
+        ValueError: not even the fewest fit.
+    """
+    one = next_power_of_2(shape.group)
+    if shape.dtype.itemsize == 4:
+        # IEEE products on the plain cores hold their operands in registers.
+        return max(32, one)
+    limit = device_limits(shape.device).shared_bytes
+    rows = 64
+    while rows > 16 and room(shape, rows) > limit:
+        rows //= 2
+    rows = max(rows, one)
+    require(
+        room(shape, rows) <= limit,
+        f"block_selection_attention: the {of} with D={shape.d}, Dv={shape.dv}, block_size="
+        f"{shape.block_size} and {shape.group} query heads a key head needs "
+        f"{room(shape, rows) >> 10} KiB of shared memory, and {shape.device} gives a program "
+        f"{limit >> 10}; take a smaller block_size",
+    )
+    return rows
+
+
+def forward_config(shape: BlockShape) -> BlockConfig:
+    """Work items of about a thousand rows: long enough to pay for K and V, short for the tail."""
+    rows = _tile_rows(shape, "forward", _forward_bytes)
+    wide = max(shape.d, shape.dv) > 128
+    # 128 registers let four programs of four warps share a multiprocessor.
+    plain = shape.dtype.itemsize == 4 or wide
+    queries = max(64, 512 // shape.group)
+    # The tokens of the next tile fit in the registers left if they are few (G = 4: +10 % time).
+    ahead = not plain and shape.group >= 16
+    return BlockConfig(rows, queries, 8 if wide else 4, None if plain else 128, ahead)
+
+
+def _backward_queries(shape: BlockShape) -> int:
+    queries = next_power_of_2(shape.n * shape.h * shape.s // PROGRAMS)
+    return min(max(queries, 64), min(1024, max(64, 8192 // shape.group)))
+
+
+def backward_config(shape: BlockShape) -> BlockConfig:
+    """Longer items than the forward's: a program ends with dK and dV to be written."""
+    warps = 8 if max(shape.d, shape.dv) > 128 else 4
+    return BlockConfig(
+        _tile_rows(shape, "backward", _backward_bytes), _backward_queries(shape), warps, None
+    )
+
+
+def _even(n: int, most: int) -> int:
+    """The length of chunks of at most ``most`` tokens that share n evenly; a multiple of 32."""
+    return min(cdiv(cdiv(n, cdiv(n, most)), 32) * 32, most)
+
+
+def _too_small(cap: int, need: int) -> ValueError:
+    return ValueError(
+        f"block_selection_attention: a workspace of {cap} bytes is too small for these shapes; "
+        f"they need at least {need}"
+    )
+
+
+def forward_workspace(shape: BlockShape, cap: int) -> Workspace:
+    """Chunks of tokens with as many heads at once as leave them a thousand tokens."""
+    entry = shape.group * (shape.dv * shape.dtype.itemsize + 4)
+    left = cap - shape.plan_bytes
+    if left < 32 * shape.s * entry:
+        raise _too_small(cap, shape.plan_bytes + 32 * shape.s * entry)
+    heads = min(shape.h, max(left // (1024 * shape.s * entry), 1))
+    most = left // (heads * shape.s * entry) // 32 * 32
+    return Workspace(_even(shape.n, most), heads)
+
+
+def backward_workspace(shape: BlockShape, cap: int) -> Workspace:
+    """The fewest launches, and of equals the longest chunks.
+
+    dK and dV of the heads at hand are summed in fp32; what further items of a block sum takes at
+    most a block a whole item.
+    """
+    width = shape.d + shape.dv
+    left = cap - 8 * shape.n * shape.h * shape.s - 4 * shape.n * shape.hq
+    sums = 4 * shape.n * width
+    entry = shape.group * shape.d * shape.dtype.itemsize
+    entry += cdiv(4 * shape.block_size * width, _backward_queries(shape))
+    best, fewest = None, 0
+    for heads in range(1, shape.h + 1):
+        most = (left // heads - sums - 4 * shape.block_size * width) // (shape.s * entry)
+        if most < 32:
+            break
+        chunk = _even(shape.n, most // 32 * 32)
+        launches = cdiv(shape.h, heads) * cdiv(shape.n, chunk)
+        if best is None or launches < fewest:
+            best, fewest = Workspace(chunk, cdiv(shape.h, cdiv(shape.h, heads))), launches
+    if best is None:
+        need = cap - left + sums + 4 * shape.block_size * width + 32 * shape.s * entry
+        raise _too_small(cap, need)
+    return best
+
+
+def heads_at_once(shape: BlockShape, chunk: int, room: Workspace) -> int:
+    """KV heads of a launch with a plan in chunks of ``chunk``, in the room of another's."""
+    return min(shape.h, max(room.chunk * room.heads // chunk, 1))
+
+
+def query_major_wins(shape: BlockShape) -> bool:
+    """Whether reading every chosen block a query beats planning, partials and their merge.
+
+    Rates in bytes/us: what the two loops reach from L2 and from memory, measured on an H200; on
+    other devices scaled by their data sheets, where memory is slower against L2 without HBM.
+    """
+    if shape.device.type != "cuda":
+        return shape.n <= 64
+    major, minor = torch.cuda.get_device_capability(shape.device)
+    cache, memory = {(8, 0): (4.5e6, 1.5e6), (9, 0): (8.2e6, 3.5e6), (10, 0): (1e7, 5.5e6)}.get(
+        (major, minor), (4.0e6, 0.8e6)
+    )
+    entries = shape.n * shape.h * shape.s
+    item = shape.dtype.itemsize
+    direct = entries * shape.block_size * (shape.d + shape.dv) * item / cache
+    rows = entries * shape.group * item
+    # The plan's launches take about 25 us.
+    return direct < 25 + rows * shape.d / cache + rows * 2 * shape.dv / memory

@@ -1,0 +1,248 @@
+"""Launchers of the CUDA C++ kernels. Same contracts as the Triton kernels of the same names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ...launch import checks as check
+from ...launch.shares import merge, workspace
+from ..config import check_chunks, device_limits, ranges_config, rows_config
+from ..ranges.api import check_ranges
+from ..rows.api import check_rows
+from .nvrtc import Unsupported, Variant, launch
+
+HEAD_DIMS = (64, 128)
+DTYPES = (torch.float16, torch.bfloat16)
+SPANS = (32, 128)
+"""Spans a row that the range kernel is compiled for; a row may have fewer."""
+HEADS = 16
+"""Heads of a block: rows of the tensor cores' product."""
+
+
+class Tile(NamedTuple):
+    """``warps`` of a block; each has ``stages`` buffers for tiles of ``keys`` keys."""
+
+    warps: int
+    keys: int
+    stages: int
+
+
+def choose_tile(d: int, dv: int, spans: int, few: bool) -> Tile:
+    """The tile for these head dims; it fits the 99 KiB that the smallest GPUs give a block.
+
+    Few blocks need a third buffer to keep the memory busy. Where there are many, a third block on a
+    multiprocessor is worth more, if the buffers are large.
+    """
+    narrow = d + dv <= 128
+    return Tile(4, 16, 3 if narrow or (few and spans <= SPANS[0]) else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a call is launched: ``splits`` blocks share a row, each ``chunk`` keys (0: on device)."""
+
+    tile: Tile
+    splits: int
+    chunk: int
+    spans: int = 0
+
+    def variant(self, kernel: str, q: torch.Tensor, v: torch.Tensor) -> Variant:
+        """The kernel that is launched."""
+        bf16 = q.dtype == torch.bfloat16
+        return Variant(kernel, q.shape[-1], v.shape[-1], bf16, *self.tile, self.spans)
+
+
+def plan_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:
+    """How ``selection_rows`` is launched on these tensors."""
+    n, h, d = q.shape
+    dv = v.shape[-1]
+    config = rows_config(n, h, k.shape[1], d, dv, q.dtype, q.device)
+    few = _few(n * config.splits * check.cdiv(h, HEADS), q.device)
+    return Plan(choose_tile(d, dv, 0, few), config.splits, config.chunk)
+
+
+def plan_ranges(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    selected_len: int | None = None,
+) -> Plan:
+    """How ``selection_ranges`` is launched on these tensors.
+
+    Raises:
+        Unsupported: more spans a row than the kernel is compiled for.
+    """
+    b, s, g, h, d = q.shape
+    rows, n, dv = b * s * g, ranges.shape[-2], v.shape[-1]
+    spans = next((size for size in SPANS if n <= size), None)
+    if spans is None:
+        raise Unsupported(
+            f"selection_ranges: the CUDA C++ kernel takes {SPANS[-1]} spans a row, not {n}"
+        )
+    config = ranges_config(rows, h, n, k.shape[2], d, dv, selected_len, q.dtype, q.device)
+    few = _few(rows * config.splits * check.cdiv(h, HEADS), q.device)
+    return Plan(choose_tile(d, dv, spans, few), config.splits, 0, spans)
+
+
+def _few(blocks: int, device: torch.device) -> bool:
+    return blocks <= 4 * device_limits(device).processors
+
+
+def _check(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    d, dv = q.shape[-1], v.shape[-1]
+    if q.dtype not in DTYPES:
+        raise Unsupported(f"{op}: the CUDA C++ kernel takes float16 and bfloat16, not {q.dtype}")
+    if d not in HEAD_DIMS or dv not in HEAD_DIMS:
+        raise Unsupported(
+            f"{op}: the CUDA C++ kernel takes head dims 64 and 128, not D={d}, Dv={dv}"
+        )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        steps = [
+            step
+            for step, size in zip(x.stride()[:-1], x.shape[:-1], strict=True)
+            if size > 1 and step % 8
+        ]
+        if x.stride(-1) != 1 or x.data_ptr() % 16 or steps:
+            raise Unsupported(
+                f"{op}: the CUDA C++ kernel copies 16 bytes at a time; {name} with strides "
+                f"{x.stride()} at {x.data_ptr() % 16} bytes past a multiple of 16 does not allow it"
+            )
+
+
+@check.on_its_device
+def selection_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``nsa_kernels.selection_rows`` in CUDA C++.
+
+    Args:
+        q: [N, H, D], k: [N, L, D], v: [N, L, Dv]; float16 or bfloat16, D and Dv 64 or 128, the
+            last dimension contiguous and all others at multiples of 16 bytes.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        plan: how to launch; chosen from the shapes when None.
+
+    Returns:
+        out [N, H, Dv] in q's dtype and lse [N, H] float32 (natural log), both contiguous; an
+        empty selection gives out = 0, lse = -inf.
+
+    Raises:
+        TypeError, ValueError: as ``nsa_kernels.selection_rows``; a plan of another shape.
+        Unsupported: what this kernel does not take, or no NVRTC.
+    """
+    check_rows(q, k, v)
+    _check("selection_rows", q, k, v)
+    n, h, d = q.shape
+    length, dv = v.shape[1], v.shape[2]
+    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    if n == 0:
+        return out, lse
+    if plan is None:
+        plan = plan_rows(q, k, v)
+    else:
+        check_chunks("selection_rows", plan.splits, plan.chunk, plan.tile.keys, length)
+    part = plse = lse
+    if plan.splits > 1:
+        part, plse = workspace(q, n * plan.splits, h, dv)
+    launch(
+        plan.variant("rows", q, v),
+        (n, plan.splits, check.cdiv(h, HEADS)),
+        q.device,
+        (
+            *(q, k, v, out, lse, part, plse),
+            *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
+            *(h, length, plan.chunk, check.scale_log2(sm_scale, d)),
+        ),
+    )
+    if plan.splits > 1:
+        merge(out, lse, part, plse, None, plan.splits)
+    return out, lse
+
+
+@check.on_its_device
+def selection_ranges(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    selected_len: int | None = None,
+    plan: Plan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``nsa_kernels.selection_ranges`` in CUDA C++.
+
+    Args:
+        q: [B, S, G, h, D], k: [B, G, S_kv, D], v: [B, G, S_kv, Dv]; float16 or bfloat16, D and Dv
+            64 or 128, the last dimension contiguous and all others at multiples of 16 bytes.
+        ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], n up to 128, as the Triton kernel's.
+        sm_scale: factor on q.k; 1/sqrt(D) when None.
+        selected_len: upper bound of the keys a row selects; only a hint.
+        plan: how to launch; chosen from the shapes when None.
+
+    Returns:
+        out [B, S, G, h, Dv] in q's dtype and lse [B, S, G, h] float32 (natural log), both
+        contiguous; a row that selects nothing gives out = 0, lse = -inf.
+
+    Raises:
+        TypeError, ValueError: as ``nsa_kernels.selection_ranges``; a plan of another shape, an
+            input that requires a gradient.
+        Unsupported: what this kernel does not take, or no NVRTC.
+    """
+    check.check_qkv("selection_ranges", q, k, v)
+    check.check_no_backward("nsa_kernels.cuda.selection_ranges", q, k, v)
+    ranges = check_ranges(q, k, v, ranges)
+    _check("selection_ranges", q, k, v)
+    b, s, g, h, d = q.shape
+    s_kv, dv = v.shape[2], v.shape[3]
+    if plan is None:
+        plan = plan_ranges(q, k, v, ranges, selected_len)
+    else:
+        check.require(
+            plan.splits >= 1 and plan.spans >= ranges.shape[3],
+            f"selection_ranges: the plan is one for up to {plan.spans} spans a row, ranges has "
+            f"{ranges.shape[3]}; choose it by plan_ranges from these tensors, or leave it out",
+        )
+    rows = b * s * g
+    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
+    if rows == 0:
+        return out, lse
+    part = plse = table = lse
+    if plan.splits > 1:
+        part, plse = workspace(q, rows * plan.splits, h, dv)
+        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
+    launch(
+        plan.variant("ranges", q, v),
+        (rows, plan.splits, check.cdiv(h, HEADS)),
+        q.device,
+        (
+            *(q, k, v, ranges, out, lse, part, plse, table),
+            *(*q.stride()[:4], *k.stride()[:3], *v.stride()[:3], *ranges.stride()),
+            *(int(ranges.dtype == torch.int64), s, g, h, s_kv, ranges.shape[3]),
+            check.scale_log2(sm_scale, d),
+        ),
+    )
+    if plan.splits > 1:
+        merge(out, lse, part, plse, table, plan.splits, rows * plan.splits)
+    return out, lse
+
+
+def variants(op: str) -> Iterator[Variant]:
+    """Every variant that the op launches. op: "selection_rows" or "selection_ranges"."""
+    kernel = op.removeprefix("selection_")
+    sizes = SPANS if kernel == "ranges" else (0,)
+    for d, dv, bf16, spans in itertools.product(HEAD_DIMS, HEAD_DIMS, (False, True), sizes):
+        for tile in {choose_tile(d, dv, spans, few): None for few in (False, True)}:
+            yield Variant(kernel, d, dv, bf16, *tile, spans)

@@ -1,0 +1,1 @@
+"""One span a row, all of one length: ``selection_rows``."""

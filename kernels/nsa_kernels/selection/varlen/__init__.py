@@ -1,0 +1,1 @@
+"""One span a row, packed, of any lengths: ``selection_varlen``."""

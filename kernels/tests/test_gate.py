@@ -1,0 +1,252 @@
+"""The gate: choice, named fallbacks, report, settings, custom operator (CPU, interpreter)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import timeit
+
+import nsa_kernels
+import oracle
+import pytest
+import torch
+from nsa_kernels import Policy
+from nsa_kernels.gate import api as gate
+from nsa_kernels.gate import routing
+from nsa_kernels.gate.policy import by_handle, choose
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_report():
+    nsa_kernels.reset_routing_report()
+    yield
+    nsa_kernels.reset_routing_report()
+
+
+def draw(dtype=torch.float32, b=2, s=2, g=2, h=3, d=16, dv=24, s_kv=70, n=3):
+    gen = torch.Generator().manual_seed(1)
+    shapes = ((b, s, g, h, d), (b, g, s_kv, d), (b, g, s_kv, dv))
+    q, k, v = (torch.randn(x, generator=gen).to(dtype).to(DEVICE) for x in shapes)
+    start = torch.randint(-5, s_kv, (b, s, g, n), generator=gen)
+    r = torch.stack([start, start + torch.randint(-3, 30, start.shape, generator=gen)], -1)
+    r[0, 0, 0] = 0
+    return q, k, v, r.to(torch.int32).to(DEVICE)
+
+
+def report() -> tuple[int, dict[str, int]]:
+    got = nsa_kernels.routing_report()
+    assert got["fallback"] == sum(got["reasons"].values())
+    return got["kernel"], got["reasons"]
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+@pytest.mark.parametrize("hint", [None, 64])
+def test_both_routes_match_the_reference(policy, hint) -> None:
+    args = draw()
+    out = nsa_kernels.selection_attention(*args, policy=policy, selected_len=hint)
+    torch.testing.assert_close(out.double(), oracle.ranges(*args)[0], atol=2e-5, rtol=1e-3)
+    assert out.is_contiguous() and (out[0, 0, 0] == 0).all()
+    assert report() == ((1, {}) if policy.enabled else (0, {"disabled": 1}))
+
+
+@pytest.mark.parametrize(
+    ("policy", "change", "reason"),
+    [
+        (Policy(enabled=False), {}, "disabled"),
+        (Policy(group_kernels=False), {}, "group_kernels_off"),
+        (Policy(min_len=100), {}, "below_min_L"),
+        (Policy(min_len=None), {}, "never_faster"),
+        (Policy(min_len={"another GPU": 1}), {}, "never_faster"),
+        (Policy(), {"dtype": torch.float64}, "dtype"),
+        (Policy(), {"d": 8}, "head_dim"),
+    ],
+)
+def test_each_fallback_has_a_name_and_is_logged_once(policy, change, reason, caplog) -> None:
+    args = draw(**change)
+    with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
+        for _ in range(3):
+            nsa_kernels.selection_attention(*args, policy=policy)
+    assert report() == (0, {reason: 3})
+    assert [reason in r.message for r in caplog.records] == [True]
+    assert reason in nsa_kernels.routing_report()["texts"]
+
+
+def test_threshold_force_and_hint() -> None:
+    q, k, v, _ = draw()
+    assert choose(Policy(min_len=70), q, k, v, 70) is None
+    assert choose(Policy(min_len=71), q, k, v, 70) == "below_min_L"
+    assert choose(Policy(min_len=71, force=True), q, k, v, 70) is None
+    assert choose(Policy(min_len=None, force=True), q, k, v, 70) is None
+
+
+def test_inputs_that_need_a_gradient_get_one() -> None:
+    q, k, v, r = draw(dtype=torch.float64)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    nsa_kernels.selection_attention(q, k, v, r).square().sum().backward()
+    grads = [x.grad.clone() for x in (q, k, v)]
+    for x in (q, k, v):
+        x.grad = None
+    scores = (q.transpose(1, 2).flatten(2, 3) @ k.mT * q.shape[-1] ** -0.5).view(2, 2, 2, 3, 70)
+    keep = oracle.union_mask(r, 70).transpose(1, 2).unsqueeze(3)
+    probs = torch.where(keep, scores, -1e30).softmax(-1) * keep
+    out = probs.flatten(2, 3) @ v
+    out.square().sum().backward()
+    for got, x in zip(grads, (q, k, v), strict=True):
+        torch.testing.assert_close(got, x.grad)
+    before = report()
+    q32, k32, v32, r = draw()
+    nsa_kernels.selection_attention(q32.requires_grad_(), k32, v32, r).sum().backward()
+    assert report() == (before[0] + 1, before[1])  # the kernel has a backward
+    assert q32.grad is not None and q32.grad.any()
+
+
+def test_an_error_in_the_kernel_is_an_error(monkeypatch) -> None:
+    def broken(*args, **kwargs):
+        raise RuntimeError("no such kernel image")
+
+    monkeypatch.setattr(gate, "launch_ranges", broken)
+    args = draw()
+    with pytest.raises(RuntimeError, match="kernel image"):
+        nsa_kernels.selection_attention(*args)
+    nsa_kernels.reset_routing_report()
+    out = nsa_kernels.selection_attention(*args, policy=Policy(on_error="fallback"))
+    torch.testing.assert_close(out.double(), oracle.ranges(*args)[0], atol=2e-5, rtol=1e-3)
+    assert report() == (0, {"kernel_error": 1})
+    assert "kernel image" in nsa_kernels.routing_report()["errors"]["kernel_error"]
+
+
+def test_wrong_inputs_are_never_swallowed() -> None:
+    q, k, v, r = draw()
+    with pytest.raises(ValueError, match="expected q"):
+        nsa_kernels.selection_attention(q, k[:, :1], v, r, policy=Policy(on_error="fallback"))
+
+
+def test_environment_is_read() -> None:
+    policy = Policy.from_environment(
+        {
+            "NSA_USE_TRITON_SEL": "0",
+            "NSA_SEL_TRITON_MIN_L": "512",
+            "NSA_SEL_TRITON_GROUP": "off",
+            "NSA_TRITON_SEL_FORCE": "true",
+            "NSA_DEBUG_TIMING": "1",
+            "NSA_DEBUG_COMPARE": "yes",
+            "NSA_DEBUG_SHAPES": "on",
+        }
+    )
+    assert not policy.enabled and policy.min_len == 512 and not policy.group_kernels
+    assert policy.force and policy.debug_timing and policy.debug_compare and policy.debug_shapes
+    assert Policy.from_environment({}).enabled
+    for bad in ({"NSA_USE_TRITON_SEL": "maybe"}, {"NSA_SEL_TRITON_MIN_L": "-1"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            Policy.from_environment(bad)
+    with pytest.raises(ValueError, match="on_error"):
+        Policy(on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_thresholds_file(tmp_path) -> None:
+    path = tmp_path / "thresholds.yaml"
+    for text, want in (("256", 256), ("null", None), ("{A: 64, B: null}", {"A": 64, "B": None})):
+        path.write_text(f"runtime: {{sel_triton_min_L: {text}}}\n")
+        assert Policy.from_thresholds(path).min_len == want
+    for text in ("{}", "runtime: {sel_triton_min_L: many}", "runtime: {sel_triton_min_L: true}"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="sel_triton_min_L"):
+            Policy.from_thresholds(path)
+
+
+def test_debug_settings_log(caplog) -> None:
+    args = draw()
+    policy = Policy(debug_compare=True, debug_shapes=True)
+    with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
+        nsa_kernels.selection_attention(*args, policy=policy)
+        nsa_kernels.selection_attention(*args, policy=policy)
+    texts = [r.message for r in caplog.records]
+    assert sum("shapes" in t for t in texts) == 1 and sum("difference" in t for t in texts) == 2
+
+
+@pytest.mark.parametrize("hint", [0, 1])
+def test_hint_that_is_too_small_is_an_error_in_the_fallback(hint) -> None:
+    if DEVICE == "cuda":
+        pytest.skip("a failed device assertion would end the CUDA context")
+    q, k, v, r = draw()
+    with pytest.raises(RuntimeError):
+        nsa_kernels.packed_sdpa(q, k, v, r, selected_len=hint)
+
+
+def test_operator_is_well_formed() -> None:
+    q, k, v, r = draw()
+    op = torch.ops.nsa_kernels.selection_attention.default
+    for policy in (Policy(), Policy(enabled=False)):
+        torch.library.opcheck(op, (q, k, v, r, None, None, policy.handle))
+        torch.library.opcheck(op, (q, k, v, r, 0.5, 70, policy.handle))
+
+
+def test_choice_is_cheap() -> None:
+    """The bar is 1 us (kernels/benchmarks/gate.py shows it); here is room for a busy machine."""
+    q, k, v, _ = draw()
+    policy = Policy(min_len=1)
+    cost = min(timeit.repeat(lambda: choose(policy, q, k, v, 70), number=2000, repeat=7)) / 2000
+    assert cost < 4e-6
+
+
+def test_chosen_config_is_reported() -> None:
+    q, k, v, r = draw()
+    config = nsa_kernels.chosen_config("selection_ranges", q, k, v, r)
+    assert config.block_l >= 16 and config.splits >= 1
+    with pytest.raises(ValueError, match="no configuration"):
+        nsa_kernels.chosen_config("selection_blocks", q, k, v)
+    assert routing.routing_report()["kernel"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        (lambda q, k, v, r: (q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), r), ValueError, "k"),
+        (lambda q, k, v, r: (q, k[:, :, :32], v, r), ValueError, "expected q"),
+        (lambda q, k, v, r: (q, k[..., :8], v, r), ValueError, "expected q"),
+        (lambda q, k, v, r: (q, k, v, r.float()), TypeError, "int32"),
+        (lambda q, k, v, r: (q, k, v, r.to("meta")), ValueError, "ranges is on"),
+    ],
+)
+def test_the_fallback_checks_the_contract_too(change, error, word) -> None:
+    """Groups were mixed up, and keys taken from the next group's, where shapes did not fit."""
+    args = change(*draw())
+    with pytest.raises(error, match=word):
+        nsa_kernels.selection_attention(*args, policy=Policy(enabled=False))
+    with pytest.raises(error, match=word):
+        nsa_kernels.packed_sdpa(*args)
+
+
+def test_nothing_selected_of_large_values_is_zero_with_zero_gradients() -> None:
+    """Their sum is infinite in float16, and 0 times that is NaN."""
+    q, k, v, r = (x.abs().half() * 3e4 if x.is_floating_point() else x for x in draw())
+    leaves = [x.clamp(max=6e4).requires_grad_() for x in (q, k, v)]
+    for call in ({"ranges": r[..., :0, :]}, {"ranges": torch.zeros_like(r), "selected_len": 0}):
+        out = nsa_kernels.packed_sdpa(*leaves, **call)
+        grads = torch.autograd.grad(out.float().sum(), leaves)
+        assert all((x == 0).all() for x in (out, *grads))
+
+
+def test_a_copied_policy_is_its_own() -> None:
+    """A handle is a place in one process's list: in another it names another policy, or none."""
+    policy = Policy(enabled=False, min_len={"A": 64, "B": None}, debug_shapes=True)
+    for other in (pickle.loads(pickle.dumps(policy)), copy.deepcopy(policy)):
+        assert other.handle != policy.handle and by_handle(other.handle) is other
+        assert repr(other) == repr(policy) and other.off == "disabled" and not other.plain
+
+
+def test_no_keys_may_be_promised_to_the_fallback_and_not_fewer() -> None:
+    q, k, v, r = draw()
+    assert not nsa_kernels.packed_sdpa(q, k, v, torch.zeros_like(r), selected_len=0).any()
+    with pytest.raises(ValueError, match="must not be negative"):
+        nsa_kernels.packed_sdpa(q, k, v, r, selected_len=-1)
+
+
+def test_a_mix_of_dtypes_is_no_reason_to_fall_back() -> None:
+    q, k, v, r = draw()
+    with pytest.raises(TypeError, match="must share one dtype"):
+        nsa_kernels.selection_attention(q, k.half(), v.half(), r)
+    assert report() == (0, {})

@@ -1,0 +1,156 @@
+"""``NSAttention`` against the paper in plain PyTorch, dense attention, and itself by tokens."""
+
+from __future__ import annotations
+
+import nsa_kernels
+import pytest
+import torch
+from nsa_kernels.attention.layer import NSAttention
+from nsa_kernels.attention.naive import dense, naive_nsa
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}
+
+
+def layer(compression: str = "mean", **sizes) -> NSAttention:
+    torch.manual_seed(0)
+    options = {**SIZES, **sizes}
+    return NSAttention(24, 4, 2, 16, compression=compression, **options).to(DEVICE)
+
+
+def tokens(t: int, b: int = 2) -> torch.Tensor:
+    return 2 * torch.randn(b, t, 24, generator=torch.Generator().manual_seed(t)).to(DEVICE)
+
+
+def by_the_paper(of: NSAttention, x: torch.Tensor) -> torch.Tensor:
+    q, k, v, gates = of.project(x)
+    out = naive_nsa(q, k, v, of.compress_k(k), of.compress_v(v), gates, **SIZES)
+    return of.to_out(out.flatten(-2))
+
+
+@pytest.mark.parametrize("compression", ["mean", "mlp"])
+@pytest.mark.parametrize("t", [1, 7, 8, 70])
+def test_prefill_is_the_paper(compression, t) -> None:
+    of, x = layer(compression), tokens(t)
+    with torch.no_grad():
+        torch.testing.assert_close(of(x), by_the_paper(of, x), atol=2e-5, rtol=1e-4)
+
+
+def test_gradients_are_those_of_the_paper() -> None:
+    of = layer("mlp")
+    names, leaves = zip(*of.named_parameters(), strict=True)
+    x, weight = tokens(40, b=1), tokens(41, b=1)[:, :40]
+    got = torch.autograd.grad((of(x) * weight).sum(), leaves)
+    want = torch.autograd.grad((by_the_paper(of, x) * weight).sum(), leaves)
+    for name, a, b in zip(names, got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("gates", [(0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.25, 0.75)])
+def test_full_coverage_is_dense_attention(gates) -> None:
+    of, x = layer(n_selected=4, window=60, block_size=16, gates=gates), tokens(60)
+    q, k, v, _ = of.project(x)
+    with torch.no_grad():
+        want = of.to_out(dense(q, k, v).flatten(-2))
+        torch.testing.assert_close(of(x), want, atol=2e-5, rtol=1e-4)
+        cache = of.cache(room=4)
+        first = [of(x[:, :5], cache)]
+        steps = torch.cat(first + [of(x[:, t : t + 1], cache) for t in range(5, 20)], 1)
+    torch.testing.assert_close(steps, want[:, :20], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("compression", "prefill"), [("mean", 1), ("mlp", 8), ("mean", 33)])
+def test_decode_token_by_token_is_prefill(compression, prefill) -> None:
+    of, x = layer(compression), tokens(40, b=1)
+    with torch.no_grad():
+        whole = of(x)
+        cache = of.cache(room=3)
+        steps = [of(x[:, :prefill], cache)]
+        steps += [of(x[:, t : t + 1], cache) for t in range(prefill, 40)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-5, rtol=1e-4)
+    assert cache.tokens == 40 and cache.compressed == (40 - 8) // 4 + 1
+
+
+def test_cache_grows_in_place() -> None:
+    of, x, cache = layer(), tokens(12), layer().cache(room=10)
+    with torch.no_grad():
+        of(x[:, :6], cache)
+        at = cache.k.data_ptr()
+        of(x[:, 6:7], cache)
+        assert cache.k.data_ptr() == at
+        before = cache.k.clone()
+        for t in range(7, 12):
+            of(x[:, t : t + 1], cache)
+    assert cache.k.data_ptr() != at and torch.equal(cache.k[:, :, :7], before)
+
+
+def test_bad_use_is_refused() -> None:
+    of, x, cache = layer(), tokens(6), layer().cache()
+    of(x, cache)
+    with pytest.raises(ValueError, match="one token at a time"):
+        of(x, cache)
+    with pytest.raises(ValueError, match="it holds"):
+        of(tokens(1, b=1), cache)
+    with pytest.raises(ValueError, match="multiple"):
+        NSAttention(24, 3, 2, 16)
+    with pytest.raises(ValueError, match='"mean" or "mlp"'):
+        NSAttention(24, 4, 2, 16, compression="max")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [
+        ({"block": 6}, "stride must divide"),
+        ({"block_size": 48, "stride": 32}, "stride must divide"),
+        ({"stride": 0}, "stride must divide"),
+        ({"block_size": 8}, "block_size must be one of"),
+        ({"n_selected": 2}, "n_selected must be over 2"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"gates": (1.0, 0.0)}, "gates are three"),
+    ],
+)
+def test_sizes_are_checked_when_the_layer_is_made(sizes, word) -> None:
+    with pytest.raises(ValueError, match=f"NSAttention: {word}"):
+        layer(**sizes)
+
+
+def test_a_failing_step_leaves_the_cache_as_it_was() -> None:
+    of, x = layer(), tokens(12)
+    cache = of.cache(room=4)
+    wrong = layer().double()
+    with pytest.raises(TypeError, match="dtype"):
+        wrong(x.double(), cache)
+    assert (cache.tokens, cache.compressed) == (0, 0)
+    with torch.no_grad():
+        steps = [of(x[:, :7], cache)]
+        for t in range(7, 12):
+            of.window = -5
+            with pytest.raises(ValueError, match="window"):
+                of(x[:, t : t + 1], cache)
+            of.window = SIZES["window"]
+            steps.append(of(x[:, t : t + 1], cache))
+        torch.testing.assert_close(torch.cat(steps, 1), of(x), atol=2e-5, rtol=1e-4)
+
+
+def test_fixed_gates_move_with_the_layer_and_are_no_weights() -> None:
+    with torch.device("meta"):
+        of = NSAttention(24, 4, 2, 16, gates=(0.0, 0.2, 0.75))
+    of.to_empty(device=DEVICE)
+    assert not any("gates" in name for name in of.state_dict())
+    *_, gates = of.bfloat16().double().project(tokens(3).double())
+    assert gates.dtype == torch.float64 and gates[0, 0, 0].tolist() == [0.0, 0.2, 0.75]
+
+
+def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
+    cache, compress = nsa_kernels.NSACache(), layer().compress_k
+    k = torch.zeros(1, 3, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="not of the same tokens"):
+        cache.append(k, k[:, :2], compress, compress)
+    assert cache.tokens == 0
+    cache.append(k, k, compress, compress)
+    assert cache.k.shape == cache.v.shape == (1, 2, 3, 16)
+
+
+def test_a_layer_without_key_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="kv_heads=0"):
+        nsa_kernels.NSAttention(24, 4, 0, 16)
