@@ -23,10 +23,11 @@ all *arguments: install
 test *arguments: install
     OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 
-# Formatter, linter, type checker
+# Formatter, linter, layers of imports, type checker
 lint: install
     .venv/bin/ruff format --check .
     .venv/bin/ruff check .
+    .venv/bin/lint-imports --no-cache
     .venv/bin/mypy
 
 # Rewrite the sources as the formatter wants them

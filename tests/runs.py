@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from nsabench.assessment import parquet
 from nsabench.assessment.results import assemble
-from nsabench.execution.journal import Entry, Header, Journal
+from nsabench.execution.journal import Journal
 from nsabench.execution.journal import read as read_journal
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
+from nsabench.model.journal import Entry, Header
 from nsabench.model.outcome import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
 
 OP = "selection_rows"
+
+first_look = partial(Entry, pass_name=PassName.FIRST_LOOK)
+second_look = partial(Entry, pass_name=PassName.SECOND_LOOK)
+isolated = partial(Entry, pass_name=PassName.ISOLATED_BASELINES)
 LENGTHS = (64, 128, 256, 512)
 SHAPES = ((256, 4, 64), (256, 8, 128))  # N, H, D
 
@@ -121,7 +126,12 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
     )
     rng = np.random.default_rng(made.seed)
     for planned in plan.cases:
-        journal.append(Entry(case_id=planned.id, outcomes=list(_outcomes(planned, made, rng))))
+        journal.append(
+            first_look(
+                case_id=planned.id,
+                outcomes=list(_outcomes(planned, made, rng)),
+            )
+        )
     journal.close()
     results = assemble(plan, read_journal(folder / "journal.jsonl"))
     parquet.write(results, plan.run_id, folder)

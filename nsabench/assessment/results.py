@@ -18,12 +18,12 @@ from nsabench.assessment.columns import SCHEMA_VERSION
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
-from nsabench.execution.journal import Apart, Confirmation, Contents, Entry, Header
 from nsabench.machine import datasheet
 from nsabench.model.case import Case
+from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.outcome import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import BENIGN, Mode, Role, Status
+from nsabench.model.vocabulary import BENIGN, Mode, PassName, Role, Status
 
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -57,15 +57,17 @@ class Assessed:
         return look_again(
             self.first_look,
             {key: o.samples for key, o in self.outcomes.items()},
-            {line.case_id: line for line in contents.confirmations},
-            {line.case_id: self._checked(line) for line in contents.apart},
+            contents.by_case(PassName.SECOND_LOOK),
+            {
+                case_id: self._checked(entry)
+                for case_id, entry in contents.by_case(PassName.ISOLATED_BASELINES).items()
+            },
         )
 
-    def _checked(self, line: Apart) -> Apart:
-        """Baselines timed apart are held to what their rows in the run are held to."""
-        conditions = {o.session: line.conditions for o in line.outcomes}
-        case = self.plan.by_id[line.case_id].case
-        rows = _rows_of(self.plan, case, line.outcomes, conditions)
+    def _checked(self, entry: Entry) -> Entry:
+        """Isolated baselines are held to what their rows in the first look are held to."""
+        case = self.plan.by_id[entry.case_id].case
+        rows = _rows_of(self.plan, case, entry.outcomes, entry.conditions)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
         outcomes = [
             outcome
@@ -76,9 +78,9 @@ class Assessed:
                 reason=row.reason,
                 session=row.session,
             )
-            for row, outcome in zip(_with_findings(rows, findings), line.outcomes, strict=True)
+            for row, outcome in zip(_with_findings(rows, findings), entry.outcomes, strict=True)
         ]
-        return line.model_copy(update={"outcomes": outcomes})
+        return entry.model_copy(update={"outcomes": outcomes})
 
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
@@ -92,7 +94,7 @@ class Assessed:
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
             )
-            for row in _after_second_look(self.rows, contents.confirmations)
+            for row in _after_second_look(self.rows, contents.of(PassName.SECOND_LOOK))
         ]
         taken = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         return Results(records, taken, self.findings, judgements)
@@ -113,8 +115,9 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
     header, ceilings = contents.headers[0], contents.ceilings
     sheet = datasheet.known(str(header.described.device.get("name") or ""))
     limits = Limits.measured(ceilings, Limits.of_sheet(sheet) if sheet else None)
-    outcomes = {(e.case_id, o.implementation): o for e in contents.entries for o in e.outcomes}
-    rows = _rows(plan, contents.entries)
+    entries = contents.of(PassName.FIRST_LOOK)
+    outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
+    rows = _rows(plan, entries)
     findings, catches = checks.judge_all(rows, limits)
     rows = _with_findings(rows, findings)
     first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
@@ -139,12 +142,9 @@ def belongs(plan: Plan, contents: Contents) -> None:
         wrong = f"is not of run {plan.run_id}"
     elif any(h.plan_sha256 not in ("", plan.sha256) for h in contents.headers):
         wrong = "was written under another plan than plan.yaml holds now"
-    measured = [(e.case_id, e.outcomes) for e in contents.entries]
-    measured += [(c.case_id, c.outcomes) for c in contents.confirmations]
-    measured += [(a.case_id, a.outcomes) for a in contents.apart]
-    for case_id, outcomes in measured:
-        if not {o.implementation for o in outcomes} <= known.get(case_id, set()):
-            wrong = f"holds case {case_id}, which is not in the plan like that"
+    for entry in contents.entries:
+        if not {o.implementation for o in entry.outcomes} <= known.get(entry.case_id, set()):
+            wrong = f"holds case {entry.case_id}, which is not in the plan like that"
     if wrong:
         raise UsageError(
             f"the journal {wrong}: plan.yaml and journal.jsonl do not belong together",
@@ -204,7 +204,7 @@ def _rows_of(
     return rows
 
 
-def _after_second_look(rows: Sequence[Row], seconds: Sequence[Confirmation]) -> list[Row]:
+def _after_second_look(rows: Sequence[Row], seconds: Sequence[Entry]) -> list[Row]:
     """Rows of candidates that a second process found failing are no longer ok."""
     failed = {
         (second.case_id, outcome.implementation): outcome

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
+# Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
+MIN_ROUNDS_EVER = 5
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import (
+    MIN_ROUNDS_EVER,
     Ratio,
     paired,
     quantile,
     ratio_of_independent_medians,
     ratio_of_medians,
 )
-from nsabench.execution.journal import Apart, Confirmation
-from nsabench.execution.timing.stopping import MIN_ROUNDS_EVER
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role, Status, Verdict
 
@@ -61,17 +61,17 @@ def judge(
 def look_again(
     judgements: Mapping[Key, Judgement],
     samples: Mapping[Key, Samples],
-    confirmations: Mapping[str, Confirmation],
-    apart: Mapping[str, Apart],
+    second_looks: Mapping[str, Entry],
+    isolated_baselines: Mapping[str, Entry],
 ) -> dict[Key, Judgement]:
-    """The judgements after what other processes saw of the same cases."""
+    """The judgements after what other processes saw of the same cases, by case id."""
     judged = {}
     for (case_id, name), judgement in judgements.items():
-        second, alone = confirmations.get(case_id), apart.get(case_id)
+        second, isolated = second_looks.get(case_id), isolated_baselines.get(case_id)
         if second is not None and hangs_on_little(judgement):
             judgement = _confirmed(judgement, name, second)
-        if alone is not None and judgement.verdict is Verdict.FASTER:
-            judgement = _beside_nobody(judgement, samples[case_id, name], alone)
+        if isolated is not None and judgement.verdict is Verdict.FASTER:
+            judgement = _beside_nobody(judgement, samples[case_id, name], isolated)
         judged[case_id, name] = judgement
     return judged
 
@@ -135,7 +135,7 @@ def hangs_on_little(judgement: Judgement) -> bool:
     return judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
-def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgement:
+def _confirmed(judgement: Judgement, name: str, second: Entry) -> Judgement:
     """The judgement, or `inconclusive` where the second process does not bear it out."""
     for outcome in second.outcomes:
         if outcome.implementation == name and outcome.status not in BENIGN:
@@ -143,47 +143,48 @@ def _confirmed(judgement: Judgement, name: str, second: Confirmation) -> Judgeme
             return Judgement(Verdict.INVALID, why)
     taken = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
     unconfirmed = "a second process could not confirm the verdict"
-    disturbance = next(disturbances([second.conditions]), "")
+    disturbance = next(disturbances(second.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, unconfirmed, disturbance)
     if name not in taken or judgement.best_baseline not in taken:
         return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
     try:
-        again = _ratio(taken[judgement.best_baseline], taken[name])
+        seen = _ratio(taken[judgement.best_baseline], taken[name])
     except TooFewRounds as few:
         return _unknown(judgement, unconfirmed, str(few))
     assert judgement.speedup_lo is not None
-    verdict, _ = _from_interval(again)
+    verdict, _ = _from_interval(seen)
     agreed = verdict is judgement.verdict
-    if agreed and (again.lo >= MARGIN) == (judgement.speedup_lo >= MARGIN):
+    if agreed and (seen.lo >= MARGIN) == (judgement.speedup_lo >= MARGIN):
         return judgement
     return replace(
         judgement,
         verdict=judgement.verdict if agreed else Verdict.INCONCLUSIVE,
         # The decision takes the lower bound, so what only one process saw cannot pass it.
-        speedup_lo=min(judgement.speedup_lo, again.lo),
-        why=f"a second process saw a ratio of {again.value:.3f} ({again.lo:.3f} to {again.hi:.3f})",
+        speedup_lo=min(judgement.speedup_lo, seen.lo),
+        why=f"a second process saw a ratio of {seen.value:.3f} ({seen.lo:.3f} to {seen.hi:.3f})",
     )
 
 
-def _beside_nobody(judgement: Judgement, candidate: Samples, alone: Apart) -> Judgement:
+def _beside_nobody(judgement: Judgement, candidate: Samples, isolated: Entry) -> Judgement:
     """The judgement, if the baselines were not slower beside the candidate than without it.
 
     Else the ratio to the best of them in a process that never imported it is what counts.
     """
     untimed = "could not be timed apart from the candidates"
-    disturbance = next(disturbances([alone.conditions]), "")
+    disturbance = next(disturbances(isolated.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, f"the baselines {untimed}", disturbance)
-    taken = {o.implementation: o.samples.time_ms for o in alone.outcomes if o.samples.time_ms}
-    failed = {o.implementation: o.reason for o in alone.outcomes if o.implementation not in taken}
+    taken = {o.implementation: o.samples.time_ms for o in isolated.outcomes if o.samples.time_ms}
+    lost = [o for o in isolated.outcomes if o.implementation not in taken]
+    failed = {o.implementation: o.reason for o in lost}
     if judgement.best_baseline in failed:
         # Slower ones do not show that it was not slowed.
         why = failed[judgement.best_baseline] or "it was not timed there"
         return _unknown(judgement, f"{judgement.best_baseline} {untimed}", why)
     best = min(taken, key=lambda name: quantile(taken[name], 0.5), default=None)
     if best is None:
-        why = alone.reason or "none of them was timed there"
+        why = isolated.reason or "none of them was timed there"
         return _unknown(judgement, f"the baselines {untimed}", why)
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     apart = quantile(taken[best], 0.5)

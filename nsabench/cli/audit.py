@@ -17,7 +17,7 @@ from nsabench.cli._trust import admit
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import PassName, Role
 from nsabench.ops import labels
 from nsabench.output import terminal
 
@@ -48,7 +48,7 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
             if f.effect is Effect.INVALID or f.implementation not in controls
         ]
         findings += found_while_measuring(results)
-        missing = {planned.id for planned in plan.cases} - {e.case_id for e in contents.entries}
+        missing = plan.by_id.keys() - contents.by_case(PassName.FIRST_LOOK).keys()
         if missing:
             sentence = f"{len(missing)} of {len(plan.cases)} cases were not measured"
             findings.insert(0, Finding("completeness", Effect.INVALID, sentence))

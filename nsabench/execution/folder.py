@@ -8,6 +8,8 @@ from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.files import writing
+from nsabench.model.journal import Entry
+from nsabench.model.vocabulary import PassName
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,18 @@ class RunFolder:
         if not folder.plan.is_file():
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
+
+    def write_log(self, entry: Entry) -> None:
+        """What the implementations of a case printed: one file a case and pass. It leaves the entry
+        for it, so that a journal stays small."""
+        parts: dict[str, list[str]] = {}
+        for outcome in entry.outcomes:
+            if outcome.log.strip():
+                parts.setdefault(outcome.log, []).append(outcome.implementation)
+            outcome.log = ""
+        if not parts:
+            return
+        later = "" if entry.pass_name is PassName.FIRST_LOOK else f".{entry.pass_name}"
+        text = (f"=== {', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
+        path = self.logs / f"{entry.case_id}{later}.log"
+        path.write_text("".join(text), encoding="utf-8")

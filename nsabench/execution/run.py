@@ -1,10 +1,10 @@
-"""A run from end to end: discover, plan, calibrate, measure, and derive the results."""
+"""A run from end to end: discover, plan, and measure pass after pass, then derive the results."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,33 +13,33 @@ from typing import Protocol
 
 from nsabench import registry
 from nsabench.assessment import parquet
-from nsabench.assessment.results import Results, assemble, assess, belongs
+from nsabench.assessment.results import Assessed, Results, assemble, assess, belongs
+from nsabench.assessment.verdict import Judgement, Key
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.execution import isolated_baselines as apart
-from nsabench.execution import journal
-from nsabench.execution import second_look as confirm
+from nsabench.execution import journal, schedule
 from nsabench.execution.folder import RunFolder
-from nsabench.execution.journal import Header, Journal
+from nsabench.execution.journal import Journal
+from nsabench.execution.passes import PASSES, Pass
 from nsabench.execution.protocol import Step
-from nsabench.execution.supervisor import schedule
+from nsabench.execution.same_machine import described_as_before
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.model.description import Described
+from nsabench.model.journal import Contents, Header
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Device, Plan
+from nsabench.model.vocabulary import PassName
 from nsabench.planning import resolve
 
 
 class View(schedule.Progress, Protocol):
-    """Where a run shows what it does."""
+    """Where a run shows what it does: to a person, or to nobody."""
 
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None: ...
 
     def step(self, step: Step) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Fin
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
-    return _measure(folder, plan, view, fit)
+    return _Run(folder, plan, view, fit).finished()
 
 
 def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
@@ -112,7 +112,7 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
     folder = RunFolder.existing(path)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _measure(folder, Plan.read(folder.plan), view, fit)
+    return _Run(folder, Plan.read(folder.plan), view, fit).finished()
 
 
 def finished(path: Path) -> Finished:
@@ -123,111 +123,90 @@ def finished(path: Path) -> Finished:
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 
 
-def _measure(folder: RunFolder, plan: Plan, view: View, fit: bool) -> Finished:
-    began = time.monotonic()
-    view.note(f"results go to {folder.path}")
-    kernels = Path(plan.kernels) if plan.kernels else None
-    sources = plan.sources or None  # none: a plan made before they were recorded
-    measured_before = 0.0
-    with folder.writing():
-        with closing(Journal(folder.journal)) as records:
-            contents = journal.read(folder.journal)
-            belongs(plan, contents)
-            measured_before = contents.measuring_s
-            if any(planned.id not in records.done for planned in plan.cases):
-                executor = WorkerExecutor(plan.device, kernels, sources=sources, on_step=view.step)
-                with closing(executor):
-                    _open(folder, plan, executor, records, view, fit)
-                    schedule.run(plan, executor, records, folder.logs, view)
-            contents = journal.read(folder.journal)
-            assessed = assess(plan, contents)
-            doubtful = confirm.doubtful(assessed.first_look)
-            with closing(WorkerExecutor(plan.device, kernels, sources=sources)) as fresh:
-                if doubtful.keys() - records.confirmed:
-                    _same_machine(fresh, contents.headers)
-                confirm.confirm(plan, doubtful, fresh, records, view.note)
-            won = apart.wanted(plan, assessed.judgements(journal.read(folder.journal)))
-            with closing(apart.start_worker(plan)) as alone:
-                if won.keys() - records.apart:
-                    _same_machine(alone, contents.headers)
-                apart.measure(plan, won, alone, records, view.note)
-        contents = journal.read(folder.journal)
-        results = assessed.results(contents)
-        parquet.write(results, plan.run_id, folder.path)
-    return Finished(
-        folder,
-        plan,
-        results,
-        time.monotonic() - began,
-        contents.measuring_s - measured_before,
-    )
+class _Run:
+    """A run in its folder; its methods in order are the procedure."""
 
+    def __init__(self, folder: RunFolder, plan: Plan, view: View, fit: bool) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.view = view
+        self.fit = fit
+        self._assessed: Assessed | None = None
 
-def _open(
-    folder: RunFolder,
-    plan: Plan,
-    executor: WorkerExecutor,
-    records: Journal,
-    view: View,
-    fit: bool,
-) -> None:
-    """Describe and calibrate the device, and journal that before the first case."""
-    earlier = journal.read(folder.journal).headers
-    described = _same_machine(executor, earlier)
-    if fit or not earlier:
-        # As the machine is before we load it ourselves: clocks, temperature, other processes.
-        environment = collect(described, plan)
-        if not earlier:
-            whole(folder.environment, f"{environment.model_dump_json(indent=1)}\n".encode())
-        if fit:
-            for problem in doctor.refuse_unfit(environment, results=folder.path):
-                view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
-    try:
-        ceilings = executor.calibrate()
-    except GroupLost as lost:
-        raise EnvironmentRefused(
-            f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
-        ) from lost
-    records.append(
-        Header(
-            run_id=plan.run_id,
-            plan_sha256=plan.sha256,
-            distributions=registry.distributions(),
-            started=datetime.now(UTC),
-            described=described,
-            ceilings=ceilings,
+    def finished(self) -> Finished:
+        """Measure what is not journaled yet, and derive the results."""
+        began = time.monotonic()
+        self.view.note(f"results go to {self.folder.path}")
+        with self.folder.writing():
+            with closing(Journal(self.folder.journal)) as self.journal:
+                contents = self.journal.contents
+                belongs(self.plan, contents)
+                measured_before_s = contents.measuring_s
+                for pass_ in PASSES:
+                    self._look(pass_)
+                results = self._assess().results(contents)
+            parquet.write(results, self.plan.run_id, self.folder.path)
+        return Finished(
+            self.folder,
+            self.plan,
+            results,
+            time.monotonic() - began,
+            contents.measuring_s - measured_before_s,
         )
-    )
-    view.run_started(plan, described, ceilings)
 
+    def _look(self, pass_: Pass) -> None:
+        """Measure the cases of one pass that it has not journaled yet."""
+        cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
+        if cells.keys() <= self.journal.done(pass_.name):
+            return
+        with closing(pass_.start(self.plan)) as executor:
+            executor.on_step = self.view.step
+            described = described_as_before(executor, self.journal.contents.headers)
+            if pass_.name is PassName.FIRST_LOOK:
+                self._open(executor, described)
+            schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
 
-def _same_machine(executor: WorkerExecutor, earlier: Sequence[Header]) -> Described:
-    """Describe the machine of `executor`. Raises `UsageError` when the run was begun on another."""
-    try:
-        described = executor.describe()
-    except GroupLost as lost:
-        raise EnvironmentRefused(
-            f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
-        ) from lost
-    if not earlier:
-        return described
-    before, distributions = earlier[0].described, registry.distributions()
-    was = earlier[0].distributions or distributions
-    for what, then, now in (
-        *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
-        ("device", before.device.get("name"), described.device.get("name")),
-        ("CPU", before.device.get("capability"), described.device.get("capability")),
-        ("torch", before.software.get("torch"), described.software.get("torch")),
-        ("triton", before.software.get("triton"), described.software.get("triton")),
-        (
-            "the driver's CUDA",
-            before.software.get("cuda_driver"),
-            described.software.get("cuda_driver"),
-        ),
-    ):
-        if then != now:
-            raise UsageError(
-                f"this run was begun on {what} {then} and cannot go on with {now}",
-                "start a new run here.",
+    def _open(self, executor: WorkerExecutor, described: Described) -> None:
+        """Record the machine as it is, then its ceilings; journal both before the first case."""
+        first = not self.journal.contents.headers
+        if self.fit or first:
+            # As the machine is before we load it ourselves: clocks, temperature, other processes.
+            environment = collect(described, self.plan)
+            if first:
+                content = f"{environment.model_dump_json(indent=1)}\n".encode()
+                whole(self.folder.environment, content)
+            if self.fit:
+                for problem in doctor.refuse_unfit(environment, results=self.folder.path):
+                    self.view.note(f"{problem.severity}: {problem.what} {problem.remedy}")
+        try:
+            ceilings = executor.calibrate()
+        except GroupLost as lost:
+            raise EnvironmentRefused(
+                f"the device could not be calibrated: {lost.reason}", "run `nsabench doctor`."
+            ) from lost
+        self.journal.append(
+            Header(
+                run_id=self.plan.run_id,
+                plan_sha256=self.plan.sha256,
+                distributions=registry.distributions(),
+                started=datetime.now(UTC),
+                described=described,
+                ceilings=ceilings,
             )
-    return described
+        )
+        self.view.run_started(self.plan, described, ceilings)
+
+    def _assess(self) -> Assessed:
+        """What the checks make of the first look; it does not change any more after that."""
+        if self._assessed is None:
+            self._assessed = assess(self.plan, self.journal.contents)
+        return self._assessed
+
+    def _judgements_before(self, pass_: Pass) -> Mapping[Key, Judgement]:
+        """The verdicts by what earlier passes saw, whether or not this one was begun before."""
+        order = list(PassName)
+        contents = self.journal.contents
+        earlier = [
+            e for e in contents.entries if order.index(e.pass_name) < order.index(pass_.name)
+        ]
+        return self._assess().judgements(Contents(contents.headers, earlier))

@@ -79,6 +79,17 @@ class Mode(StrEnum):
     GRAPH = "graph"  # a replay of a CUDA graph of the call
 
 
+class PassName(Word):
+    """Which look at a case: a run is a list of passes."""
+
+    FIRST_LOOK = "first_look", "all implementations of a case, interleaved in one process"
+    SECOND_LOOK = "second_look", "cells whose verdict hangs on little, in another process"
+    ISOLATED_BASELINES = (
+        "isolated_baselines",
+        "the baselines of a case with a winner, in a process that never imported a candidate",
+    )
+
+
 class Runs(StrEnum):
     """Where an implementation runs, as declared by its author."""
 

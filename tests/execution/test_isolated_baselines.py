@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nsabench.assessment.results import assess
 from nsabench.assessment.verdict import Judgement
-from nsabench.execution import isolated_baselines as apart
-from nsabench.execution import journal
-from nsabench.execution import second_look as confirm
-from nsabench.execution.journal import Apart, Journal
+from nsabench.execution import journal, schedule
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.journal import Journal
+from nsabench.execution.passes import Pass, isolated_baselines, second_look
 from nsabench.execution.protocol import Measured
-from nsabench.execution.supervisor import retry as again
+from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, RatioCI
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Conditions, Outcome
 from nsabench.model.plan import ImplementationInfo, Plan
-from nsabench.model.vocabulary import Role, Runs, Status, Verdict
-from tests.runs import OP, Made, make_plan, make_run, timed
+from nsabench.model.vocabulary import PassName, Role, Runs, Status, Verdict
+from tests.runs import OP, Made, isolated, make_plan, make_run, timed
 
+SESSION = isolated_baselines.PASS.first_session
 ONE = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.5)
 HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
 
@@ -94,19 +97,32 @@ class Alone:
 
 @pytest.fixture(autouse=True)
 def _no_cooling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(again.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
 
 
-def measured(folder: Path, executor: Alone, *names: str) -> Apart:
+def measured(folder: Path, executor: Alone, *names: str) -> Entry:
     """The line that one case's measurement leaves in the journal."""
     plan = with_baselines(make_plan(ONE), *names)
     case_id = plan.cases[0].id
     with closing(Journal(folder / "journal.jsonl")) as records:
         wanted = {case_id: ["sdpa_gqa", *names]}
-        apart.measure(plan, wanted, executor, records, lambda text: None)
-        apart.measure(plan, wanted, executor, records, lambda text: None)  # is there already
-    [line] = journal.read(folder / "journal.jsonl").apart
+        for _ in range(2):  # the second time it is there already
+            look(isolated_baselines.PASS, wanted, plan, executor, records, folder)
+    [line] = journal.read(folder / "journal.jsonl").of(PassName.ISOLATED_BASELINES)
     return line
+
+
+def look(
+    pass_: Pass,
+    cells: Mapping[str, list[str]],
+    plan: Plan,
+    executor: Alone,
+    records: Journal,
+    folder: Path,
+) -> None:
+    (folder / "logs").mkdir(exist_ok=True)
+    notes = SimpleNamespace(note=lambda text: None)
+    schedule.run(pass_, dict(cells), plan, executor, records, RunFolder(folder), notes)
 
 
 def crash(suspect: str, phase: str = "parity") -> GroupLost:
@@ -120,20 +136,21 @@ def test_baselines_of_clean_sources_are_wanted_where_a_verdict_is_faster() -> No
         (first, "mine"): Judgement(Verdict.FASTER),
         (second, "mine"): Judgement(Verdict.SLOWER),
     }
-    assert apart.clean_sources(plan) == {"pkg": "b"}
-    assert apart.wanted(plan, judgements) == {first: ["sdpa_gqa", "other"]}
+    assert isolated_baselines.clean_sources(plan) == {"pkg": "b"}
+    assert isolated_baselines.cells(plan, lambda: judgements) == {first: ["sdpa_gqa", "other"]}
 
 
 def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
     plan = make_plan(ONE)  # all from one source
-    assert apart.wanted(plan, {(plan.cases[0].id, "mine"): Judgement(Verdict.FASTER)}) == {}
+    won = {(plan.cases[0].id, "mine"): Judgement(Verdict.FASTER)}
+    assert isolated_baselines.cells(plan, lambda: won) == {}
 
 
 def test_they_are_timed_once_together_and_briefly(tmp_path: Path) -> None:
     executor = Alone({"sdpa_gqa": 0.2, "other": 0.3})
     line = measured(tmp_path, executor, "other")
     [(case, names, session)] = executor.asked
-    assert (names, session) == (["sdpa_gqa", "other"], apart.SESSION)
+    assert (names, session) == (["sdpa_gqa", "other"], SESSION)
     assert case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
     assert case.id == line.case_id and case.seed == make_plan(ONE).cases[0].case.seed
     assert [o.status for o in line.outcomes] == [Status.OK, Status.OK]
@@ -173,10 +190,10 @@ def test_a_throttled_device_is_given_a_pause_and_its_state_is_kept(tmp_path: Pat
     cooled = Alone({"sdpa_gqa": 0.2}, conditions=(HOT, Conditions()))
     line = measured(tmp_path / "a", cooled)
     assert len(cooled.asked) == 2
-    assert line.conditions == Conditions()
+    assert line.conditions_that_count == [Conditions()]
     assert line.measuring_s == 3.0  # both times
     hot = Alone({"sdpa_gqa": 0.2}, conditions=(HOT,))
-    assert measured(tmp_path / "b", hot).conditions == HOT
+    assert measured(tmp_path / "b", hot).conditions_that_count == [HOT]
     assert len(hot.asked) == 2
 
 
@@ -185,11 +202,11 @@ def test_a_second_look_keeps_the_state_of_the_device_as_well(tmp_path: Path) -> 
     hot = Alone({"sdpa_gqa": 0.2, "mine": 0.19}, conditions=(HOT,))
     with closing(Journal(tmp_path / "journal.jsonl")) as records:
         doubtful = {plan.cases[0].id: ["sdpa_gqa", "mine"]}
-        confirm.confirm(plan, doubtful, hot, records, lambda text: None)
+        look(second_look.PASS, doubtful, plan, hot, records, tmp_path)
     contents = journal.read(tmp_path / "journal.jsonl")
     assert contents.measuring_s == 3.0  # twice, the device was hot
-    [line] = contents.confirmations
-    assert line.conditions == HOT and len(line.outcomes) == len(hot.asked) == 2
+    [line] = contents.of(PassName.SECOND_LOOK)
+    assert line.conditions_that_count == [HOT] and len(line.outcomes) == len(hot.asked) == 2
 
 
 @pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
@@ -201,13 +218,18 @@ def test_what_parity_rejects_is_no_best_baseline_apart(tmp_path: Path, rel_l2: f
     for header in contents.headers:
         header.plan_sha256 = ""
     rng = np.random.default_rng(0)
-    for entry in contents.entries:
+    for entry in contents.of(PassName.FIRST_LOOK):
         outcome = timed("sloppy", 0.1, ONE, rng)
         entry.outcomes.append(outcome.model_copy(update={"rel_l2": 0.05}))
         mine = Alone({"sdpa_gqa": 0.2, "sloppy": 0.1}, rel_l2=rel_l2)
         case = next(p.case for p in plan.cases if p.id == entry.case_id)
-        alone = mine.measure(case, ["sdpa_gqa", "sloppy"], apart.SESSION)
-        contents.apart.append(Apart(case_id=entry.case_id, outcomes=alone.outcomes))
+        alone = mine.measure(case, ["sdpa_gqa", "sloppy"], SESSION)
+        contents.add(
+            isolated(
+                case_id=entry.case_id,
+                outcomes=alone.outcomes,
+            )
+        )
     judgements = assess(plan, contents).judgements(contents)
     expected = Verdict.FASTER if rel_l2 == 0.05 else Verdict.INCONCLUSIVE
     assert {j.verdict for j in judgements.values()} == {expected}
@@ -217,10 +239,10 @@ def test_a_best_baseline_that_parity_rejects_apart_leaves_the_question_open(tmp_
     make_run(tmp_path, ONE)
     plan = with_baselines(Plan.read(tmp_path / "plan.yaml"))
     contents = journal.read(tmp_path / "journal.jsonl")
-    for entry in contents.entries:
+    for entry in contents.of(PassName.FIRST_LOOK):
         outcome = timed("sdpa_gqa", 0.2, ONE, np.random.default_rng(0))
         wrong: Outcome = outcome.model_copy(update={"mae": 0.5})
-        contents.apart.append(Apart(case_id=entry.case_id, outcomes=[wrong]))
+        contents.add(isolated(case_id=entry.case_id, outcomes=[wrong]))
     for judgement in assess(plan, contents).judgements(contents).values():
         assert judgement.verdict is Verdict.INCONCLUSIVE
         assert "mean absolute error 0.5" in judgement.why

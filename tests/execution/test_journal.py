@@ -13,14 +13,16 @@ import pytest
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble
 from nsabench.errors import UsageError
-from nsabench.execution.journal import Entry, Journal, read
+from nsabench.execution.journal import Journal, read
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan
-from tests.runs import make_run
+from nsabench.model.vocabulary import PassName
+from tests.runs import first_look, make_run
 
 
 def entry(case_id: str) -> Entry:
-    return Entry(case_id=case_id, outcomes=[])
+    return first_look(case_id=case_id, outcomes=[])
 
 
 def written(path: Path, *case_ids: str) -> bytes:
@@ -38,7 +40,7 @@ def test_every_torn_end_is_forgiven(tmp_path: Path) -> None:
         path.write_bytes(whole[:cut])
         assert [e.case_id for e in read(path).entries] == ["a"]
         with closing(Journal(path)) as journal:
-            assert journal.done == {"a"}
+            assert journal.done(PassName.FIRST_LOOK) == {"a"}
             journal.append(entry("b"))
         assert path.read_bytes() == whole
 
@@ -118,3 +120,24 @@ def test_a_byte_that_looks_like_the_end_of_a_line_cuts_nothing(tmp_path: Path) -
     with pytest.raises(UsageError, match=":2: not a line"):
         Journal(path)
     assert path.read_bytes() == whole
+
+
+def test_lines_of_a_journal_that_knew_no_passes_are_entries_of_theirs(tmp_path: Path) -> None:
+    """Up to version 0.1.0 a first look was a `case`, and the other passes had one state each."""
+    hot = {"clock_event_reasons": ["hw_thermal_slowdown"]}
+    slow = {"implementation": "a", "status": "wrong", "reason": "off", "session": 1_000_000}
+    lines = [
+        {"kind": "case", "case_id": "c", "outcomes": [], "conditions": {"1": hot}, "wall_s": 2.0},
+        {"kind": "confirmation", "case_id": "c", "outcomes": [slow], "conditions": hot},
+        {"kind": "apart", "case_id": "c", "reason": "killed", "measuring_s": 1.5},
+    ]
+    path = tmp_path / "journal.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    contents = read(path)
+    assert [entry.pass_name for entry in contents.entries] == list(PassName)
+    first, second, isolated = contents.entries
+    assert first.conditions[1].clock_event_reasons == ["hw_thermal_slowdown"]
+    [state] = second.conditions_that_count
+    assert state.clock_event_reasons == ["hw_thermal_slowdown"]
+    assert (isolated.reason, isolated.conditions_that_count) == ("killed", [])
+    assert contents.measuring_s == 1.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from click.testing import CliRunner
 
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.execution import isolated_baselines as apart
 from nsabench.execution import run
 from nsabench.execution.journal import read
 from nsabench.execution.protocol import Measured
@@ -19,7 +19,7 @@ from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.vocabulary import PassName, Role, Status
 from tests.runs import Made, make_run, timed
 
 ONE = Made(lengths=(64,), shapes=((256, 4, 64),))
@@ -58,8 +58,8 @@ class Silent:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     monkeypatch.setattr(Elsewhere, "asked", made, raising=False)
-    monkeypatch.setattr(run, "WorkerExecutor", Elsewhere)
-    monkeypatch.setattr(apart, "WorkerExecutor", Elsewhere)
+    elsewhere = [replace(pass_, start=Elsewhere) for pass_ in run.PASSES]
+    monkeypatch.setattr(run, "PASSES", elsewhere)
     return made
 
 
@@ -87,7 +87,9 @@ def test_what_is_still_to_measure_is_not_measured_on_another_machine(
         run.resume(folder, Silent())
     assert asked == [], what
     contents = read(folder / "journal.jsonl")
-    assert contents.confirmations == [] and contents.apart == []
+    assert (
+        contents.of(PassName.SECOND_LOOK) == [] and contents.of(PassName.ISOLATED_BASELINES) == []
+    )
 
 
 def test_on_the_same_machine_it_goes_on(
@@ -98,7 +100,9 @@ def test_on_the_same_machine_it_goes_on(
     run.resume(folder, Silent())
     contents = read(folder / "journal.jsonl")
     assert (
-        [line.case_id for line in contents.apart] == asked == [e.case_id for e in contents.entries]
+        [line.case_id for line in contents.of(PassName.ISOLATED_BASELINES)]
+        == asked
+        == [e.case_id for e in contents.of(PassName.FIRST_LOOK)]
     )
 
 

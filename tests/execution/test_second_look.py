@@ -12,11 +12,12 @@ from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.failures import failures
 from nsabench.assessment.results import assemble
 from nsabench.assessment.verdict import Judgement, Key, hangs_on_little, judge, look_again
-from nsabench.execution.journal import Apart, Confirmation, Journal, read
+from nsabench.execution.journal import Journal, read
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import DType, Role, Status, Verdict
-from tests.runs import Made, make_run
+from tests.runs import Made, isolated, make_run, second_look
 
 
 def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
@@ -48,8 +49,8 @@ def verdict(
     spread: float = 1e-4,
     count: int = 50,
     findings: tuple[Finding, ...] = (),
-    second: Confirmation | None = None,
-    alone: Apart | None = None,
+    second: Entry | None = None,
+    alone: Entry | None = None,
     **fields: Any,
 ) -> Judgement:
     rows = [row("mine", Role.CANDIDATE, 1.0, **fields), row("best", Role.BASELINE, ratio)]
@@ -115,12 +116,12 @@ def test_what_hangs_on_little(ratio: float, expected: bool) -> None:
     assert hangs_on_little(verdict(ratio)) is expected
 
 
-def again(ratio: float, count: int = 50) -> Confirmation:
+def again(ratio: float, count: int = 50) -> Entry:
     outcomes = [
         Outcome(implementation="mine", status=Status.OK, samples=samples(1.0, count=count)),
         Outcome(implementation="best", status=Status.OK, samples=samples(ratio, count=count)),
     ]
-    return Confirmation(case_id="c", outcomes=outcomes)
+    return second_look(case_id="c", outcomes=outcomes)
 
 
 def test_a_second_process_that_agrees_changes_nothing() -> None:
@@ -140,7 +141,7 @@ def test_a_margin_that_only_one_process_reached_is_not_reached() -> None:
 
 
 def test_a_second_process_that_died_confirms_nothing() -> None:
-    judgement = verdict(1.015, second=Confirmation(case_id="c", reason="killed"))
+    judgement = verdict(1.015, second=second_look(case_id="c", reason="killed"))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "killed" in judgement.why
 
@@ -155,7 +156,7 @@ SHARED = Conditions(competing_processes=1)
 def test_a_second_process_that_was_disturbed_confirms_nothing(
     conditions: Conditions, why: str
 ) -> None:
-    second = again(1.016).model_copy(update={"conditions": conditions})
+    second = again(1.016).model_copy(update={"conditions": {0: conditions}})
     judgement = verdict(1.015, second=second)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert why in judgement.why
@@ -200,19 +201,19 @@ def test_a_baseline_that_was_dropped_early_cannot_become_the_best_by_drift() -> 
 
 def test_a_candidate_that_a_second_process_finds_wrong_is_invalid() -> None:
     wrong = Outcome(implementation="mine", status=Status.WRONG, reason="off")
-    judgement = verdict(1.015, second=Confirmation(case_id="c", outcomes=[wrong]))
+    judgement = verdict(1.015, second=second_look(case_id="c", outcomes=[wrong]))
     assert (judgement.verdict, judgement.speedup) == (Verdict.INVALID, None)
     assert "off" in judgement.why
 
 
-def without_the_candidate(best: float, other: float | None = None) -> Apart:
+def without_the_candidate(best: float, other: float | None = None) -> Entry:
     times = {"best": best, "other": other}
     outcomes = [
         Outcome(implementation=name, status=Status.OK, samples=samples(ms))
         for name, ms in times.items()
         if ms is not None
     ]
-    return Apart(case_id="c", outcomes=outcomes)
+    return isolated(case_id="c", outcomes=outcomes)
 
 
 @pytest.mark.parametrize("best", [1.5, 1.46, 2.0])
@@ -251,7 +252,7 @@ def test_any_baseline_may_be_the_best_one_apart() -> None:
 
 @pytest.mark.parametrize("conditions", [HOT, SHARED])
 def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Conditions) -> None:
-    alone = without_the_candidate(1.5).model_copy(update={"conditions": conditions})
+    alone = without_the_candidate(1.5).model_copy(update={"conditions": {0: conditions}})
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "while the case was measured" in judgement.why
@@ -260,7 +261,10 @@ def test_baselines_that_were_disturbed_apart_prove_nothing(conditions: Condition
 def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
     """The best one ran out of memory apart; one six times as slow shows nothing of it."""
     lost = Outcome(implementation="best", status=Status.OUT_OF_MEMORY, reason="80 GB asked")
-    alone = Apart(case_id="c", outcomes=[lost, *without_the_candidate(1.5, 9.0).outcomes[1:]])
+    alone = isolated(
+        case_id="c",
+        outcomes=[lost, *without_the_candidate(1.5, 9.0).outcomes[1:]],
+    )
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert judgement.why == "best could not be timed apart from the candidates: 80 GB asked"
@@ -271,7 +275,10 @@ def test_a_verdict_that_is_not_faster_needs_no_baseline_apart() -> None:
 
 
 def test_baselines_that_could_not_be_timed_apart_prove_nothing() -> None:
-    judgement = verdict(1.5, alone=Apart(case_id="c", reason="killed by SIGSEGV"))
+    judgement = verdict(
+        1.5,
+        alone=isolated(case_id="c", reason="killed by SIGSEGV"),
+    )
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "SIGSEGV" in judgement.why
 
@@ -283,7 +290,7 @@ def test_the_record_of_such_a_candidate_is_not_ok(tmp_path: Path) -> None:
     plan = Plan.read(folder / "plan.yaml")
     wrong = Outcome(implementation="mine", status=Status.WRONG, reason="mean absolute error 0.5")
     with closing(Journal(folder / "journal.jsonl")) as journal:
-        journal.append(Confirmation(case_id=plan.cases[0].id, outcomes=[wrong]))
+        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[wrong]))
     results = assemble(plan, read(folder / "journal.jsonl"))
     [mine] = [
         r

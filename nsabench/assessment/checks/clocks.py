@@ -39,7 +39,7 @@ def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
             high = max(c.sm_clock_mhz_max or 0 for c in clocks)
             sentence += f" (SM clock {low} to {high} MHz)"
         yield sentence
-    others = max(c.competing_processes for c in conditions)
+    others = max((c.competing_processes for c in conditions), default=0)
     if others:
         noun = "process" if others == 1 else "processes"
         yield f"{others} other {noun} computed on the device while the case was measured"

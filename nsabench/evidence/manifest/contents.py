@@ -21,7 +21,7 @@ from nsabench.evidence.manifest.statement import Predicate
 from nsabench.execution import journal
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import PassName, Status
 
 RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
 SAMPLE_COLUMNS = ["run_id", "case_id", "implementation", "time_ms"]
@@ -63,10 +63,10 @@ def check_journal(folder: Path, plan: Plan) -> str:
             _same("journal.jsonl: sha256 of plan.yaml", header.plan_sha256, plan.sha256)
     _same_members(
         "journal.jsonl: case",
-        Counter(entry.case_id for entry in contents.entries),
+        Counter(entry.case_id for entry in contents.of(PassName.FIRST_LOOK)),
         Counter(planned.id for planned in plan.cases),
     )
-    return f"{len(contents.entries)} cases"
+    return f"{len(contents.of(PassName.FIRST_LOOK))} cases"
 
 
 def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> pa.Table:

@@ -22,7 +22,7 @@ from nsabench.execution.supervisor.process import MAX_STEPS, WorkerLost, WorkerP
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.outcome import Ceilings, Message
-from nsabench.model.plan import Device, ImplementationInfo
+from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.vocabulary import Status
 
 DISCOVER_LIMIT_S = 120.0
@@ -84,6 +84,13 @@ class WorkerExecutor:
         self._memory_limit = memory_limit_bytes
         self._worker: WorkerProcess | None = None
         self._last_log = ""
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> WorkerExecutor:
+        """Workers that import all sources of the plan, and refuse them if they were changed."""
+        kernels = Path(plan.kernels) if plan.kernels else None
+        # No sources: a plan made before they were recorded.
+        return cls(plan.device, kernels, sources=plan.sources or None)
 
     def _ask(
         self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS

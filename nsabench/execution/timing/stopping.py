@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from nsabench.assessment.statistics import quantile, ratio_of_medians
+from nsabench.assessment.statistics import MIN_ROUNDS_EVER, quantile, ratio_of_medians
 from nsabench.model.case import FixedCount, RatioCI, Stopping, TimeBudget
 
-# Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
-MIN_ROUNDS_EVER = 5
 STOP_RESAMPLES = 200  # a decision to go on sampling needs less resolution than a verdict
 CONTENDER_MARGIN = 1.1  # a baseline further behind than this cannot become the best one
 HOPELESS = 3.0  # times the best baseline, in all of the first MIN_ROUNDS_EVER

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import nsabench
+from nsabench import errors
 from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Checkout, Run
 from nsabench.model.plan import Plan
@@ -59,7 +59,7 @@ def allowed_variables(variables: Mapping[str, str], redactor: Redactor) -> dict[
 
 
 def _of_nsabench(variables: Mapping[str, str], absent: dict[str, str]) -> Checkout:
-    checkout = read_checkout("nsabench", Path(nsabench.__file__).parent, absent)
+    checkout = read_checkout("nsabench", Path(errors.__file__).parent, absent)
     built_from = variables.get(COMMIT_VARIABLE)
     if checkout.commit is None and built_from:
         del absent["run.checkouts.nsabench"]

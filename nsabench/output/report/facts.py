@@ -19,13 +19,13 @@ from nsabench.assessment.threshold import MARGIN
 from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
-from nsabench.execution.journal import Contents
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
+from nsabench.model.journal import Contents
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import BENIGN, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, PassName, Role, Status, Verdict
 
 __all__ = ["MARGIN", "Facts", "Record", "Standing", "quoted", "standings"]
 
@@ -102,7 +102,12 @@ class Facts:
     @cached_property
     def missing(self) -> int:
         """Planned cases without a journal entry: more than 0 in a run that was interrupted."""
-        return len({p.id for p in self.plan.cases} - {e.case_id for e in self.contents.entries})
+        return len(self.plan.cases) - self.measured_cases
+
+    @cached_property
+    def measured_cases(self) -> int:
+        """Planned cases with an entry in the journal."""
+        return len(self.plan.by_id.keys() & self.contents.by_case(PassName.FIRST_LOOK).keys())
 
     @cached_property
     def invalidating(self) -> list[Finding]:

@@ -107,7 +107,7 @@ def _method(facts: Facts) -> Iterator[str]:
     yield f"- the timer on a kernel of known duration: {said}"
     matrices = ", ".join(f"{code(m.name)} ({m.sha256[:12]})" for m in facts.plan.matrices)
     yield f"- matrices: {matrices}"
-    yield f"- {len(facts.contents.entries)} cases, {len(facts.records)} records"
+    yield f"- {facts.measured_cases} cases, {len(facts.records)} records"
 
 
 def _parity(facts: Facts) -> Iterator[str]:

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.failures import failures
-from nsabench.execution.journal import Entry
 from nsabench.execution.protocol import Step
 from nsabench.execution.run import Finished
 from nsabench.model.description import Described
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Status, Verdict

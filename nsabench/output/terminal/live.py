@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nsabench.execution.journal import Entry
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Outcome
 from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import BENIGN, Role, Status

@@ -9,9 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nsabench.execution.journal import Entry, Journal, read
-from nsabench.execution.supervisor import process, schedule
+from nsabench.execution import schedule
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.journal import Journal, read
+from nsabench.execution.passes import first_look
+from nsabench.execution.supervisor import process
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Status
@@ -22,6 +26,8 @@ class Silent:
     def case_started(self, planned: PlannedCase, number: int, total: int) -> None: ...
 
     def case_finished(self, planned: PlannedCase, entry: Entry) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
 
 def measure(
@@ -41,7 +47,8 @@ def run(plan: Plan, folder: Path, memory_limit_bytes: int | None = None) -> list
     (folder / "logs").mkdir()
     executor = WorkerExecutor("cpu", HOSTILE, memory_limit_bytes=memory_limit_bytes)
     with closing(executor), closing(Journal(folder / "journal.jsonl")) as journal:
-        schedule.run(plan, executor, journal, folder / "logs", Silent())
+        cells = first_look.cells(plan, dict)
+        schedule.run(first_look.PASS, cells, plan, executor, journal, RunFolder(folder), Silent())
     assert leftovers() == []
     return read(folder / "journal.jsonl").entries
 

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.execution.journal import Entry, Journal, read
+from nsabench.execution import schedule
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.journal import Journal, read
+from nsabench.execution.passes import first_look
 from nsabench.execution.protocol import Measured
-from nsabench.execution.supervisor import schedule
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case
+from nsabench.model.journal import Entry
 from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Status
@@ -56,11 +59,15 @@ class Progress:
 
     def case_finished(self, planned: PlannedCase, entry: Entry) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
 
 def run(plan: Plan, executor: MockExecutor, folder: Path, progress: Progress | None = None) -> None:
     (folder / "logs").mkdir(exist_ok=True)
     with closing(Journal(folder / "journal.jsonl")) as journal:
-        schedule.run(plan, executor, journal, folder / "logs", progress or Progress())
+        cells = first_look.cells(plan, dict)
+        view = progress or Progress()
+        schedule.run(first_look.PASS, cells, plan, executor, journal, RunFolder(folder), view)
 
 
 def outcomes(folder: Path) -> dict[str, Outcome]:

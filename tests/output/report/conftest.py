@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from nsabench import ops
-from nsabench.execution.journal import Entry, Header, Journal
+from nsabench.execution.journal import Journal
 from nsabench.model.case import Case
 from nsabench.model.description import Described
+from nsabench.model.journal import Entry, Header
 from nsabench.model.outcome import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsabench import ops
-from nsabench.execution.journal import Entry, Journal
+from nsabench.execution.journal import Journal
 from nsabench.execution.journal import read as read_journal
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
@@ -19,6 +19,7 @@ from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import make_run, timed
 from tests.output.report.test_page import CHARTS, SHOTS
+from tests.runs import first_look
 
 NAME = "block_thing"
 
@@ -107,7 +108,12 @@ def run_of_it(block_thing: None, tmp_path: Path) -> Path:
         if case.direction is Direction.BACKWARD and case.distribution == "local":
             crashed = {"implementation": "fused", "status": Status.CRASHED, "reason": "signal 11"}
             fused = type(fused).model_validate(crashed)
-        journal.append(Entry(case_id=case.id, outcomes=[fused, timed("gather", ms)]))
+        journal.append(
+            first_look(
+                case_id=case.id,
+                outcomes=[fused, timed("gather", ms)],
+            )
+        )
     journal.close()
     assert len(read_journal(folder / "journal.jsonl").entries) == 8 + len(cases)
     return folder

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsabench.machine.environment.model import Environment
+from nsabench.model.vocabulary import PassName
 from nsabench.output.report.facts import Facts, quoted
 
 ORDER = 60
@@ -105,7 +106,7 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
 
 def _conditions(facts: Facts) -> list[tuple[str, str]]:
     """What the device's sensors said during the run."""
-    seen = [c for e in facts.contents.entries for c in e.conditions.values()]
+    seen = [c for e in facts.contents.of(PassName.FIRST_LOOK) for c in e.conditions.values()]
     clocks = [x for c in seen for x in (c.sm_clock_mhz_min, c.sm_clock_mhz_max) if x is not None]
     hottest = max((c.temperature_c_max for c in seen if c.temperature_c_max), default=None)
     power = max((c.power_w_max for c in seen if c.power_w_max), default=None)

@@ -1,0 +1,12 @@
+"""The passes of a run, in order: each looks at some cases, in a process of its own kind.
+
+A pass says what of which cases is measured, in which process, and with which timing; how that goes
+is the same for all (`execution.run`). A new pass is a file here and a name in the vocabulary.
+"""
+
+from nsabench.execution.passes import first_look, isolated_baselines, second_look
+from nsabench.execution.passes.contract import Pass
+
+PASSES: tuple[Pass, ...] = (first_look.PASS, second_look.PASS, isolated_baselines.PASS)
+
+__all__ = ["PASSES", "Pass"]

@@ -1,0 +1,65 @@
+"""Baselines of cases with a verdict `faster`, timed where no candidate was ever imported.
+
+Whoever shares a process with the baselines can slow them: threads that go on between its calls,
+work on a stream of its own, a fragmented allocator. What they take without it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nsabench.execution.passes.contract import Judge, Pass
+from nsabench.execution.supervisor.executor import WorkerExecutor
+from nsabench.execution.supervisor.group import leave_out_suspect
+from nsabench.model.case import Case, RatioCI
+from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.vocabulary import PassName, Role, Verdict
+
+# What is asked is whether medians moved by more than `verdict.DRIFT`; that takes few samples.
+FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
+
+
+def clean_sources(plan: Plan) -> dict[str, str]:
+    """The sources that no candidate of the plan comes from, with their digests."""
+    foreign = {i.source for i in plan.implementations if i.role is Role.CANDIDATE}
+    return {source: d for source, d in plan.sources.items() if source not in foreign}
+
+
+def start(plan: Plan) -> WorkerExecutor:
+    """An executor whose workers import the clean sources and nothing else."""
+    clean = clean_sources(plan)
+    kernels = Path(plan.kernels) if plan.kernels else None
+    if kernels is not None and not any(s.startswith(f"{kernels.name}@") for s in clean):
+        kernels = None
+    return WorkerExecutor(plan.device, kernels, sources=clean)
+
+
+def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
+    """By case with a verdict `faster`, the baselines of clean sources."""
+    clean = clean_sources(plan)
+    won = {case_id for (case_id, _), j in judge().items() if j.verdict is Verdict.FASTER}
+    baselines = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in won}
+    return {case_id: names for case_id, names in baselines.items() if names}
+
+
+def _clean_baselines(plan: Plan, planned: PlannedCase, clean: Mapping[str, str]) -> list[str]:
+    infos = [plan.info(planned.case.op, name) for name in planned.implementations]
+    return [i.name for i in infos if i.role is Role.BASELINE and i.source in clean]
+
+
+def briefly(case: Case) -> Case:
+    """The case with fewer inputs and samples."""
+    timing = case.timing.model_copy(update={"rotate": 2, "stopping": FEW})
+    return case.model_copy(update={"timing": timing})
+
+
+PASS = Pass(
+    name=PassName.ISOLATED_BASELINES,
+    cells=cells,
+    start=start,
+    on_loss=leave_out_suspect,
+    first_session=2_000_000,
+    timing=briefly,
+    announcement="baselines of {case} without the candidates",
+)

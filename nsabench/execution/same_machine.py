@@ -1,0 +1,47 @@
+"""Is this the machine, with the software, that a run was begun on?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsabench import registry
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.model.description import Described
+from nsabench.model.journal import Header
+
+
+def described_as_before(executor: WorkerExecutor, earlier: Sequence[Header]) -> Described:
+    """Describe the machine of `executor`.
+
+    Raises `UsageError` when the run was begun on another one or with other versions, and
+    `EnvironmentRefused` when it cannot be described.
+    """
+    try:
+        described = executor.describe()
+    except GroupLost as lost:
+        raise EnvironmentRefused(
+            f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
+        ) from lost
+    if not earlier:
+        return described
+    before, distributions = earlier[0].described, registry.distributions()
+    was = earlier[0].distributions or distributions
+    for what, then, now in (
+        *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
+        ("device", before.device.get("name"), described.device.get("name")),
+        ("CPU", before.device.get("capability"), described.device.get("capability")),
+        ("torch", before.software.get("torch"), described.software.get("torch")),
+        ("triton", before.software.get("triton"), described.software.get("triton")),
+        (
+            "the driver's CUDA",
+            before.software.get("cuda_driver"),
+            described.software.get("cuda_driver"),
+        ),
+    ):
+        if then != now:
+            raise UsageError(
+                f"this run was begun on {what} {then} and cannot go on with {now}",
+                "start a new run here.",
+            )
+    return described

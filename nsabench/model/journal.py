@@ -1,0 +1,133 @@
+"""The lines of a journal: a header a start or resumption, and an entry a case and pass.
+
+`execution.journal` reads and writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial, reduce
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from nsabench.model.description import Described
+from nsabench.model.outcome import Ceilings, Conditions, Outcome
+from nsabench.model.vocabulary import PassName
+
+
+class Header(BaseModel):
+    """Written each time a run is started or resumed, before its next case."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["header"] = "header"
+    run_id: str
+    plan_sha256: str = ""  # of plan.yaml; empty in journals written before it was recorded
+    # The version of every distribution that brings implementations.
+    distributions: dict[str, str] = {}
+    started: datetime
+    described: Described
+    ceilings: Ceilings
+
+
+# What an entry was called, by its pass, in journals written before passes had names.
+EARLIER_KINDS = {
+    "case": PassName.FIRST_LOOK,
+    "confirmation": PassName.SECOND_LOOK,
+    "apart": PassName.ISOLATED_BASELINES,
+}
+
+
+class Entry(BaseModel):
+    """What one pass measured on one case.
+
+    conditions: by session, the state of the device. reason: why there are no outcomes, if there are
+    none. wall_s: seconds of the whole; measuring_s: of these inside kernels and compilation.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["entry", "case", "confirmation", "apart"] = "entry"
+    pass_name: PassName
+    case_id: str
+    outcomes: list[Outcome] = []
+    conditions: dict[int, Conditions] = {}
+    wall_s: float = 0.0
+    measuring_s: float = 0.0
+    reason: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_journal(cls, line: Any) -> Any:
+        if not isinstance(line, dict) or line.get("kind") not in EARLIER_KINDS:
+            return line
+        line = {**line, "kind": "entry", "pass_name": EARLIER_KINDS[line["kind"]]}
+        if line["pass_name"] is not PassName.FIRST_LOOK:
+            # Those passes had one session, and the conditions of that.
+            outcomes = line.get("outcomes") or [{}]
+            line["conditions"] = {outcomes[-1].get("session", 0): line.get("conditions", {})}
+        return line
+
+    @property
+    def conditions_that_count(self) -> list[Conditions]:
+        """Of the sessions that its outcomes come from; others were measured again."""
+        sessions = {outcome.session for outcome in self.outcomes}
+        return [state for session, state in self.conditions.items() if session in sessions]
+
+
+Line = Header | Entry
+LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+
+
+@dataclass
+class Contents:
+    """All whole lines of a journal, in the order in which they were written."""
+
+    headers: list[Header] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+    def add(self, line: Line) -> None:
+        """Append a line to the kind that it is of."""
+        if isinstance(line, Header):
+            self.headers.append(line)
+        else:
+            self.entries.append(line)
+
+    def of(self, name: PassName) -> list[Entry]:
+        """The entries of one pass."""
+        return [entry for entry in self.entries if entry.pass_name is name]
+
+    def by_case(self, name: PassName) -> dict[str, Entry]:
+        """The last entry of each case in one pass, by case id."""
+        return {entry.case_id: entry for entry in self.of(name)}
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """What the device was measured to do at best, and the worst that its timer was off: a run
+        that was resumed was calibrated each time. Raises `ValueError` without a header."""
+        first, *later = (header.ceilings for header in self.headers)
+        return reduce(_best_of, later, first)
+
+    @property
+    def measuring_s(self) -> float:
+        return sum(entry.measuring_s for entry in self.entries)
+
+
+def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:
+    def known(choose: Callable[..., float], *values: float | None) -> float | None:
+        return choose((v for v in values if v is not None), default=None)
+
+    rates = one.tflop_s.keys() | other.tflop_s.keys()
+    return Ceilings(
+        copy_gb_s=known(max, one.copy_gb_s, other.copy_gb_s),
+        l2_gb_s=known(max, one.l2_gb_s, other.l2_gb_s),
+        tflop_s={d: max(one.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)},
+        timer_floor_ms=known(min, one.timer_floor_ms, other.timer_floor_ms),
+        timer_offset_ms=known(min, one.timer_offset_ms, other.timer_offset_ms),
+        known_duration_error=known(
+            partial(max, key=abs), one.known_duration_error, other.known_duration_error
+        ),
+    )
