@@ -51,14 +51,14 @@ def finish(finished: Finished, signer: Signer) -> str:
     with finished.folder.writing():
         if (path / MANIFEST).exists():
             return "it was signed before, and is left as it is"
-        said = _seal(finished, signer)
+        sentence = _seal(finished, signer)
         if keyless.is_wanted(os.environ):
             try:
                 keyless.sign(path)
             except EnvironmentRefused:
                 (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
                 raise
-    return said
+    return sentence
 
 
 def _seal(finished: Finished, signer: Signer) -> str:

@@ -15,7 +15,7 @@ REFUSED = _FULL | {errno.EROFS, errno.EACCES}
 
 
 @contextmanager
-def writing(where: Path | None = None, then: str = "try again") -> Iterator[None]:
+def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
     """Raises `EnvironmentRefused` for an `OSError` in `REFUSED`; any other passes.
 
     where: what is said not to be writable; None: the file that the error names.
@@ -28,7 +28,7 @@ def writing(where: Path | None = None, then: str = "try again") -> Iterator[None
         mend = "room" if error.errno in _FULL else "it writable"
         raise EnvironmentRefused(
             f"{where or error.filename or 'a file'} cannot be written: {error.strerror}",
-            f"make {mend}, then {then}.",
+            f"make {mend}, then {remedy}.",
         ) from error
 
 

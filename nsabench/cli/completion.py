@@ -14,7 +14,7 @@ def command(context: click.Context, shell: str) -> None:
 
     Example: nsabench completion bash > ~/.local/share/bash-completion/completions/nsabench
     """
-    made = get_completion_class(shell)
-    assert made is not None
+    completion = get_completion_class(shell)
+    assert completion is not None
     program = context.find_root().command
-    click.echo(made(program, {}, "nsabench", "_NSABENCH_COMPLETE").source())
+    click.echo(completion(program, {}, "nsabench", "_NSABENCH_COMPLETE").source())

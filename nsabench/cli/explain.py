@@ -16,8 +16,8 @@ def _complete(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     return [
-        CompletionItem(word, help=found[0].kind)
-        for word, found in explain.meanings().items()
+        CompletionItem(word, help=of_word[0].kind)
+        for word, of_word in explain.meanings().items()
         if word.startswith(incomplete.lower())
     ]
 
@@ -33,17 +33,17 @@ def command(word: str | None, as_json: bool) -> None:
     Example: nsabench explain implausible
     """
     if word is None:
-        found = [meaning for known in explain.meanings().values() for meaning in known]
+        meanings = [meaning for known in explain.meanings().values() for meaning in known]
     else:
-        found = explain.explain(word)
+        meanings = explain.explain(word)
     if as_json:
-        click.echo(json.dumps([asdict(meaning) for meaning in found], indent=1))
+        click.echo(json.dumps([asdict(meaning) for meaning in meanings], indent=1))
     elif word is None:
-        kinds = dict.fromkeys(meaning.kind for meaning in found)
+        kinds = dict.fromkeys(meaning.kind for meaning in meanings)
         for kind in kinds:
-            click.echo(f"{kind}: " + ", ".join(m.word for m in found if m.kind == kind))
+            click.echo(f"{kind}: " + ", ".join(m.word for m in meanings if m.kind == kind))
     else:
-        click.echo("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in found))
+        click.echo("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in meanings))
 
 
 def _indented(text: str) -> str:

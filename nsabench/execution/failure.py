@@ -1,4 +1,4 @@
-"""A failure of an implementation on a case: data with a reason, never a number."""
+"""How an implementation fails on a case, and how it takes the device with it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,14 @@ class Failure(Exception):
         """Without where it came from: frames that hold their tensors as long as it is kept."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
+
+
+class DeviceLost(Exception):
+    """The CUDA context answers every call with an error: this process is of no more use.
+
+    implementation: who used the device when it was lost.
+    """
+
+    def __init__(self, implementation: str, reason: str) -> None:
+        super().__init__(reason)
+        self.implementation = implementation

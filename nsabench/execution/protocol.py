@@ -73,10 +73,10 @@ class Measured(Message):
     measuring_s: float = 0.0  # spent inside kernels, compile and warm-up, as opposed to the harness
 
 
-class Poisoned(Message):
-    """The device context is lost to this process (a sticky CUDA error); `implementation` did it."""
+class LostDevice(Message):
+    """The device is lost to this process (a sticky CUDA error) since `implementation` used it."""
 
-    kind: Literal["poisoned"] = "poisoned"
+    kind: Literal["lost_device"] = "lost_device"
     implementation: str
     reason: str
 
@@ -91,7 +91,7 @@ class Refused(Message):
 
 
 Reply = Annotated[
-    Step | Discovered | Described | Calibrated | Measured | Poisoned | Refused,
+    Step | Discovered | Described | Calibrated | Measured | LostDevice | Refused,
     Field(discriminator="kind"),
 ]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -53,17 +53,17 @@ class Finished:
     measuring_s: float
 
 
-def choose_device(asked: str) -> Device:
+def choose_device(requested: str) -> Device:
     """`auto` is cuda where the driver shows a device. The supervisor does not import torch."""
-    if asked == "cuda" or asked == "cpu":
-        return asked  # type: ignore[return-value]
+    if requested == "cuda" or requested == "cpu":
+        return requested  # type: ignore[return-value]
     try:
-        seen = subprocess.run(
+        listing = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, timeout=30, check=True, text=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return "cpu"
-    return "cuda" if "GPU" in seen else "cpu"
+    return "cuda" if "GPU" in listing else "cpu"
 
 
 def make_plan(
@@ -79,7 +79,7 @@ def make_plan(
     sources = registry.sources(kernels)
     with closing(WorkerExecutor(device, kernels, sources=sources)) as executor:
         try:
-            found = executor.discover()
+            implementations = executor.discover()
         except GroupLost as lost:
             raise UsageError(
                 f"the implementations could not be imported: {lost.reason}",
@@ -87,7 +87,7 @@ def make_plan(
             ) from None
     return resolve.resolve(
         loaded,
-        found,
+        implementations,
         device=device,
         kernels=kernels,
         sources=sources,

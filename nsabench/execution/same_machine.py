@@ -26,9 +26,12 @@ def described_as_before(executor: WorkerExecutor, earlier: Sequence[Header]) -> 
     if not earlier:
         return described
     before, distributions = earlier[0].described, registry.distributions()
-    was = earlier[0].distributions or distributions
+    versions_before = earlier[0].distributions or distributions
     for what, then, now in (
-        *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
+        *(
+            (name, versions_before.get(name), distributions.get(name))
+            for name in {**versions_before, **distributions}
+        ),
         ("device", before.device.get("name"), described.device.get("name")),
         ("CPU", before.device.get("capability"), described.device.get("capability")),
         ("torch", before.software.get("torch"), described.software.get("torch")),

@@ -86,5 +86,5 @@ _SPELLINGS = {"sxm5": "sxm", "sxm4": "sxm", "hbm3": "sxm", "rtx4090": "4090", "r
 
 def _words(name: str) -> list[str]:
     ignored = {"nvidia", "geforce", "tesla", "gpu"}
-    found = re.findall(r"[a-z0-9]+", name.lower())
-    return [_SPELLINGS.get(word, word) for word in found if word not in ignored]
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return [_SPELLINGS.get(word, word) for word in words if word not in ignored]

@@ -26,9 +26,9 @@ class Samples(Message):
 
     @model_validator(mode="after")
     def _even(self) -> Samples:
-        taken = len(self.time_ms)
+        count = len(self.time_ms)
         lists = (getattr(self, name) for name in type(self).model_fields)
-        if len(self.round) != taken or any(len(values) not in (0, taken) for values in lists):
+        if len(self.round) != count or any(len(values) not in (0, count) for values in lists):
             raise ValueError("the lists of samples differ in length")
         if any(time <= 0 for time in self.time_ms):
             raise ValueError("a time is not above 0")

@@ -11,12 +11,8 @@ from typing import TypeVar
 
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.classify import SIGNATURES, classify
-from nsabench.execution.supervisor.process import (
-    Program,
-    WorkerLost,
-    WorkerProcess,
-    worker_environment,
-)
+from nsabench.execution.supervisor.loss import WorkerLost
+from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
 from nsabench.model.case import Case
 from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status

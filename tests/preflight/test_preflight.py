@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.execution.protocol import Step
-from nsabench.execution.supervisor.process import Log, WorkerTimedOut
+from nsabench.execution.supervisor.log import Log
+from nsabench.execution.supervisor.loss import WorkerTimedOut
 from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons

@@ -38,8 +38,8 @@ def start(plan: Plan) -> WorkerExecutor:
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
     """By case with a verdict `faster`, the baselines of clean sources."""
     clean = clean_sources(plan)
-    won = {case_id for (case_id, _), j in judge().items() if j.verdict is Verdict.FASTER}
-    baselines = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in won}
+    case_ids = {case_id for (case_id, _), j in judge().items() if j.verdict is Verdict.FASTER}
+    baselines = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in case_ids}
     return {case_id: names for case_id, names in baselines.items() if names}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from nsabench.execution.supervisor.process import (
+from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
     WorkerDied,
     WorkerLost,

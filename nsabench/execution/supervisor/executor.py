@@ -12,13 +12,14 @@ from nsabench.execution.protocol import (
     Describe,
     Discover,
     Discovered,
+    LostDevice,
     Measure,
     Measured,
-    Poisoned,
     Step,
 )
 from nsabench.execution.supervisor.classify import classify
-from nsabench.execution.supervisor.process import MAX_STEPS, WorkerLost, WorkerProcess, measuring
+from nsabench.execution.supervisor.loss import WorkerLost
+from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.outcome import Ceilings, Message
@@ -106,7 +107,7 @@ class WorkerExecutor:
             for reply in worker.ask(request, limit_s, max_steps=max_steps):
                 if isinstance(reply, Step):
                     self.on_step(reply)
-                elif isinstance(reply, Poisoned):
+                elif isinstance(reply, LostDevice):
                     log = self._retire()
                     raise GroupLost(reply.implementation, Status.CRASHED, reply.reason, log)
                 elif isinstance(reply, expected):

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,14 @@ from pydantic import TypeAdapter
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import REPLY, Refused, Step
 from nsabench.execution.supervisor import watchdog
+from nsabench.execution.supervisor.log import Log
+from nsabench.execution.supervisor.loss import (
+    WorkerBrokeProtocol,
+    WorkerDied,
+    WorkerLost,
+    WorkerTimedOut,
+    WorkerTooLarge,
+)
 from nsabench.model.outcome import Message
 from nsabench.model.plan import Device
 
@@ -32,8 +39,6 @@ START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow
 TERM_GRACE_S = 2.0
 REAP_S = 10.0
 POLL_S = 0.25
-LOG_HEAD_BYTES = 256 << 10
-LOG_TAIL_BYTES = 64 << 10
 MAX_REPLY_BYTES = 64 << 20
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
@@ -49,81 +54,6 @@ _births = threading.Lock()
 
 
 _watchdog: subprocess.Popen[bytes] | None = None
-
-
-class WorkerLost(Exception):
-    """The worker is gone. `step` is what it was last busy with."""
-
-    def __init__(self, step: Step) -> None:
-        super().__init__(step.phase)
-        self.step = step
-
-
-class WorkerTimedOut(WorkerLost):
-    """A step took longer than it may; the whole process group was killed."""
-
-    def __init__(self, step: Step, limit_s: float) -> None:
-        super().__init__(step)
-        self.limit_s = limit_s
-
-
-class WorkerDied(WorkerLost):
-    """The process ended by itself, with this exit code (negative: the signal) and last words."""
-
-    def __init__(self, step: Step, returncode: int, log: str) -> None:
-        super().__init__(step)
-        self.returncode = returncode
-        self.log = log
-
-
-class WorkerBrokeProtocol(WorkerLost):
-    """It wrote, or closed, what only the bench may: nothing that this process says counts."""
-
-    def __init__(self, step: Step, how: str, log: str) -> None:
-        super().__init__(step)
-        self.how = how
-        self.log = log
-
-
-class WorkerTooLarge(WorkerLost):
-    """The process group took more host memory than it may; it was killed."""
-
-    def __init__(self, step: Step, limit_bytes: int) -> None:
-        super().__init__(step)
-        self.limit_bytes = limit_bytes
-
-
-class Log:
-    """What a worker prints, bounded: its beginning and its end are kept, the middle is counted."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.clear()
-
-    def clear(self) -> None:
-        with self._lock:
-            self._head = bytearray()
-            self._tail: deque[bytes] = deque()
-            self._tail_bytes = self._dropped = 0
-
-    def write(self, data: bytes) -> None:
-        with self._lock:
-            room = LOG_HEAD_BYTES - len(self._head)
-            self._head += data[:room]
-            rest = data[room:] if room < len(data) else b""
-            if rest:
-                self._tail.append(rest)
-                self._tail_bytes += len(rest)
-            while self._tail and self._tail_bytes - len(self._tail[0]) >= LOG_TAIL_BYTES:
-                gone = self._tail.popleft()
-                self._tail_bytes -= len(gone)
-                self._dropped += len(gone)
-
-    def text(self) -> str:
-        with self._lock:
-            middle = f"\n[... {self._dropped} bytes left out ...]\n" if self._dropped else ""
-            raw = bytes(self._head) + middle.encode() + b"".join(self._tail)
-        return raw.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ def main(mark: bytes) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     for _ in range(ROUNDS):
-        found = [pid for pid in _processes() if _carries(pid, mark)]
-        for pid in found:
+        marked = [pid for pid in _processes() if _carries(pid, mark)]
+        for pid in marked:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found and not groups:
+        if not marked and not groups:
             break
         time.sleep(PAUSE_S)
 

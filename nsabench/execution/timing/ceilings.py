@@ -94,11 +94,11 @@ def _offset(timer: Timer) -> float:
     with that the time of a spin of none: the way from one event to the kernel and on to the other.
     """
     short, long = OFFSET_SPIN_CYCLES
-    times = {}
+    medians = {}
     for cycles in OFFSET_SPIN_CYCLES:
-        taken = [timer.sample("spin", partial(_spin, cycles))[0].time_ms for _ in range(50)]
-        times[cycles] = quantile(taken, 0.5)
-    return times[short] - short * (times[long] - times[short]) / (long - short)
+        times = [timer.sample("spin", partial(_spin, cycles))[0].time_ms for _ in range(50)]
+        medians[cycles] = quantile(times, 0.5)
+    return medians[short] - short * (medians[long] - medians[short]) / (long - short)
 
 
 def _spin(cycles: int) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from nsabench.execution.failure import DeviceLost
 from nsabench.execution.timing.l2 import l2_bytes
-from nsabench.execution.timing.timer import Call, DeviceLost, Sample, Taken
+from nsabench.execution.timing.timer import Call, Sample, Timed
 from nsabench.machine.clock import now_s
 
 FIRST_SPIN_CYCLES = 100_000  # about 60 us
@@ -53,7 +54,7 @@ class CudaTimer:
         waits = sorted(self._once(FIRST_SPIN_CYCLES, lambda: None)[2] for _ in range(100))
         return waits[-3]
 
-    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+    def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         spin = self._spin.get(arm, FIRST_SPIN_CYCLES)
         while True:
             try:
@@ -65,10 +66,10 @@ class CudaTimer:
             # A call that outlasts the longest spin synchronises: stop hiding, and say so.
             spin = 2 * spin if spin < MAX_SPIN_CYCLES else 0
             self._spin[arm] = spin
-            if again is not None:
-                call = again()
+            if retry is not None:
+                call = retry()
 
-    def _sampled(self, spin: int, call: Call) -> Taken:
+    def _sampled(self, spin: int, call: Call) -> Timed:
         hidden, result, waited_s = self._once(spin, call)
         # Work that was put on other streams and not joined keeps the device busy after the event.
         escaped_ms = waited_s * 1e3 if waited_s > self._escape_s else 0.0

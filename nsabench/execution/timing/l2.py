@@ -12,9 +12,9 @@ def l2_bytes(properties: Any) -> int:
 
     torch says it from 2.5 on; before, the device's data sheet does; where there is none, `LARGEST`.
     """
-    told: int | None = getattr(properties, "L2_cache_size", None)
-    if told is not None:
-        return told
+    size: int | None = getattr(properties, "L2_cache_size", None)
+    if size is not None:
+        return size
     from nsabench.machine.datasheet import known  # only where torch is that old
 
     sheet = known(properties.name)

@@ -55,8 +55,8 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
     start = now_s()
     try:
         while not _warm(times, now_s() - start, seconds):
-            again = partial(arm.prepare, 0)
-            sample, result = timer.sample(arm.name, again(), again)
+            prepare = partial(arm.prepare, 0)
+            sample, result = timer.sample(arm.name, prepare(), prepare)
             arm.inspect(0, result)
             times.append(sample.time_ms)
     except Failure as failure:
@@ -83,23 +83,23 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
         rng.shuffle(order)
         for position, name in enumerate(order):
             try:
-                again = partial(by_name[name].prepare, round_)
-                call = again()  # may fail too: it makes checked calls
+                prepare = partial(by_name[name].prepare, round_)
+                call = prepare()  # may fail too: it makes checked calls
                 before = now_s()
-                sample, result = timer.sample(name, call, again)
+                sample, result = timer.sample(name, call, prepare)
                 out.busy_s += now_s() - before
                 by_name[name].inspect(round_, result)
             except Failure as failure:
                 out.failed[name] = failure.alone()
                 del out.samples[name], times[name]
                 continue
-            taken = out.samples[name]
-            taken.round.append(round_)
-            taken.order.append(position)
-            taken.at_s.append(round(now_s() - start, 6))
-            taken.time_ms.append(sample.time_ms)
-            taken.escaped_ms.append(sample.escaped_ms)
-            taken.gap_hidden.append(sample.gap_hidden)
+            samples = out.samples[name]
+            samples.round.append(round_)
+            samples.order.append(position)
+            samples.at_s.append(round(now_s() - start, 6))
+            samples.time_ms.append(sample.time_ms)
+            samples.escaped_ms.append(sample.escaped_ms)
+            samples.gap_hidden.append(sample.gap_hidden)
         round_ += 1
     for name in list(times):
         try:

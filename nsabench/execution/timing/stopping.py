@@ -73,13 +73,13 @@ class StopAtRatioCI:
         spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
         return {
             arm
-            for arm, taken in times.items()
+            for arm, samples in times.items()
             if arm in self.candidates | spare
             or (
                 (early or arm in self.baselines)
-                and len(taken) == rounds
+                and len(samples) == rounds
                 # A few samples may all be disturbed, but who is slow is slow in each of them.
-                and (min(taken) if early else quantile(taken, 0.5)) <= limit
+                and (min(samples) if early else quantile(samples, 0.5)) <= limit
             )
         }
 

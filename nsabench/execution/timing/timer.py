@@ -23,25 +23,17 @@ class Sample:
 
 
 Call = Callable[[], Any]
-Taken = tuple[Sample, Any]
-
-
-class DeviceLost(Exception):
-    """The device reported an error while an arm was timed: the CUDA context is of no more use."""
-
-    def __init__(self, arm: str, reason: str) -> None:
-        super().__init__(reason)
-        self.arm = arm
+Timed = tuple[Sample, Any]
 
 
 class Timer(Protocol):
     """Times one call at a time, on cold caches."""
 
-    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+    def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         """Time `call` once; return the sample and what `call` returned.
 
-        A sample that is no good is taken again with the call that `again` makes, for a call that
-        cannot be repeated; it may raise.
+        A sample that is no good is taken anew with the call that `retry` makes, since a call need
+        not be repeatable; it may raise.
         """
         ...
 
@@ -60,7 +52,7 @@ class CpuTimer:
     def __init__(self) -> None:
         self._flush = np.ones(CPU_FLUSH_BYTES // 8)
 
-    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
+    def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         self._flush.sum()
         start = now_s()
         result = call()

@@ -20,8 +20,8 @@ from nsabench.execution.protocol import (
     Describe,
     Discover,
     Discovered,
+    LostDevice,
     Measure,
-    Poisoned,
     Refused,
     Step,
 )
@@ -105,15 +105,15 @@ class Worker:
         self.send(Calibrated(ceilings=ceilings.measure(self.device, timer)))
 
     def measure(self, request: Measure) -> None:
-        from nsabench.execution.worker.measure import ArmLost
+        from nsabench.execution.failure import DeviceLost
         from nsabench.execution.worker.session import Session
 
         if self.session is None:
             self.session = Session.open(self.device, self.kernels, self.sources)
         try:
             self.send(self.session.measure(request, self.send))
-        except ArmLost as lost:
-            self.send(Poisoned(implementation=lost.implementation, reason=str(lost)))
+        except DeviceLost as lost:
+            self.send(LostDevice(implementation=lost.implementation, reason=str(lost)))
             raise SystemExit(1) from lost
 
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.failure import Failure
-from nsabench.execution.timing.timer import DeviceLost
 from nsabench.execution.worker import calls, parity, state
 from nsabench.execution.worker.calls import Answer
-from nsabench.execution.worker.guard import DevicePoisoned, classify, guarded
+from nsabench.execution.worker.guard import classify, guarded
 from nsabench.execution.worker.inputs import InputSets, poison_like
 from nsabench.execution.worker.parity import Errors, WrongValues
 from nsabench.execution.worker.streams import own_streams
@@ -87,27 +86,27 @@ class CaseArm:
         if self.case.streams == 1:
             call = self._ready_one(index)
             return lambda: [call()]
-        some = self._on_streams(
+        on_each = self._on_streams(
             [
                 partial(self._ready_one, (index + i) % len(self.sets))
                 for i in range(self.case.streams)
             ]
         )
-        return lambda: self._on_streams(some)
+        return lambda: self._on_streams(on_each)
 
     def _ready_one(self, index: int) -> Callable[[], Answer]:
         return calls.ready(self.item, self.case.direction, self.sets, index, self._rng)
 
-    def _on_streams(self, some: list[Callable[[], T]]) -> list[T]:
+    def _on_streams(self, on_each: list[Callable[[], T]]) -> list[T]:
         current = torch.cuda.current_stream()
-        found = []
-        for stream, do in zip(self._streams, some, strict=True):
+        results = []
+        for stream, call in zip(self._streams, on_each, strict=True):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                found.append(do())
+                results.append(call())
         for stream in self._streams:
             current.wait_stream(stream)
-        return found
+        return results
 
     def capture(self) -> None:
         """Record a CUDA graph a set of inputs; from here on timed calls are replays of them."""
@@ -190,9 +189,7 @@ class CaseArm:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
         start = now_s()
         try:
-            result = guarded(call, self.device)
-        except DevicePoisoned as error:
-            raise DeviceLost(self.name, str(error)) from error
+            result = guarded(call, self.device, self.name)
         except Failure:
             state.restore(self._settings)
             raise
@@ -223,11 +220,11 @@ class CaseArm:
             given["grad_out"] = answer.grad_out
             if not torch.equal(answer.grad_out, self.sets.grads[index] * answer.factor):
                 raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
-        found = []
+        errors = []
         for name, expected in self.sets.expected[index].items():
             try:
                 tensor = parity.check_form(name, answer.values[name], expected, given)
-                found.append(parity.check_values(name, tensor, expected, self.case, answer.factor))
+                errors.append(parity.check_values(name, tensor, expected, self.case, answer.factor))
             except WrongValues as error:
                 self.errors = error.errors
                 self.wrong = Wrong(
@@ -238,7 +235,7 @@ class CaseArm:
                     self._previous.get(name),
                 )
                 raise WrongValues(when + error.reason, error.errors) from None
-        return found
+        return errors
 
     def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
         """Is the work ordered on the caller's stream, as its next operation will assume?
@@ -280,13 +277,13 @@ class CaseArm:
         if self._watched:
             self.sets.heal()
             self.sets.swap(index, self._rng)
-        do = self._prepared(index)
+        prepared = self._prepared(index)
         if self._watched:
             self._poison(index)
 
         def call() -> Answers:
             try:
-                return do()
+                return prepared()
             except BaseException as error:  # noqa: BLE001 - foreign code; its reason is kept
                 failure = classify(error)
             state.restore(self._settings)

@@ -76,7 +76,7 @@ def _backward(
     wanted = [leaves[name] for name in sets.wanted]
 
     def call() -> Answer:
-        found = torch.autograd.grad(out, wanted, grad_out, allow_unused=True)
-        return Answer(index, dict(zip(sets.results, found, strict=True)), factor, grad_out)
+        gradients = torch.autograd.grad(out, wanted, grad_out, allow_unused=True)
+        return Answer(index, dict(zip(sets.results, gradients, strict=True)), factor, grad_out)
 
     return call

@@ -50,8 +50,8 @@ class ConditionMonitor:
 
     def annotate(self, samples: Samples, start_s: float) -> None:
         """Give each sample the SM clock that was read last before it was taken."""
-        for at in samples.at_s:
-            i = bisect_right(self._at, start_s + at) - 1
+        for end_s in samples.at_s:
+            i = bisect_right(self._at, start_s + end_s) - 1
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from nsabench.execution.failure import Failure
+from nsabench.execution.failure import DeviceLost, Failure
 from nsabench.model.vocabulary import Status
 from nsabench.registry import USER_MODULE, Unsupported
 
@@ -25,12 +25,11 @@ _RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
 LINKS = 10  # of a chain of causes that are looked at
 
 
-class DevicePoisoned(Exception):
-    """The CUDA context answers every call with an error: this process is of no more use."""
+def guarded(call: Callable[[], T], device: str, implementation: str = "") -> T:
+    """Run foreign code of `implementation`.
 
-
-def guarded(call: Callable[[], T], device: str) -> T:
-    """Run foreign code. Raises `Failure`, or `DevicePoisoned` when the device is lost with it."""
+    Raises `Failure`, or `DeviceLost` when the device is lost with it.
+    """
     try:
         result = call()
         if device == "cuda":
@@ -38,16 +37,16 @@ def guarded(call: Callable[[], T], device: str) -> T:
     except BaseException as error:
         failure = classify(error)
         if device == "cuda":
-            _probe(failure)
+            _probe(failure, implementation)
         raise failure from error
     return result
 
 
-def _probe(failure: Failure) -> None:
+def _probe(failure: Failure, implementation: str) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise DevicePoisoned(f"{failure.reason}; {one_line(error)}") from error
+        raise DeviceLost(implementation, f"{failure.reason}; {one_line(error)}") from error
 
 
 def classify(error: BaseException) -> Failure:

@@ -64,13 +64,13 @@ class InputSets:
 
     def _held(self, index: int) -> dict[str, Tensor]:
         """What of a set no call may write to, by what it is called in a reason."""
-        held = {INPUT + name: t for name, t in self.sets[index].tensors.items()}
-        held |= {ORACLE + name: t for name, t in self.expected[index].items()}
-        return held | ({GRADIENT: self.grads[index]} if self.grads else {})
+        protected = {INPUT + name: t for name, t in self.sets[index].tensors.items()}
+        protected |= {ORACLE + name: t for name, t in self.expected[index].items()}
+        return protected | ({GRADIENT: self.grads[index]} if self.grads else {})
 
     def _bytes_of_one(self) -> int:
-        held = [*self.sets[0].tensors.values(), *self.expected[0].values(), *self.grads[:1]]
-        return sum(t.nbytes for t in [*held, *self._checksums[0].values()])
+        tensors = [*self.sets[0].tensors.values(), *self.expected[0].values(), *self.grads[:1]]
+        return sum(t.nbytes for t in [*tensors, *self._checksums[0].values()])
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -79,8 +79,8 @@ class InputSets:
         inputs = self.sets[index]
         if not self.grads:
             return {"output": self._op.oracle(inputs)}
-        found = self._op.gradients(inputs, self.grads[index])
-        return {f"d{name}": found[name] for name in self.wanted}
+        gradients = self._op.gradients(inputs, self.grads[index])
+        return {f"d{name}": gradients[name] for name in self.wanted}
 
     def draw(self, seed: int) -> Inputs:
         """The inputs of a seed, the same each time."""
@@ -148,9 +148,9 @@ def _exchange_values(a: Tensor, b: Tensor) -> None:
     """In stream order, past the tensors' version counters, with little memory beside them."""
     most = CHUNK_BYTES // a.element_size()
     for x, y in zip(a.data.view(-1).split(most), b.data.view(-1).split(most), strict=True):
-        kept = x.clone()
+        saved = x.clone()
         x.copy_(y)
-        y.copy_(kept)
+        y.copy_(saved)
 
 
 def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

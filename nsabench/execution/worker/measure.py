@@ -13,7 +13,7 @@ from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Measured, Step
 from nsabench.execution.timing import sampling, stopping
 from nsabench.execution.timing.sampling import Collected
-from nsabench.execution.timing.timer import DeviceLost, Timer
+from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
 from nsabench.execution.worker.inputs import InputSets
@@ -30,14 +30,6 @@ PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 Report = Callable[[Step], None]
 
 
-class ArmLost(Exception):
-    """The device was lost while this implementation used it."""
-
-    def __init__(self, implementation: str, reason: str) -> None:
-        super().__init__(reason)
-        self.implementation = implementation
-
-
 def measure(
     case: Case,
     items: list[Implementation],
@@ -48,7 +40,7 @@ def measure(
     sensors: nvml.Device | None,
     report: Report,
 ) -> Measured:
-    """Measure `items` on `case`, interleaved. Raises `ArmLost` when the device is lost."""
+    """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost."""
     report(Step(phase="inputs"))
     forget_earlier_cases()
     timer.forget()
@@ -71,8 +63,6 @@ def measure(
         except Failure as failure:
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
             sets.repair()  # while it is its own time, and no other need be watched for it
-        except DeviceLost as error:
-            raise ArmLost(item.name, str(error)) from error
         else:
             outcomes[item.name] = _outcome(arm, session)
             if device == "cuda" or Runs.CPU in item.devices:
@@ -82,10 +72,7 @@ def measure(
         gc.collect()  # what the traceback of a failure holds is memory of the others
     conditions, busy_s = Conditions(), 0.0
     if arms:
-        try:
-            conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)
-        except DeviceLost as error:
-            raise ArmLost(error.arm, str(error)) from error
+        conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)
     return Measured(
         outcomes=[outcomes[item.name] for item in items],
         conditions=conditions,

@@ -27,12 +27,12 @@ class Errors:
     rel_l2: float
 
     @classmethod
-    def worst(cls, found: Sequence[Errors]) -> Errors:
+    def worst(cls, errors: Sequence[Errors]) -> Errors:
         """The largest of each kind."""
         return cls(
-            max(e.mae for e in found),
-            max(e.max_abs_err for e in found),
-            max(e.rel_l2 for e in found),
+            max(e.mae for e in errors),
+            max(e.max_abs_err for e in errors),
+            max(e.rel_l2 for e in errors),
         )
 
 
@@ -42,9 +42,9 @@ def measure(output: Tensor, oracle: Tensor, factor: float = 1.0) -> Errors:
     factor: the output is that of an input `factor` times as large; its errors are divided by it.
     """
     total = largest = squares = right = 0.0
-    got, expected = output.reshape(-1), oracle.reshape(-1)
+    result, expected = output.reshape(-1), oracle.reshape(-1)
     # In pieces, or the largest results would need several times their own memory.
-    for part, truth in zip(got.split(PIECE), expected.split(PIECE), strict=True):
+    for part, truth in zip(result.split(PIECE), expected.split(PIECE), strict=True):
         difference = part.double().sub_(truth, alpha=factor)
         squares += float(difference.square().sum())
         total += float(difference.abs_().sum())
@@ -52,7 +52,7 @@ def measure(output: Tensor, oracle: Tensor, factor: float = 1.0) -> Errors:
         right += float(truth.square().sum())
     scale = abs(factor)
     relative = math.sqrt(squares) / scale / (math.sqrt(right) or 1.0)
-    return Errors(total / max(len(got), 1) / scale, largest / scale, relative)
+    return Errors(total / max(len(result), 1) / scale, largest / scale, relative)
 
 
 def unit(oracle: Tensor, case: Case) -> float:
@@ -79,14 +79,14 @@ def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor])
             f"it returned as {name} a {type(output).__name__}, not a plain torch.Tensor",
         )
     first = next(iter(given.values()))
-    for what, got, expected in (
+    for what, actual, expected in (
         ("shape", tuple(output.shape), tuple(oracle.shape)),
         ("dtype", output.dtype, first.dtype),
         ("device", output.device.type, first.device.type),
         ("layout", output.layout, first.layout),  # a sparse one has no storage to look at
     ):
-        if got != expected:
-            raise Failure(Status.WRONG, f"its {name} has {what} {got}; the op's is {expected}")
+        if actual != expected:
+            raise Failure(Status.WRONG, f"its {name} has {what} {actual}; the op's is {expected}")
     storage = output.untyped_storage().data_ptr()
     for argument, tensor in given.items():
         if storage == tensor.untyped_storage().data_ptr():

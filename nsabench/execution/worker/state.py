@@ -74,14 +74,14 @@ def _read(read: Callable[[], Any]) -> Any:
 
 def restore(before: Settings) -> str:
     """Set what is no longer as it was; what that is, in words, or ''."""
-    found, now = [], settings()
+    changes, now = [], settings()
     for name, value in before.items():
         if now[name] != value:
-            found.append(f"{name} from {value} to {now[name]}")
+            changes.append(f"{name} from {value} to {now[name]}")
             if value != UNREADABLE:
                 with suppress(RuntimeError):  # as in `_read`
                     (_OF_TORCH | _OF_CUDA)[name][1](value)
-    return "; ".join(found)
+    return "; ".join(changes)
 
 
 def forget_earlier_cases() -> None:

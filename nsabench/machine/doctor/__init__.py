@@ -33,11 +33,11 @@ def examine(environment: Environment, *, results: Path) -> list[Problem]:
     Nothing but that folder's disk is looked at here: the rest is judged from `environment`.
     """
     checks = [*driver.CHECKS, *software.CHECKS, *host.CHECKS]
-    found = [check(environment) for check in checks]
-    found += variables.examine(environment)
-    found += [check(device) for device in gpu.watched(environment) for check in gpu.CHECKS]
-    found += [host.low_disk(_free_bytes(results)), host.unwritable(_writable(results))]
-    problems = [problem for problem in found if problem is not None]
+    answers = [check(environment) for check in checks]
+    answers += variables.examine(environment)
+    answers += [check(device) for device in gpu.watched(environment) for check in gpu.CHECKS]
+    answers += [host.low_disk(_free_bytes(results)), host.unwritable(_writable(results))]
+    problems = [problem for problem in answers if problem is not None]
     order = list(Severity)
     return sorted(problems, key=lambda problem: order.index(problem.severity))
 
@@ -58,8 +58,8 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
 
 def worst(problems: list[Problem]) -> Severity | None:
     """The severity of the worst problem; None when there is none."""
-    found = {problem.severity for problem in problems}
-    return next((severity for severity in Severity if severity in found), None)
+    severities = {problem.severity for problem in problems}
+    return next((severity for severity in Severity if severity in severities), None)
 
 
 def _existing(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from nsabench.machine.doctor.variables import SWITCHES
 @cache
 def codes() -> dict[str, str]:
     """Code -> what is wrong, and the remedy; what depends on the machine is shown as `…`."""
-    found: dict[str, list[str]] = {
+    sentences: dict[str, list[str]] = {
         f"variable_{switch.name.lower()}": [
             f"{switch.name} is set: {switch.consequence}.\nremedy: Run `unset {switch.name}`."
         ]
@@ -27,8 +27,8 @@ def codes() -> dict[str, str]:
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef):
                 for code, what, remedy in _reported(function):
-                    found.setdefault(code, []).append(f"{what}\nremedy: {remedy}")
-    return {code: "\n".join(said) for code, said in sorted(found.items())}
+                    sentences.setdefault(code, []).append(f"{what}\nremedy: {remedy}")
+    return {code: "\n".join(of_code) for code, of_code in sorted(sentences.items())}
 
 
 def _reported(function: ast.FunctionDef) -> Iterator[tuple[str, str, str]]:

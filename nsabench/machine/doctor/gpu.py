@@ -24,8 +24,9 @@ def watched(environment: Environment) -> list[Gpu]:
 def busy(gpu: Gpu) -> Problem | None:
     others = gpu.competing_processes or 0
     if others:
-        held = (gpu.competing_memory_bytes or 0) / _GIB
-        what = f"{others} other process{'es' if others > 1 else ''} on it, holding {held:.1f} GiB."
+        competing_gib = (gpu.competing_memory_bytes or 0) / _GIB
+        noun = "process" if others == 1 else "processes"
+        what = f"{others} other {noun} on it, holding {competing_gib:.1f} GiB."
     elif (gpu.utilisation_percent or 0) >= _BUSY_PERCENT:
         # In a container the processes of others are out of sight, their load is not.
         what = f"it is {gpu.utilisation_percent} % busy before anything was measured."

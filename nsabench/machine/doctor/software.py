@@ -156,13 +156,13 @@ def _wanted_triton(environment: Environment) -> str | None:
 
 def _runs_on(code: str, capability: tuple[int, ...]) -> bool:
     """Machine code runs within its major version; PTX ("compute") on anything later."""
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
-    if found is None:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
+    if match is None:
         return True  # a notation of the future is no reason to refuse
-    own = (int(found[2]), int(found[3]))
-    if found[4] == "a":  # specific to one architecture
+    own = (int(match[2]), int(match[3]))
+    if match[4] == "a":  # specific to one architecture
         return own == capability
-    if found[1] == "compute" and not found[4]:
+    if match[1] == "compute" and not match[4]:
         return own <= capability
     return own[0] == capability[0] and own[1] <= capability[1]
 

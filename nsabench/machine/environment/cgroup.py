@@ -36,11 +36,11 @@ def _paths(file: Path) -> dict[str, str]:
         lines = file.read_text().splitlines()
     except OSError:
         return {}
-    found = {}
+    limits = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        found.update(dict.fromkeys(controllers.split(","), path))
-    return found
+        limits.update(dict.fromkeys(controllers.split(","), path))
+    return limits
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:

@@ -171,8 +171,8 @@ def _kernel_module(root: Path) -> str | None:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
         return None
-    found = re.search(r"Kernel Module.*?\s(\d+\.\d+[\d.]*)", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+[\d.]*)", text)
+    return match[1] if match else None
 
 
 def _pci_devices(root: Path) -> int:

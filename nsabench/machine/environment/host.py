@@ -82,26 +82,26 @@ def _processor(root: Path, absent: dict[str, str]) -> dict[str, str]:
     """
     first = (_read(root / "proc/cpuinfo") or "").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
-    found = {key.strip(): value.strip() for key, _, value in pairs}
-    if not found.get("model name"):
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    if not fields.get("model name"):
         import cpuinfo
 
-        told = cpuinfo.get_cpu_info()
-        found["model name"] = told.get("brand_raw", "")
-        found.setdefault("vendor_id", told.get("vendor_id_raw", ""))
-        found.setdefault("flags", " ".join(told.get("flags", [])))
-    if not found["model name"]:
+        info = cpuinfo.get_cpu_info()
+        fields["model name"] = info.get("brand_raw", "")
+        fields.setdefault("vendor_id", info.get("vendor_id_raw", ""))
+        fields.setdefault("flags", " ".join(info.get("flags", [])))
+    if not fields["model name"]:
         absent["host.cpu"] = "neither the kernel nor py-cpuinfo names the processor"
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _frequency() -> tuple[float | None, float | None]:
     """Now and at most, in MHz; kernels write 0 for what they do not know."""
     try:
-        told = psutil.cpu_freq()
+        frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError, RuntimeError):
         return None, None
-    return (told.current or None, told.max or None) if told else (None, None)
+    return (frequency.current or None, frequency.max or None) if frequency else (None, None)
 
 
 def _turbo(root: Path) -> bool | None:

@@ -82,7 +82,7 @@ class Redactor:
         value = _LOGIN_IN_URL.sub("redacted", value)
         if self._plain:
             return value
-        value = _UUID.sub(lambda found: self.identifier("uuid", found[0]) or "", value)
+        value = _UUID.sub(lambda match: self.identifier("uuid", match[0]) or "", value)
         if self._home:
             value = re.sub(re.escape(self._home) + r"(?=$|[/:,\s])", "~", value)
         if self._hostname:

@@ -57,7 +57,7 @@ def describe_ptxas(triton: Path, software: Software) -> None:
 
 def _ptxas_version(path: Path) -> str:
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
@@ -66,10 +66,10 @@ def _ptxas_version(path: Path) -> str:
         ).stdout
     except subprocess.TimeoutExpired:
         raise OSError(f"ptxas did not answer in {_PTXAS_TIMEOUT_S:g} s") from None
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", said)
-    if found is None:
+    match = re.search(r"\bV(\d+\.\d+\.\d+)", output)
+    if match is None:
         raise ValueError("ptxas names no version")
-    return found[1]
+    return match[1]
 
 
 def describe_libraries(torch: Any, software: Software) -> None:

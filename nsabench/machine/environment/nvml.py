@@ -103,5 +103,5 @@ class Device:
 
     def process_ids(self) -> set[int]:
         """Processes that compute on the device, as far as this user may see them."""
-        found = attempt(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
-        return {process.pid for process in found}
+        processes = attempt(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
+        return {process.pid for process in processes}

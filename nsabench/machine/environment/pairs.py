@@ -38,8 +38,8 @@ OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 def numbers(version: str) -> tuple[int, ...]:
     """The release part: "2.13.0+cpu" -> (2, 13, 0). Empty when it starts with no number."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def pair_of(torch: str) -> Pair | None:

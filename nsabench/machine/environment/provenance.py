@@ -122,17 +122,17 @@ def _git(folder: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _GitError(f"git could not be run: {type(error).__name__}") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"]
+        message = done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"]
         # The message goes into a file that others read: no paths in it.
-        raise _GitError(re.sub(r"'?/\S+", "…", said[0]))
+        raise _GitError(re.sub(r"'?/\S+", "…", message[0]))
     return done.stdout
 
 
 def _git_variables() -> dict[str, str]:
     # Set in hooks, these point git at a repository other than the folder's.
     elsewhere = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
-    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    return {**kept, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    return {**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 
 
 def _digest(file: Path, absent: dict[str, str]) -> str | None:

@@ -33,28 +33,28 @@ def read_software(
     absent: dict[str, str],
 ) -> Software:
     """The installation, and the worker's account of it where there is one."""
-    told = described.software if described is not None else {}
+    software = described.software if described is not None else {}
     silent = NO_WORKER if described is None else "the worker did not say"
-    torch = _torch(told)
+    torch = _torch(software)
     if torch is None:
-        absent["software.torch"] = told.get("torch.why") or silent
+        absent["software.torch"] = software.get("torch.why") or silent
     for name in ("triton", "numpy"):
-        if told.get(name) is None:
-            absent[f"software.{name}"] = told.get(f"{name}.why") or silent
+        if software.get(name) is None:
+            absent[f"software.{name}"] = software.get(f"{name}.why") or silent
     libraries = {}
     for name in LIBRARIES:
-        if told.get(name) is None:
-            absent[f"software.libraries.{name}"] = told.get(f"{name}.why") or silent
+        if software.get(name) is None:
+            absent[f"software.libraries.{name}"] = software.get(f"{name}.why") or silent
         else:
-            libraries[name] = Library(version=told[name], file=told.get(f"{name}.file"))
+            libraries[name] = Library(version=software[name], file=software.get(f"{name}.file"))
     return Software(
         nsabench=__version__,
         python=platform.python_version(),
         python_implementation=platform.python_implementation(),
         python_compiler=platform.python_compiler(),
         torch=torch,
-        triton=told.get("triton"),
-        numpy=told.get("numpy"),
+        triton=software.get("triton"),
+        numpy=software.get("numpy"),
         libraries=libraries,
         distributions=distributions(),
         lock_sha256=_lock(variables, absent),
@@ -63,20 +63,20 @@ def read_software(
 
 def distributions() -> list[Distribution]:
     """Every installed distribution by name; of two with one name, the one that imports find."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions():
         # Remains of a broken uninstall have no name.
         name = installed.metadata["Name"] if installed.metadata is not None else None
         if not name:
             continue
         name = re.sub(r"[-_.]+", "-", name).lower()
-        if name not in found:
+        if name not in distributions:
             record = installed.read_text("RECORD")
             digest = hashlib.sha256(record.encode()).hexdigest() if record else None
-            found[name] = Distribution(
+            distributions[name] = Distribution(
                 name=name, version=installed.version or "", record_sha256=digest
             )
-    return [found[name] for name in sorted(found)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def triton_pinned_by_torch() -> str | None:
@@ -85,26 +85,28 @@ def triton_pinned_by_torch() -> str | None:
         requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
         return None
-    found = (re.match(r"(?:pytorch-)?triton\s*\(?==\s*([\w.+]+)", text) for text in requirements)
-    return next((match[1] for match in found if match), None)
+    matches = (re.match(r"(?:pytorch-)?triton\s*\(?==\s*([\w.+]+)", text) for text in requirements)
+    return next((match[1] for match in matches if match), None)
 
 
-def _torch(told: Mapping[str, str | None]) -> Torch | None:
-    version = told.get("torch")
+def _torch(software: Mapping[str, str | None]) -> Torch | None:
+    version = software.get("torch")
     if version is None:
         return None
-    usable = told.get("torch.cuda_usable")
+    usable = software.get("torch.cuda_usable")
     prefix = "setting."
-    settings = {k.removeprefix(prefix): v for k, v in told.items() if k.startswith(prefix) and v}
+    settings = {
+        k.removeprefix(prefix): v for k, v in software.items() if k.startswith(prefix) and v
+    }
     return Torch(
         version=version,
-        git=told.get("torch.git"),
-        cuda=told.get("torch.cuda"),
-        hip=told.get("torch.hip"),
-        build=told.get("torch.build"),
-        architectures=(told.get("torch.architectures") or "").split(),
+        git=software.get("torch.git"),
+        cuda=software.get("torch.cuda"),
+        hip=software.get("torch.hip"),
+        build=software.get("torch.build"),
+        architectures=(software.get("torch.architectures") or "").split(),
         cuda_usable=usable == "true" if usable is not None else None,
-        cuda_failure=told.get("torch.cuda_usable.why"),
+        cuda_failure=software.get("torch.cuda_usable.why"),
         requires_triton=triton_pinned_by_torch(),
         settings={k: v for k, v in settings.items() if not k.endswith(".why")},
     )

@@ -15,6 +15,7 @@ from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import first_look
 from nsabench.execution.supervisor import process
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from nsabench.model.journal import Entry
 from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
@@ -136,7 +137,7 @@ def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) ->
     outcomes = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
     assert outcomes["gigabyte_of_stderr"].status == Status.CRASHED
     [log] = (tmp_path / "logs").iterdir()
-    limit = process.LOG_HEAD_BYTES + 2 * process.LOG_TAIL_BYTES + (1 << 16)
+    limit = LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES + (1 << 16)
     assert "bytes left out" in log.read_text()
     assert log.stat().st_size < limit
 

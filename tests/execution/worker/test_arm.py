@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.failure import Failure
-from nsabench.execution.timing.timer import Call, CpuTimer, Taken
+from nsabench.execution.timing.timer import Call, CpuTimer, Timed
 from nsabench.execution.worker import state
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.calls import Answer
@@ -218,10 +218,10 @@ def test_settings_changed_in_a_timed_call_are_set_back(then: str) -> None:
 class TwiceTimer(CpuTimer):
     """Takes each sample again, as that of a GPU does until the launch gap is hidden."""
 
-    def sample(self, arm: str, call: Call, again: Callable[[], Call] | None = None) -> Taken:
-        if again is not None:
+    def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
+        if retry is not None:
             call()
-            call = again()
+            call = retry()
         return super().sample(arm, call)
 
 
