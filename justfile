@@ -71,6 +71,10 @@ gpu-results: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
+# Are the kernels here as fast as those of another checkout? `just gpu-against ../older` (CUDA)
+gpu-against other *arguments: install
+    {{ python }} kernels/benchmarks/against.py "{{ other }}/kernels/nsa_kernels" {{ arguments }}
+
 # The tests that need a CUDA device; those that time something, one at a time
 gpu-test *arguments: install
     {{ python }} -m pytest tests/gpu/test_bench_on_cuda.py tests/gpu/test_timer_on_cuda.py "$@"
