@@ -106,13 +106,14 @@ def _time(
         report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
-    for name, samples in out.samples.items():
-        monitor.annotate(samples, start)
-        outcomes[name].samples = samples
     for arm in arms:
-        if arm.name in out.failed:
-            failure = out.failed[arm.name]
-            outcomes[arm.name] = _outcome(arm, session, failure, _diagnose(arm, report))
+        failure = out.failed.get(arm.name)
+        diagnosis = _diagnose(arm, report) if failure else ""
+        # Anew: the errors of timed calls count as those before them do.
+        outcomes[arm.name] = _outcome(arm, session, failure, diagnosis)
+        if not failure:
+            outcomes[arm.name].samples = out.samples[arm.name]
+            monitor.annotate(out.samples[arm.name], start)
     return monitor.summary(), out.busy_s
 
 

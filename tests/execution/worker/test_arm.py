@@ -308,3 +308,34 @@ def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
     [found] = outcomes(lagging, case=case)
     assert found.status is Status.WRONG
     assert "is the output of an earlier call" in found.diagnosis
+
+
+def test_a_kernel_that_is_exact_only_at_first_is_recorded_with_its_later_errors() -> None:
+    """Five calls in float32, those that are timed in bfloat16: the worst of them all counts."""
+    case = CASE.model_copy(update={"dtype": DType.FLOAT32})
+    calls = 0
+
+    def tires(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls <= 5:
+            return honest(q, k, v, sm_scale=sm_scale)
+        rough = honest(q.bfloat16(), k.bfloat16(), v.bfloat16(), sm_scale=sm_scale)
+        return rough.to(q.dtype)
+
+    exact, tired = outcomes(honest, tires, case=case)
+    assert calls > 5 and tired.status is Status.OK  # the mean error is within the gate's
+    assert exact.rel_l2 is not None and tired.rel_l2 is not None
+    assert exact.rel_l2 < 1e-6 and tired.rel_l2 > 1e-3
+
+
+def test_an_output_lives_on() -> None:
+    """Who keeps a result must not find a later one in it."""
+    results = torch.empty(6, 2, 32, dtype=torch.float16)
+
+    def in_one_buffer(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        return results.copy_(honest(q, k, v, sm_scale=sm_scale))
+
+    [outcome] = outcomes(in_one_buffer)
+    assert outcome.status is Status.WRONG
+    assert outcome.reason == "a later call overwrote what an earlier one had returned"
