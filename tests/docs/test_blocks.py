@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/quickstart.md", "docs/your-own-kernel.md")
+PAGES = ("README.md", "docs/how-to/measure.md", "docs/tutorial/first-verdict.md")
 MARK = r"<!-- (file|runnable|needs|shows):? *([^>]*?) *-->\s*\n"
 BLOCK = re.compile(MARK + r"( *)```\w*\n(.*?)\n\3```", re.S)
 NEEDS = {"a fresh clone and a network", "a GPU", "docker and a GPU"}
@@ -67,7 +67,7 @@ def run(script: str, says: str, folder: Path) -> None:
         assert text.strip() in done.stdout + done.stderr, f"{script}\n{done.stdout}"
 
 
-@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=str)
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#]+)", prose):
