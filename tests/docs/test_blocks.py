@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 RUN = "<!-- runnable"
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("kernels/*.md")]
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     if RUN in page.read_text()
 )
 MARK = r"<!-- (file|runnable|needs|shows):? *([^>]*?) *-->\s*\n"

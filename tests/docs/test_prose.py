@@ -102,3 +102,12 @@ def test_pages_that_code_names_exist() -> None:
     }
     assert len(named) > 3
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_that_pages_name_exists(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    room = r"(?:nsabench|kernels|tests|matrices|docker|docs)"
+    named = re.findall(rf"`({room}/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
