@@ -46,7 +46,7 @@ ci: lint test
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
-# The runs that docs/results keeps, into results/NAME; what was begun there is gone on with
+# The five runs that docs/results publishes, into results/NAME; one that was begun there is resumed
 gpu-results: install
     #!/bin/sh
     set -u
@@ -98,23 +98,21 @@ install:
     {{ pip }} -e '.[dev]' -e kernels
     touch "$stamp"
 
-# Keep a finished run in docs/results/NAME with its page, and take the README's screenshots of it
-publish run name: install
+# Add a finished, signed run to docs/results/archive, and take the README's screenshots of its page
+publish run: install
     #!/bin/sh
     set -eu
-    to="docs/results/{{ name }}"
-    .venv/bin/nsabench verify "{{ run }}"
-    if [ -e "$to" ]; then rm -r "$to"; fi
-    cp -R "{{ run }}" "$to"
-    page="$to/report.html"
+    .venv/bin/nsabench archive add "{{ run }}" --to docs/results/archive
+    page="{{ run }}/report.html"
     if [ ! -e "$page" ]; then
         # The machine that measured could not make it, and nothing is added to what was signed.
-        .venv/bin/nsabench report "$to" --out "docs/results/pages/{{ name }}"
-        page="docs/results/pages/{{ name }}/report.html"
+        pages="results/pages/$(basename "{{ run }}")"
+        .venv/bin/nsabench report "{{ run }}" --out "$pages"
+        page="$pages/report.html"
     fi
     {{ python }} -m tests.output.report.screenshots "$page" docs/images
-    .venv/bin/nsabench verify "$to"
-    echo "$to; its page: $page; screenshots: docs/images"
+    .venv/bin/nsabench archive verify docs/results/archive
+    echo "its page: $page; screenshots: docs/images"
 
 # Compile every kernel for other GPUs and other Tritons, with no GPU. `just preflight --help`
 preflight *arguments: install

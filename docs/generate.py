@@ -1,4 +1,4 @@
-"""Writes docs/matrices.md and docs/columns.md from the code. Run it after changing either:
+"""Writes the generated pages of docs/reference from the code. Run it after changing that:
 
 python docs/generate.py
 """
@@ -6,26 +6,42 @@ python docs/generate.py
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import click
 from pydantic import BaseModel
 
 from nsabench import ops
 from nsabench.assessment.columns import RECORDS, SAMPLES, Column
-from nsabench.model import plan
+from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
+from nsabench.planning.resolve import shipped_matrices
 
 MADE = "<!-- Made by docs/generate.py from the code: do not edit. -->\n"
 HERE = Path(__file__).parent
+EXIT_CODES = {
+    0: "fine",
+    1: "the run is complete and something in it failed",
+    2: "bad input; the message names file, line and field",
+    3: "this machine cannot; the message says why",
+    4: "verification failed",
+    130: "interrupted; `all --resume RUN` goes on",
+}
 
 
 def matrices() -> str:
     """The reference of the matrix file."""
     return "\n".join(_matrices()) + "\n"
+
+
+def commands() -> str:
+    """The reference of the command line."""
+    return "\n".join(_commands()) + "\n"
 
 
 def columns() -> str:
@@ -36,8 +52,11 @@ def columns() -> str:
 def _matrices() -> Iterator[str]:
     yield f"{MADE}\n# Matrices\n"
     yield "A matrix is a YAML file that spans cases. `nsabench plan FILE` shows which.\n"
-    shipped = plan.shipped_matrices()
-    yield f"Those that ship are found by name: {', '.join(f'`{name}`' for name in shipped)}.\n"
+    yield _wrapped("How to write one, by example: [Write a matrix](../how-to/write-a-matrix.md).\n")
+    shipped = shipped_matrices()
+    names = ", ".join(f"`{name}`" for name in shipped)
+    yield _wrapped(f"Those that ship are found by name: {names}.\n")
+    yield "This is `quick`:\n"
     yield f"```yaml\n{shipped['quick'].read_text().rstrip()}\n```\n"
     yield from _model("The file", Matrix)
     yield from _model("`implementations`", Selection)
@@ -60,16 +79,16 @@ def _matrices() -> Iterator[str]:
     for name in ops.names():
         op = ops.get(name)
         yield f"\n### `{name}`\n"
-        yield f"{_doc(op.shape_model)}\n"
-        yield f"- sizes: {', '.join(f'`{s}`' for s in op.shape_model.model_fields)}"
-        yield f"- directions: {', '.join(f'`{d}`' for d in op.directions)}"
-        yield f"- distributions: {', '.join(f'`{d}`' for d in op.distributions)}"
-        yield f"- called as `{op.call_form('f')}`"
+        yield _wrapped(f"{_doc(op.shape_model)}\n")
+        yield _wrapped(f"- sizes: {', '.join(f'`{s}`' for s in op.shape_model.model_fields)}")
+        yield _wrapped(f"- directions: {', '.join(f'`{d}`' for d in op.directions)}")
+        yield _wrapped(f"- distributions: {', '.join(f'`{d}`' for d in op.distributions)}")
+        yield f"- called as:\n\n```python\n{op.call_form('f')}\n```"
 
 
 def _model(title: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"## {title}\n"
-    yield f"{_doc(model)}\n"
+    yield _wrapped(f"{_doc(model)}\n")
     yield "| key | type | default |\n|---|---|---|"
     schema = model.model_json_schema()
     for key, value in schema["properties"].items():
@@ -108,10 +127,10 @@ def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
 
 def _columns() -> Iterator[str]:
     yield f"{MADE}\n# Columns\n"
-    yield (
+    yield _wrapped(
         "Unit and meaning are also in the Arrow field metadata of the files, and "
-        "`nsabench explain COLUMN` prints them. Columns are only ever added; null: it does not "
-        "exist, and `reason` says why.\n"
+        "`nsabench explain COLUMN` prints them. Columns are only ever added. Where a value is null "
+        "it does not exist, and `reason` says why.\n"
     )
     yield from _table("`records.parquet`: a row a case and implementation", RECORDS)
     yield from _table("`samples.parquet`: a row a timed call", SAMPLES)
@@ -125,10 +144,64 @@ def _table(title: str, found: list[Column]) -> Iterator[str]:
     yield ""
 
 
+def _commands() -> Iterator[str]:
+    yield f"{MADE}\n# Commands\n"
+    yield "Every command prints this with `--help`. Errors are one sentence and a remedy.\n"
+    leaves = list(_leaves(group))
+    yield "| command | does |\n|---|---|"
+    for name, command in leaves:
+        yield f"| [`nsabench {name}`](#nsabench-{name.replace(' ', '-')}) | {_summary(command)} |"
+    yield "\n## Exit codes\n\n| code | means |\n|---|---|"
+    for code, meaning in EXIT_CODES.items():
+        yield f"| {code} | {meaning} |"
+    for name, command in leaves:
+        yield from _command(name, command)
+
+
+def _leaves(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from _leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+def _summary(command: click.Command) -> str:
+    return " ".join((command.help or "").partition("\n\n")[0].split())
+
+
+def _command(name: str, command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=f"nsabench {name}")
+    yield f"\n## nsabench {name}\n"
+    yield f"    {context.command_path} {' '.join(command.collect_usage_pieces(context))}\n"
+    for paragraph in (command.help or "").split("\n\n"):
+        text = " ".join(paragraph.split())
+        label, _, example = text.partition("Example: ")
+        yield f"Example:\n\n    {example}\n" if not label else _wrapped(f"{text}\n")
+    if any(isinstance(parameter, click.Option) for parameter in command.params):
+        yield "| option | does |\n|---|---|"
+    for parameter in command.params:
+        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+        if record:
+            option, does = (" ".join(part.replace("|", "\\|").split()) for part in record)
+            yield f"| `{option}` | {does} |"
+
+
+def _wrapped(text: str) -> str:
+    """A paragraph in lines of at most 100 columns; what is in backticks stays whole."""
+    lines = textwrap.wrap(
+        text, 100, subsequent_indent="  " * text.startswith("- "),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines) + "\n" * text.endswith("\n")
+
+
 def _doc(model: type) -> str:
     return " ".join((inspect.getdoc(model) or "").split())
 
 
+PAGES = {"matrices": matrices, "columns": columns, "commands": commands}
+
 if __name__ == "__main__":
-    (HERE / "matrices.md").write_text(matrices())
-    (HERE / "columns.md").write_text(columns())
+    for page, text in PAGES.items():
+        (HERE / "reference" / f"{page}.md").write_text(text())

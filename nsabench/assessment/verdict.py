@@ -22,7 +22,8 @@ from nsabench.model.journal import Entry
 from nsabench.model.outcome import Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role, Status, Verdict
 
-# Medians of one implementation in two processes differ by this much (docs/MEASUREMENT.md).
+# Medians of one implementation in two processes differ by this much
+# (docs/explanation/measurement.md).
 DRIFT = 0.03
 # Differences below this are of no use to anybody and within what a second run moves.
 SAME_BAND = 0.01

@@ -48,7 +48,7 @@ Stopping = Annotated[RatioCI | FixedCount | TimeBudget, Field(discriminator="kin
 
 
 class Tolerances(BaseModel):
-    """When an output counts as right (docs/MEASUREMENT.md, *Parity*)."""
+    """When an output counts as right (docs/explanation/measurement.md, *Parity*)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -1,16 +1,24 @@
-"""The runs that are kept in docs/results can be read, and those that are signed verify."""
+"""The runs that are kept in docs/results can be read, verify, and take little room."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
+from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.statement import Trust
 from nsabench.output.compare import compare, read
+from nsabench.output.report import Facts, write_markdown
+from tests.published import ARCHIVE, PACKED, PAGE, decode_run
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+KEY = RESULTS / "publisher-2026-11-22.pub"
 KEPT = sorted(plan.parent for plan in RESULTS.rglob("plan.yaml"))
+MOST_BYTES = 3_000_000
 
 
 def test_there_are_some() -> None:
@@ -19,13 +27,49 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
 def test_a_kept_run(run: Path) -> None:
-    if (run / MANIFEST).exists():
-        assert verify(run).broken is None
+    report = verify(run, trusted=trusted_keyids((KEY,)), require=Trust.PINNED)
+    assert report.broken is None
     found = compare(read([run, run]))
     assert {step.ratio for cell in found.cells for step in cell.steps} <= {None, 1.0}
     assert f"`{run.relative_to(RESULTS)}`" in (RESULTS / "README.md").read_text()
 
 
+def test_the_archive_of_all_of_them() -> None:
+    archive = Archive(str(ARCHIVE))
+    sound, broken, stray = archive.check(trusted_keyids((KEY,)), Trust.PINNED)
+    assert (broken, stray) == ([], 0)
+    listed = (RESULTS / "README.md").read_text()
+    assert [run for run in sound if f"`{run}`" not in listed] == []
+    assert len(sound) == 5
+
+
+def test_the_run_with_the_op_decode_is_what_was_signed(tmp_path: Path) -> None:
+    run = decode_run(tmp_path, manifest=True)
+    report = verify(run, trusted=trusted_keyids((KEY,)), require=Trust.PINNED)
+    assert report.outcomes["signature"] == "ok"
+    assert report.broken is not None and PAGE in report.broken, "the page alone is missing"
+    files = {
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }
+    assert files == {name: digest for name, digest in report.digests.items() if name != PAGE}
+
+
+def test_the_run_with_the_op_decode_is_still_read(tmp_path: Path) -> None:
+    run = decode_run(tmp_path)
+    assert verify(run, require=Trust.UNSIGNED).broken is None
+    found = compare(read([run, run]))
+    assert {step.ratio for cell in found.cells for step in cell.steps} <= {None, 1.0}
+    text = write_markdown(Facts.read(run), tmp_path / "again").read_text()
+    assert "146 faster, 7 same, 7 inconclusive of 160 cases" in text, "as it was published"
+
+
+def test_results_are_light() -> None:
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in [*files, PACKED]) <= MOST_BYTES
+
+
 def test_pages_stay_small() -> None:
-    pages = list(RESULTS.rglob("report.html"))
+    pages = list(RESULTS.rglob(PAGE))
     assert all(page.stat().st_size < 1_500_000 for page in pages)

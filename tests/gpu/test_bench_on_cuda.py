@@ -301,7 +301,7 @@ def test_no_stream_of_the_workers_is_one_of_torchs() -> None:
 
 
 def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
-    """A few of the 200 cells of `just gpu-self-check`, whose outcome is in docs/MEASUREMENT.md."""
+    """A few of the 200 cells of `just gpu-self-check` (docs/explanation/measurement.md)."""
     matrix = (HERE / "self_check.yaml").read_text().replace("[128, 256, 512, 1024, 2048]", "1024")
     records = run(tmp_path, matrix, "--kernels", HERE / "self_check.py")
     verdicts = [r["verdict"] for r in records if r["role"] == "candidate"]

@@ -2,7 +2,7 @@
 
 Shares are merged in the order of their slots, so the result does not depend on timing. Compared
 with letting the last program of a row merge, a separate launch needs no atomics and no counters
-that must be zero, and works on all heads at once (docs/kernels.md).
+that must be zero, and works on all heads at once (docs/explanation/kernels/shared.md).
 """
 
 from __future__ import annotations

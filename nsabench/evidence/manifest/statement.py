@@ -1,4 +1,4 @@
-"""What is signed: an in-toto Statement v1 over the files of a run. docs/manifest.md explains it.
+"""What is signed: an in-toto Statement v1 over the files of a run (docs/reference/manifest.md).
 
 The form is https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. Fields of the
 predicate are only ever added, and readers ignore those they do not know; a change of meaning is a

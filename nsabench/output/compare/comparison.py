@@ -19,8 +19,8 @@ from nsabench.ops import labels
 from nsabench.output.compare.side import Record, Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
 
-# Two runs of the same code differ by more than their intervals say: docs/MEASUREMENT.md, *How well
-# it measures*, saw 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.
+# Two runs of the same code differ by more than their intervals say. "How well it measures" in
+# docs/explanation/measurement.md: 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.
 BAND = 0.05
 MISSING = "missing"  # in place of a status: planned, and not measured
 

@@ -20,11 +20,11 @@ from nsabench.evidence.manifest import MANIFEST
 from nsabench.evidence.manifest.dsse import pae
 from nsabench.evidence.manifest.keys import Signer, public_pem
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "manifest.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "manifest.md"
 
 
 def by_hand(run: Path) -> subprocess.CompletedProcess[str]:
-    """The commands of docs/manifest.md, word for word, in a shell that has little else."""
+    """The commands of docs/reference/manifest.md, word for word, in a shell with little else."""
     [script] = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
     return subprocess.run(
         ["sh", "-eu", "-c", script], cwd=run, capture_output=True, text=True, timeout=60

@@ -19,6 +19,7 @@ from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import make_run, timed
 from tests.output.report.test_page import CHARTS, SHOTS
+from tests.published import decode_run
 from tests.runs import first_look
 
 NAME = "block_thing"
@@ -151,7 +152,7 @@ def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
 
 def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:
     """The branches of a decode step were cut off the ends of their names."""
-    kept = Path(__file__).parents[3] / "docs/results/h200-torch2.11.0-triton3.6.0-decode"
+    kept = decode_run(tmp_path)
     browser.open(write_html(Facts.read(kept), tmp_path), width=1200)
     names = [text for text in browser.texts("heat") if text.startswith("HQ")]
     assert len(names) == len(set(names)) > 20

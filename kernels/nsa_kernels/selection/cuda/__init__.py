@@ -1,5 +1,6 @@
-"""The row and range kernels in CUDA C++, compiled when first called (docs/kernels.md).
+"""The row and range kernels in CUDA C++, compiled when first called.
 
+docs/explanation/kernels/cuda.md says how they work.
 Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing else is run instead.
 """
 

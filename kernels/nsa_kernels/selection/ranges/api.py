@@ -3,7 +3,7 @@
 A row's spans are made disjoint in registers (each starts where the spans before it end), and their
 keys are numbered 0..total without gaps. A tile takes the next ``block_l`` numbers, whatever spans
 they fall in, and turns them into key positions. So short spans waste no part of a tile, overlaps
-count once, and nothing is packed or written. See docs/kernels.md.
+count once, and nothing is packed or written. See docs/explanation/kernels/spans.md.
 """
 
 from __future__ import annotations

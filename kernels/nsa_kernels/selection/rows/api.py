@@ -2,7 +2,7 @@
 
 ``rows_group`` keeps all heads of a row in one program, so each key is read once for all of them;
 when there are too few rows to fill the device the span is split and the shares are merged by a
-second launch. See docs/kernels.md.
+second launch. See docs/explanation/kernels/rows.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,113 @@
+"""The pages can be read: links lead somewhere, lines and pages are short, paths in code exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GENERATED = "<!-- Made by"
+MOST_COLUMNS = 100
+MOST_LINES = 300
+# Written elsewhere, and not here yet.
+EXPECTED = {ROOT / "kernels" / "README.md", ROOT / "docs" / "how-to" / "op-of-your-own.md"}
+
+
+def is_page(path: Path) -> bool:
+    """Written by a person: not a report that lies in the folder of a run."""
+    return not any((folder / "plan.yaml").exists() for folder in path.parents)
+
+
+PAGES = sorted(
+    page
+    for page in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docker/*.md"),
+        *ROOT.glob("kernels/*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    if is_page(page)
+)
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link, as GitHub makes it."""
+    names: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", without_blocks(page.read_text()), re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        count = sum(
+            name == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", name) is not None
+            for name in names
+        )
+        names.add(f"{slug}-{count}" if count else slug)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page.read_text())):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if there in EXPECTED and not there.exists():
+            continue
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_and_pages_are_short(page: Path) -> None:
+    text = page.read_text()
+    # Where a link leads to cannot be broken over lines.
+    visible = [
+        re.sub(r"\]\([^)\s]+\)", "]", line)
+        for line in without_blocks(text).splitlines()
+        if not line.lstrip().startswith("|") and "://" not in line
+    ]
+    assert [line for line in visible if len(line) > MOST_COLUMNS] == []
+    if GENERATED not in text:
+        assert len(text.splitlines()) <= MOST_LINES
+
+
+def test_every_page_is_reached_from_the_first_one() -> None:
+    reached, open_pages = set(), [ROOT / "README.md"]
+    while open_pages:
+        page = open_pages.pop()
+        if page in reached or page.suffix != ".md" or not page.exists():
+            continue
+        reached.add(page)
+        targets = re.findall(r"\]\(([^)#\s]+)", without_blocks(page.read_text()))
+        open_pages += [(page.parent / t).resolve() for t in targets if "://" not in t]
+    assert set(PAGES) - reached == set()
+
+
+def test_pages_that_code_names_exist() -> None:
+    sources = [
+        path
+        for room in ("nsabench", "kernels", "tests", "docker", "matrices")
+        for kind in ("*.py", "*.cu", "*.cuh", "*.yaml", "*.j2")
+        for path in (ROOT / room).rglob(kind)
+    ]
+    named = {
+        name
+        for path in [*sources, ROOT / "justfile", ROOT / "pyproject.toml"]
+        for name in re.findall(r"\bdocs/[\w./-]+?\.md\b", path.read_text())
+    }
+    assert len(named) > 3
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_that_pages_name_exists(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    room = r"(?:nsabench|kernels|tests|matrices|docker|docs)"
+    named = re.findall(rf"`({room}/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
