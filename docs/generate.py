@@ -13,9 +13,10 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from nsabench import ops
-from nsabench.assessment.columns import RECORDS, SAMPLES, Column
+from nsabench.assessment.tables import ARROW, RECORDS, SAMPLES
 from nsabench.model import plan
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
+from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
 
@@ -121,7 +122,8 @@ def _table(title: str, found: list[Column]) -> Iterator[str]:
     yield f"## {title}\n"
     yield "| column | type | unit | meaning |\n|---|---|---|---|"
     for c in found:
-        yield f"| `{c.name}` | {c.type} | {c.unit} | {c.meaning.replace('|', chr(92) + '|')} |"
+        meaning = c.meaning.replace("|", "\\|")
+        yield f"| `{c.name}` | {ARROW[c.type]} | {c.unit} | {meaning} |"
     yield ""
 
 
