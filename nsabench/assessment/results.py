@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nsabench import ops
 from nsabench.assessment import checks
@@ -112,7 +111,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
             "the journal has no header: nothing was measured", "go on with --resume RUN."
         )
     header, ceilings = contents.headers[0], contents.ceilings
-    sheet = datasheet.known(str(header.described.device.get("name") or ""))
+    sheet = datasheet.known(header.described.device.name or "")
     limits = Limits.measured(ceilings, Limits.of_sheet(sheet) if sheet else None)
     entries = contents.of(PassName.FIRST_LOOK)
     outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
@@ -257,7 +256,8 @@ def _record(
     floor = least(row, assessed.limits)
     median = quantile(timed, 0.5) if timed else None
     notes = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
-    plan = assessed.plan
+    plan, described = assessed.plan, assessed.header.described
+    software, device = described.software, described.device
     return Record(
         run_id=plan.run_id,
         case_id=row.case_id,
@@ -301,7 +301,11 @@ def _record(
         sm_clock_mhz_min=row.conditions.sm_clock_mhz_min,
         sm_clock_mhz_max=row.conditions.sm_clock_mhz_max,
         clock_event_reasons=", ".join(row.conditions.clock_event_reasons),
-        **_machine(assessed.header),
+        gpu_name=device.name or "",
+        sm=f"sm_{device.compute_capability.replace('.', '')}" if device.compute_capability else "",
+        torch=software.torch,
+        triton=software.triton,
+        cuda=software.torch_cuda,
     )
 
 
@@ -312,15 +316,3 @@ def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | No
     if median is None or offset is None or case.timing.mode is Mode.GRAPH:
         return None
     return max(median - offset, 0.0)
-
-
-def _machine(header: Header) -> dict[str, Any]:
-    software, device = header.described.software, header.described.device
-    capability = device.get("compute_capability")
-    return {
-        "gpu_name": device.get("name") or "",
-        "sm": f"sm_{str(capability).replace('.', '')}" if capability else "",
-        "torch": software.get("torch"),
-        "triton": software.get("triton"),
-        "cuda": software.get("torch.cuda"),
-    }

@@ -29,14 +29,14 @@ def described_as_before(executor: WorkerExecutor, earlier: Sequence[Header]) -> 
     was = earlier[0].distributions or distributions
     for what, then, now in (
         *((name, was.get(name), distributions.get(name)) for name in {**was, **distributions}),
-        ("device", before.device.get("name"), described.device.get("name")),
-        ("CPU", before.device.get("capability"), described.device.get("capability")),
-        ("torch", before.software.get("torch"), described.software.get("torch")),
-        ("triton", before.software.get("triton"), described.software.get("triton")),
+        ("device", before.device.name, described.device.name),
+        ("CPU", before.device.capability, described.device.capability),
+        ("torch", before.software.torch, described.software.torch),
+        ("triton", before.software.triton, described.software.triton),
         (
             "the driver's CUDA",
-            before.software.get("cuda_driver"),
-            described.software.get("cuda_driver"),
+            before.software.cuda_driver,
+            described.software.cuda_driver,
         ),
     ):
         if then != now:

@@ -10,21 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 from nsabench.machine.environment.model import NO_WORKER, Distribution, Library, Software, Torch
-from nsabench.model.description import Described
+from nsabench.model.description import Described, DescribedSoftware
 from nsabench.model.version import __version__
 
 LOCK_VARIABLE = "NSABENCH_LOCK_FILE"  # set by our images: the lock that they were built from
-LIBRARIES = (
-    "cuda_driver",
-    "cuda_runtime",
-    "cublas",
-    "cublaslt",
-    "cudnn",
-    "nccl",
-    "nvrtc",
-    "ptxas",
-    "ptxas_blackwell",
-)
 
 
 def read_software(
@@ -33,28 +22,28 @@ def read_software(
     absent: dict[str, str],
 ) -> Software:
     """The installation, and the worker's account of it where there is one."""
-    told = described.software if described is not None else {}
+    software = described.software if described is not None else DescribedSoftware()
     silent = NO_WORKER if described is None else "the worker did not say"
-    torch = _torch(told)
+    torch = _torch(software)
     if torch is None:
-        absent["software.torch"] = told.get("torch.why") or silent
-    for name in ("triton", "numpy"):
-        if told.get(name) is None:
-            absent[f"software.{name}"] = told.get(f"{name}.why") or silent
+        absent["software.torch"] = software.why("torch") or silent
+    for name, version in (("triton", software.triton), ("numpy", software.numpy)):
+        if version is None:
+            absent[f"software.{name}"] = software.why(name) or silent
     libraries = {}
-    for name in LIBRARIES:
-        if told.get(name) is None:
-            absent[f"software.libraries.{name}"] = told.get(f"{name}.why") or silent
+    for name, version in software.libraries.items():
+        if version is None:
+            absent[f"software.libraries.{name}"] = software.why(name) or silent
         else:
-            libraries[name] = Library(version=told[name], file=told.get(f"{name}.file"))
+            libraries[name] = Library(version=version, file=software.file(name))
     return Software(
         nsabench=__version__,
         python=platform.python_version(),
         python_implementation=platform.python_implementation(),
         python_compiler=platform.python_compiler(),
         torch=torch,
-        triton=told.get("triton"),
-        numpy=told.get("numpy"),
+        triton=software.triton,
+        numpy=software.numpy,
         libraries=libraries,
         distributions=distributions(),
         lock_sha256=_lock(variables, absent),
@@ -63,20 +52,20 @@ def read_software(
 
 def distributions() -> list[Distribution]:
     """Every installed distribution by name; of two with one name, the one that imports find."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions():
         # Remains of a broken uninstall have no name.
         name = installed.metadata["Name"] if installed.metadata is not None else None
         if not name:
             continue
         name = re.sub(r"[-_.]+", "-", name).lower()
-        if name not in found:
+        if name not in distributions:
             record = installed.read_text("RECORD")
             digest = hashlib.sha256(record.encode()).hexdigest() if record else None
-            found[name] = Distribution(
+            distributions[name] = Distribution(
                 name=name, version=installed.version or "", record_sha256=digest
             )
-    return [found[name] for name in sorted(found)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def triton_pinned_by_torch() -> str | None:
@@ -85,28 +74,25 @@ def triton_pinned_by_torch() -> str | None:
         requirements = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
         return None
-    found = (re.match(r"(?:pytorch-)?triton\s*\(?==\s*([\w.+]+)", text) for text in requirements)
-    return next((match[1] for match in found if match), None)
+    matches = (re.match(r"(?:pytorch-)?triton\s*\(?==\s*([\w.+]+)", text) for text in requirements)
+    return next((match[1] for match in matches if match), None)
 
 
-def _torch(told: Mapping[str, str | None]) -> Torch | None:
-    version = told.get("torch")
-    if version is None:
+def _torch(software: DescribedSoftware) -> Torch | None:
+    if software.torch is None:
         return None
-    usable = told.get("torch.cuda_usable")
-    prefix = "setting."
-    settings = {k.removeprefix(prefix): v for k, v in told.items() if k.startswith(prefix) and v}
+    usable = software.torch_cuda_usable
     return Torch(
-        version=version,
-        git=told.get("torch.git"),
-        cuda=told.get("torch.cuda"),
-        hip=told.get("torch.hip"),
-        build=told.get("torch.build"),
-        architectures=(told.get("torch.architectures") or "").split(),
+        version=software.torch,
+        git=software.torch_git,
+        cuda=software.torch_cuda,
+        hip=software.torch_hip,
+        build=software.torch_build,
+        architectures=(software.torch_architectures or "").split(),
         cuda_usable=usable == "true" if usable is not None else None,
-        cuda_failure=told.get("torch.cuda_usable.why"),
+        cuda_failure=software.why("torch.cuda_usable"),
         requires_triton=triton_pinned_by_torch(),
-        settings={k: v for k, v in settings.items() if not k.endswith(".why")},
+        settings=software.settings,
     )
 
 
