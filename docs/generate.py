@@ -15,9 +15,10 @@ import click
 from pydantic import BaseModel
 
 from nsabench import ops
-from nsabench.assessment.columns import RECORDS, SAMPLES, Column
+from nsabench.assessment.tables import ARROW, RECORDS, SAMPLES
 from nsabench.cli import group
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
+from nsabench.model.record import Column
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
 from nsabench.planning.resolve import shipped_matrices
@@ -140,7 +141,8 @@ def _table(title: str, found: list[Column]) -> Iterator[str]:
     yield f"## {title}\n"
     yield "| column | type | unit | meaning |\n|---|---|---|---|"
     for c in found:
-        yield f"| `{c.name}` | {c.type} | {c.unit} | {c.meaning.replace('|', chr(92) + '|')} |"
+        meaning = c.meaning.replace("|", "\\|")
+        yield f"| `{c.name}` | {ARROW[c.type]} | {c.unit} | {meaning} |"
     yield ""
 
 

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from nsabench.errors import UsageError
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, Role, Runs
 
 ENTRY_POINT_GROUP = "nsabench.implementations"
@@ -59,7 +60,7 @@ class Implementation:
     role: Role
     devices: tuple[Runs, ...]
     caught_by: str
-    source: str
+    source: Source
     call: Callable[..., Any]
     config: Callable[..., object] | None = None
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
@@ -69,7 +70,7 @@ class Implementation:
 
 
 _collected: list[Implementation] = []
-_source = "interactive"
+_source = Source("interactive")
 
 
 def implementation(
@@ -138,7 +139,7 @@ def implementation(
 
 
 @contextmanager
-def _collecting_from(source: str) -> Iterator[None]:
+def _collecting_from(source: Source) -> Iterator[None]:
     global _source
     before, _source = _source, source
     try:
@@ -158,7 +159,7 @@ def sources(kernels: Path | None = None) -> dict[str, str]:
     }
     if kernels is not None:
         content = _read(kernels)
-        found[_source_of(kernels, content)] = hashlib.sha256(content).hexdigest()
+        found[Source.of_file(kernels, content)] = hashlib.sha256(content).hexdigest()
     return found
 
 
@@ -187,10 +188,10 @@ def load(
     for origin, points in _by_origin().items():
         if expected is None or origin in expected:
             for point in points:
-                with _collecting_from(origin):
+                with _collecting_from(Source(origin)):
                     _import(point.load, f"entry point {point.name!r} of {origin}")
     if kernels is not None:
-        source = _source_of(kernels, content)
+        source = Source.of_file(kernels, content)
         # Like a module, a file is executed once a process.
         if not any(item.source == source for item in _collected):
             with _collecting_from(source):
@@ -208,7 +209,7 @@ def _compare(found: Mapping[str, str], expected: Mapping[str, str], kernels: Pat
     for source, digest in expected.items():
         if found.get(source) != digest:
             # The user's file goes by its path; a distribution by its name.
-            mine = kernels is not None and source.startswith(f"{kernels.name}@")
+            mine = Source(source).is_of(kernels)
             raise UsageError(
                 f"{kernels if mine else source} is not what it was when the run began",
                 PUT_BACK,
@@ -220,10 +221,6 @@ def _by_origin() -> dict[str, list[EntryPoint]]:
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.value):
         found[point.dist.name if point.dist else point.value].append(point)
     return found
-
-
-def _source_of(kernels: Path, content: bytes) -> str:
-    return f"{kernels.name}@{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _digest_packages(packages: set[str]) -> str:

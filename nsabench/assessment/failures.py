@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from nsabench.assessment.checks.controls import CHECK, Catch
+from nsabench.assessment.checks.controls import CHECK
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.results import STATUS_OF, Results
-from nsabench.model.vocabulary import BENIGN, Role, Status
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
 from nsabench.ops import labels
 
 
@@ -21,27 +19,26 @@ def failures(results: Results) -> list[str]:
         if f.check == CHECK and f.effect is Effect.INVALID and not f.implementation
     ]
     for record in results.records:
-        who = f"{record['implementation']} on {labels.named(record)}"
-        if record["caught"] == Catch.MISSED:
-            lines.append(f"control {who} was not caught by {record['caught_by']}")
+        who = f"{record.implementation} on {labels.named(record)}"
+        if record.caught is Catch.MISSED:
+            lines.append(f"control {who} was not caught by {record.caught_by}")
         elif _failed(record):
-            lines.append(f"{who}: {record['status']}: {record['reason']}")
+            lines.append(f"{who}: {record.status}: {record.reason}")
     return lines
 
 
 def found_while_measuring(results: Results) -> list[Finding]:
     """Failures of candidates and baselines that no check found, since the worker did."""
-    told = {(f.case_id, f.implementation) for f in results.findings if f.effect in STATUS_OF}
-    found = []
+    by_checks = {(f.case_id, f.implementation) for f in results.findings if f.effect in STATUS_OF}
+    findings = []
     for record in results.records:
-        key = record["case_id"], record["implementation"]
-        if _failed(record) and key not in told:
-            wrong = record["status"] == Status.WRONG
+        if _failed(record) and record.key not in by_checks:
+            wrong = record.status is Status.WRONG
             check, effect = ("parity", Effect.WRONG) if wrong else ("outcome", Effect.INVALID)
-            sentence = f"{record['status']}: {record['reason']}"
-            found.append(Finding(check, effect, sentence, *key))
-    return found
+            sentence = f"{record.status}: {record.reason}"
+            findings.append(Finding(check, effect, sentence, *record.key))
+    return findings
 
 
-def _failed(record: Mapping[str, Any]) -> bool:
-    return record["role"] != Role.CONTROL and record["status"] not in BENIGN
+def _failed(record: Record) -> bool:
+    return record.role is not Role.CONTROL and record.status not in BENIGN

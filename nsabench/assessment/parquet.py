@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench.assessment.columns import RECORDS, SAMPLES, schema
 from nsabench.assessment.results import Results
+from nsabench.assessment.tables import SAMPLES, of_records, schema
 from nsabench.assessment.verdict import Key
 from nsabench.files import replacing
 from nsabench.model.outcome import Samples
@@ -23,8 +23,7 @@ _TICK = 2.0**-20
 
 def write(results: Results, run_id: str, folder: Path) -> None:
     """Write records.parquet and samples.parquet into the run folder."""
-    records = pa.Table.from_pylist(results.records, schema=schema(RECORDS))
-    replace(folder / "records.parquet", records)
+    replace(folder / "records.parquet", of_records(results.records))
     replace(folder / "samples.parquet", _samples(run_id, results.samples))
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nsabench import ops
 from nsabench.assessment import checks
 from nsabench.assessment.checks import ordering, parity, roofline
 from nsabench.assessment.checks.cases import by_case
-from nsabench.assessment.checks.controls import Catch
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.columns import SCHEMA_VERSION
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
@@ -23,7 +20,8 @@ from nsabench.model.case import Case
 from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.outcome import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import BENIGN, Mode, PassName, Role, Status
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import BENIGN, Catch, Mode, PassName, Role, Status
 
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -32,7 +30,7 @@ STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 class Results:
     """What is known after a run: records and samples as Parquet will hold them, and findings."""
 
-    records: list[dict[str, Any]]
+    records: list[Record]
     samples: dict[Key, tuple[int, Samples]]
     findings: list[Finding]
     judgements: dict[Key, Judgement]
@@ -113,7 +111,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
             "the journal has no header: nothing was measured", "go on with --resume RUN."
         )
     header, ceilings = contents.headers[0], contents.ceilings
-    sheet = datasheet.known(str(header.described.device.get("name") or ""))
+    sheet = datasheet.known(header.described.device.name or "")
     limits = Limits.measured(ceilings, Limits.of_sheet(sheet) if sheet else None)
     entries = contents.of(PassName.FIRST_LOOK)
     outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
@@ -253,59 +251,62 @@ def _record(
     outcome: Outcome,
     judgement: Judgement,
     noted: Sequence[Finding],
-) -> dict[str, Any]:
+) -> Record:
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, assessed.limits)
     median = quantile(timed, 0.5) if timed else None
-    became = assessed.catches.get((row.case_id, row.implementation))
-    found = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
-    plan = assessed.plan
-    return {
-        "run_id": plan.run_id,
-        "case_id": row.case_id,
-        "op": row.op,
-        "implementation": row.implementation,
-        "role": row.role.value,
-        "direction": row.direction.value,
-        "dtype": row.dtype.value,
-        "device": plan.device,
-        **row.shape,
-        "length": row.length,
-        "distribution": row.distribution,
-        "streams": row.streams,
-        "mode": row.mode.value,
-        "status": row.status.value,
-        "reason": row.reason or judgement.why,
-        "diagnosis": outcome.diagnosis,
-        "notes": "; ".join([*outcome.notes, *found]),
-        "mae": outcome.mae,
-        "max_abs_err": outcome.max_abs_err,
-        "rel_l2": outcome.rel_l2,
-        "median_ms": median,
-        "device_ms": _device_ms(assessed, row, median),
-        "p20_ms": quantile(timed, 0.2) if timed else None,
-        "p80_ms": quantile(timed, 0.8) if timed else None,
-        "n_samples": len(timed),
-        "session": row.session,
-        "bytes_min": row.bytes_min,
-        "flops": row.flops,
-        "roofline_fraction": floor.ms / median if floor and median else None,
-        "best_baseline": judgement.best_baseline,
-        "speedup": judgement.speedup,
-        "speedup_lo": judgement.speedup_lo,
-        "speedup_hi": judgement.speedup_hi,
-        "verdict": judgement.verdict.value if judgement.verdict else None,
-        "caught_by": row.caught_by,
-        "caught": became.value if became else None,
-        "compile_s": outcome.compile_s,
-        "peak_mem_bytes": outcome.peak_mem_bytes,
-        "config": outcome.config,
-        "sm_clock_mhz_min": row.conditions.sm_clock_mhz_min,
-        "sm_clock_mhz_max": row.conditions.sm_clock_mhz_max,
-        "clock_event_reasons": ", ".join(row.conditions.clock_event_reasons),
-        **_machine(assessed.header),
-        "schema_version": SCHEMA_VERSION,
-    }
+    notes = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
+    plan, described = assessed.plan, assessed.header.described
+    software, device = described.software, described.device
+    return Record(
+        run_id=plan.run_id,
+        case_id=row.case_id,
+        op=row.op,
+        implementation=row.implementation,
+        role=row.role,
+        direction=row.direction,
+        dtype=row.dtype,
+        device=plan.device,
+        shape=row.shape,
+        length=row.length,
+        distribution=row.distribution,
+        streams=row.streams,
+        mode=row.mode,
+        status=row.status,
+        reason=row.reason or judgement.why,
+        diagnosis=outcome.diagnosis,
+        notes="; ".join([*outcome.notes, *notes]),
+        mae=outcome.mae,
+        max_abs_err=outcome.max_abs_err,
+        rel_l2=outcome.rel_l2,
+        median_ms=median,
+        device_ms=_device_ms(assessed, row, median),
+        p20_ms=quantile(timed, 0.2) if timed else None,
+        p80_ms=quantile(timed, 0.8) if timed else None,
+        n_samples=len(timed),
+        session=row.session,
+        bytes_min=row.bytes_min,
+        flops=row.flops,
+        roofline_fraction=floor.ms / median if floor and median else None,
+        best_baseline=judgement.best_baseline,
+        speedup=judgement.speedup,
+        speedup_lo=judgement.speedup_lo,
+        speedup_hi=judgement.speedup_hi,
+        verdict=judgement.verdict,
+        caught_by=row.caught_by,
+        caught=assessed.catches.get((row.case_id, row.implementation)),
+        compile_s=outcome.compile_s,
+        peak_mem_bytes=outcome.peak_mem_bytes,
+        config=outcome.config,
+        sm_clock_mhz_min=row.conditions.sm_clock_mhz_min,
+        sm_clock_mhz_max=row.conditions.sm_clock_mhz_max,
+        clock_event_reasons=", ".join(row.conditions.clock_event_reasons),
+        gpu_name=device.name or "",
+        sm=f"sm_{device.compute_capability.replace('.', '')}" if device.compute_capability else "",
+        torch=software.torch,
+        triton=software.triton,
+        cuda=software.torch_cuda,
+    )
 
 
 def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:
@@ -315,15 +316,3 @@ def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | No
     if median is None or offset is None or case.timing.mode is Mode.GRAPH:
         return None
     return max(median - offset, 0.0)
-
-
-def _machine(header: Header) -> dict[str, Any]:
-    software, device = header.described.software, header.described.device
-    capability = device.get("compute_capability")
-    return {
-        "gpu_name": device.get("name") or "",
-        "sm": f"sm_{str(capability).replace('.', '')}" if capability else "",
-        "torch": software.get("torch"),
-        "triton": software.get("triton"),
-        "cuda": software.get("torch.cuda"),
-    }

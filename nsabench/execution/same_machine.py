@@ -32,14 +32,14 @@ def described_as_before(executor: WorkerExecutor, earlier: Sequence[Header]) -> 
             (name, versions_before.get(name), distributions.get(name))
             for name in {**versions_before, **distributions}
         ),
-        ("device", before.device.get("name"), described.device.get("name")),
-        ("CPU", before.device.get("capability"), described.device.get("capability")),
-        ("torch", before.software.get("torch"), described.software.get("torch")),
-        ("triton", before.software.get("triton"), described.software.get("triton")),
+        ("device", before.device.name, described.device.name),
+        ("CPU", before.device.capability, described.device.capability),
+        ("torch", before.software.torch, described.software.torch),
+        ("triton", before.software.triton, described.software.triton),
         (
             "the driver's CUDA",
-            before.software.get("cuda_driver"),
-            described.software.get("cuda_driver"),
+            before.software.cuda_driver,
+            described.software.cuda_driver,
         ),
     ):
         if then != now:

@@ -99,7 +99,6 @@ class Case(BaseModel):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """What tells the case from others, as its records have it."""
-        content = self.content
-        return {**content.pop("shape"), **content, "mode": self.timing.mode.value}
+    def mode(self) -> Mode:
+        """What a sample of it is."""
+        return self.timing.mode

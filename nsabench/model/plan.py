@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
+from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Direction, Role, Runs
 
@@ -31,7 +32,7 @@ class ImplementationInfo(BaseModel):
     devices: tuple[Runs, ...]
     caught_by: str = ""
     wraps: str = ""
-    source: str
+    source: Source
     distributions: tuple[str, ...] = ()  # where it is the op's function; all, if none is named
     directions: tuple[Direction, ...] = ()  # likewise
 
@@ -73,7 +74,7 @@ class Plan(BaseModel):
     device: Device
     kernels: str = ""  # absolute path of the user's file
     kernels_sha256: str = ""
-    # Where implementations come from, and the sha256 of the files there.
+    # Where implementations come from, each a `Source`, and the sha256 of the files there.
     sources: dict[str, str] = {}
     shard: str = "1/1"
     matrices: list[MatrixInfo]

@@ -52,6 +52,15 @@ class Verdict(Word):
     INVALID = "invalid", "nothing may be decided: the candidate failed, or the run is invalid"
 
 
+class Catch(Word):
+    """What became of a control on a case."""
+
+    CAUGHT = "caught", "the check that was meant to catch it did"
+    MISSED = "missed", "the check did not catch it: the run is invalid"
+    DECLINED = "declined", "it would have been right here, or cannot run on this device"
+    UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
+
+
 # How many times as fast as the best valid baseline a kernel must be to be switched on.
 MARGIN = 1.2
 

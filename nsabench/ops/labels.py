@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 from nsabench import ops
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Mode
+from nsabench.model.vocabulary import Direction, DType, Mode
 
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+SHORT = {DType.FLOAT16: "fp16", DType.BFLOAT16: "bf16", DType.FLOAT32: "fp32"}
 
 
-def sizes(record: Mapping[str, Any]) -> list[str]:
-    """The names of the sizes of the record's op; of an op that is not installed, what it has."""
-    if record["op"] in ops.names():
-        return list(ops.get(record["op"]).shape_model.model_fields)
-    # Not above: it needs pyarrow, and who measures reads labels too.
-    from nsabench.assessment.columns import RECORDS, SIZES
+class Labelled(Protocol):
+    """What tells a case from others: a case has it, and so has whatever was measured on one."""
 
-    fixed = {column.name for column in RECORDS} - SIZES
-    return [name for name in record if name not in fixed]
+    @property
+    def op(self) -> str: ...
+    @property
+    def shape(self) -> Mapping[str, int]: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def direction(self) -> Direction: ...
+    @property
+    def distribution(self) -> str: ...
+    @property
+    def streams(self) -> int: ...
+    @property
+    def mode(self) -> Mode: ...
+
+
+class Identified(Labelled, Protocol):
+    """The same with the id of its case, as records have it."""
+
+    @property
+    def case_id(self) -> str: ...
+
+
+def sizes(labelled: Labelled) -> list[str]:
+    """The names of the sizes of its op; of an op that is not installed, those that it has."""
+    if labelled.op in ops.names():
+        return list(ops.get(labelled.op).shape_model.model_fields)
+    return list(labelled.shape)
 
 
 def usual_distribution(op: str) -> str:
@@ -38,44 +60,44 @@ def axis(op: str) -> str:
     return ops.get(op).length_axis if op in ops.names() else "L"
 
 
-def shape(record: Mapping[str, Any], *, length: bool = False) -> str:
+def shape(labelled: Labelled, *, length: bool = False) -> str:
     """`N1024 H8 D128`: Dv only where it differs from D, its length only if asked for."""
-    said, along = [], axis(record["op"])
-    for size in sizes(record):
-        value = record.get(size)
+    words, along = [], axis(labelled.op)
+    for size in sizes(labelled):
+        value = labelled.shape.get(size)
         if value is None or (size == along and not length):
             continue
-        if size == "Dv" and value == record.get("D"):
+        if size == "Dv" and value == labelled.shape.get("D"):
             continue
         # `block_size64` would not be read as one.
-        said.append(f"{size}={value}" if len(size) > 2 else f"{size}{value}")
-    return " ".join(said)
+        words.append(f"{size}={value}" if len(size) > 2 else f"{size}{value}")
+    return " ".join(words)
 
 
-def case(record: Mapping[str, Any]) -> str:
+def case(labelled: Labelled) -> str:
     """A case on one line, with everything that tells it from its neighbours but the op."""
-    said = [shape(record, length=True), SHORT.get(record["dtype"], record["dtype"])]
-    if record["direction"] != "forward":
-        said.append(record["direction"])
-    if record["distribution"] not in ("", usual_distribution(record["op"])):
-        said.append(record["distribution"])
-    if record["streams"] != 1:
-        said.append(f"{record['streams']} streams")
-    if record.get("mode") == Mode.GRAPH:  # older records have none
-        said.append("graph")
-    return " ".join(said)
+    words = [shape(labelled, length=True), SHORT[labelled.dtype]]
+    if labelled.direction is not Direction.FORWARD:
+        words.append(labelled.direction)
+    if labelled.distribution not in ("", usual_distribution(labelled.op)):
+        words.append(labelled.distribution)
+    if labelled.streams != 1:
+        words.append(f"{labelled.streams} streams")
+    if labelled.mode is Mode.GRAPH:
+        words.append("graph")
+    return " ".join(words)
 
 
-def of_case(case_: Case) -> str:
-    """A case of a plan: op, sizes, and what is not the default."""
-    return f"{case_.op} {case(case_.fields)}"
+def of_case(labelled: Labelled) -> str:
+    """Op, sizes, and what is not the default."""
+    return f"{labelled.op} {case(labelled)}"
 
 
-def named_case(case_: Case) -> str:
+def named_case(planned: Case) -> str:
     """A case of a plan, and the id that its log and its records have."""
-    return named({**case_.fields, "case_id": case_.id})
+    return f"{of_case(planned)} [{planned.id}]"
 
 
-def named(record: Mapping[str, Any]) -> str:
+def named(identified: Identified) -> str:
     """A case on one line, and the id that its log and the other files have."""
-    return f"{record['op']} {case(record)} [{record['case_id']}]"
+    return f"{of_case(identified)} [{identified.case_id}]"

@@ -11,11 +11,11 @@ from functools import cache
 from nsabench import ops
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.checks.controls import Catch
-from nsabench.assessment.columns import RECORDS, SAMPLES, Column
+from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
-from nsabench.model.vocabulary import Role, Status, Verdict, Word
+from nsabench.model.record import Column
+from nsabench.model.vocabulary import Catch, Role, Status, Verdict, Word
 from nsabench.output.compare.vocabulary import Change, Difference
 
 _CLOSED: tuple[tuple[str, type[Word]], ...] = (

@@ -14,6 +14,7 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role
 from nsabench.planning import matrix
 from nsabench.planning.matrix import LoadedMatrix, Selection
@@ -79,7 +80,7 @@ def _of_file(kernels: Path | None, sources: Mapping[str, str]) -> str:
     """The digest of the user's file among the sources."""
     if kernels is None:
         return ""
-    return next(d for source, d in sources.items() if source.startswith(f"{kernels.name}@"))
+    return next(d for source, d in sources.items() if Source(source).is_of(kernels))
 
 
 def _with_controls(

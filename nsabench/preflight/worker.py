@@ -107,7 +107,7 @@ class Worker:
         found = [i for i in registry.load(self.kernels) if i.role is Role.CANDIDATE]
         if self.kernels is None:
             return found
-        return [i for i in found if i.source.startswith(f"{self.kernels.name}@")]
+        return [i for i in found if i.source.is_of(self.kernels)]
 
 
 class _Found:

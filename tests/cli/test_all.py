@@ -14,7 +14,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment.columns import RECORDS, SAMPLES
+from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from tests.cli.conftest import Nsabench, command

@@ -293,12 +293,10 @@ def test_the_record_of_such_a_candidate_is_not_ok(tmp_path: Path) -> None:
         journal.append(second_look(case_id=plan.cases[0].id, outcomes=[wrong]))
     results = assemble(plan, read(folder / "journal.jsonl"))
     [mine] = [
-        r
-        for r in results.records
-        if r["implementation"] == "mine" and r["case_id"] == plan.cases[0].id
+        r for r in results.records if r.implementation == "mine" and r.case_id == plan.cases[0].id
     ]
-    assert (mine["status"], mine["verdict"], mine["median_ms"]) == ("wrong", "invalid", None)
-    assert mine["reason"] == "in a second process: mean absolute error 0.5"
+    assert (mine.status, mine.verdict, mine.median_ms) == ("wrong", "invalid", None)
+    assert mine.reason == "in a second process: mean absolute error 0.5"
     assert any("mean absolute error 0.5" in line for line in failures(results))
 
 

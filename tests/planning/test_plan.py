@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsabench.errors import UsageError
-from nsabench.execution import isolated_baselines as apart
+from nsabench.execution.passes import isolated_baselines as apart
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.ops import labels

@@ -19,7 +19,7 @@ from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
 
 if TYPE_CHECKING:
-    from nsabench.assessment.checks.controls import Catch
+    from nsabench.model.vocabulary import Catch
 
 __all__ = ["Effect", "Finding", "Limits", "Row", "all_checks", "judge_all", "run_all"]
 

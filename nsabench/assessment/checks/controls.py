@@ -23,7 +23,7 @@ from nsabench.assessment.checks.best import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
-from nsabench.model.vocabulary import Role, Status, Word
+from nsabench.model.vocabulary import Catch, Role, Status
 
 CHECK = "controls"
 AGAINST_BASELINES = ("timer", "baseline")  # checks that hold a control to what it wraps
@@ -32,15 +32,6 @@ GAINED = 0.8
 # On the host's clock the arms of a busy machine differ several-fold (seen: 2.6); a clock that was
 # stopped, which is what the trick there aims at, still shows.
 GAINED_ON_HOST = 0.1
-
-
-class Catch(Word):
-    """What became of a control on a case."""
-
-    CAUGHT = "caught", "the check that was meant to catch it did"
-    MISSED = "missed", "the check did not catch it: the run is invalid"
-    DECLINED = "declined", "it would have been right here, or cannot run on this device"
-    UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
 
 
 def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:

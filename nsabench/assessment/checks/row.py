@@ -58,5 +58,4 @@ class Row:
     @property
     def label(self) -> str:
         """Sizes, dtype and whatever else tells this case from its neighbours."""
-        named = ("op", "dtype", "direction", "distribution", "streams", "mode")
-        return labels.case({**self.shape, **{name: getattr(self, name) for name in named}})
+        return labels.case(self)

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nsabench import ops
 from nsabench.assessment import audit
@@ -16,13 +12,12 @@ from nsabench.assessment.audit import table
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.best import best_baseline
 from nsabench.assessment.checks.cases import by_case
-from nsabench.assessment.checks.controls import Catch
-from nsabench.assessment.columns import RECORDS, misfit
-from nsabench.errors import UsageError
-from nsabench.model.vocabulary import Direction, Role, Status, Verdict
+from nsabench.assessment.tables import read_records
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch, Direction, Role, Status, Verdict
 from nsabench.ops import labels
 
-# The columns that stand for what a kernel may depend on, where an op has them.
+# The sizes that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
 # What a run must have been recorded with; an older one may lack the other columns.
 NEEDED = (
@@ -44,8 +39,8 @@ class Tested:
     op: str
     candidate: str
     length: int
-    status: str
-    verdict: str | None
+    status: Status
+    verdict: Verdict | None
     speedup_lo: float | None
     case: str
     label: str  # the case in words
@@ -70,67 +65,60 @@ class Evidence:
 
 def of_run(folder: Path) -> Evidence:
     """Raises `UsageError` when the folder holds no readable records."""
-    try:
-        records = pq.read_table(folder / "records.parquet")
-    except (OSError, pa.ArrowException):
-        raise UsageError(
-            f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
-        ) from None
-    wrong = misfit(records.schema, RECORDS, NEEDED)
-    if wrong:
-        raise UsageError(f"records.parquet of {folder} {wrong}", "give the folder as it was made.")
-    return of_records(records.to_pylist())
+    return of_records(read_records(folder, NEEDED))
 
 
-def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
+def of_records(records: Sequence[Record]) -> Evidence:
     """The candidates among the records of one run, and what speaks against deciding from it.
 
     A threshold switches a forward on, so backward cases have no say in it.
     """
-    records = [r for r in records if r["direction"] == Direction.FORWARD]
-    tested = [_of_record(r) for r in records if r["role"] == Role.CANDIDATE]
+    records = [r for r in records if r.direction is Direction.FORWARD]
+    tested = [_of_record(r) for r in records if r.role is Role.CANDIDATE]
     return Evidence(tested, list(_objections(records)), _unproven(records))
 
 
-def _of_record(record: Mapping[str, Any]) -> Tested:
-    op = ops.get(record["op"])
+def _of_record(record: Record) -> Tested:
+    op = ops.get(record.op)
     return Tested(
-        gpu=record["gpu_name"] or "",
-        combo=f"torch {record['torch']}, triton {record['triton']}, CUDA {record['cuda']}",
-        op=record["op"],
-        candidate=record["implementation"],
-        length=record["length"],
-        status=record["status"],
-        verdict=record["verdict"],
-        speedup_lo=record["speedup_lo"],
-        case=record["case_id"],
+        gpu=record.gpu_name,
+        combo=f"torch {record.torch}, triton {record.triton}, CUDA {record.cuda}",
+        op=record.op,
+        candidate=record.implementation,
+        length=record.length,
+        status=record.status,
+        verdict=record.verdict,
+        speedup_lo=record.speedup_lo,
+        case=record.case_id,
         label=labels.named(record),
-        axes={
-            axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
-        },
-        run_id=record["run_id"],
+        axes=_axes(record.shape),
+        run_id=record.run_id,
         axis=op.length_axis,
-        distribution=record["distribution"] if op.threshold_per_distribution else "",
+        distribution=record.distribution if op.threshold_per_distribution else "",
     )
 
 
-def _objections(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    if any(r["device"] != "cuda" for r in records):
+def _axes(shape: Mapping[str, int]) -> dict[str, int]:
+    return {axis: shape[size] for axis, size in AXES.items() if size in shape}
+
+
+def _objections(records: Sequence[Record]) -> Iterable[str]:
+    if any(r.device != "cuda" for r in records):
         yield "it was measured on a CPU, which decides nothing for a GPU"
-    missed = sorted({r["implementation"] for r in records if r.get("caught") == Catch.MISSED})
+    missed = sorted({r.implementation for r in records if r.caught is Catch.MISSED})
     if missed:
         yield f"controls were not caught: {', '.join(missed)}"
 
 
-def _unproven(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _unproven(records: Sequence[Record]) -> dict[str, str]:
     """Ops of which no control was caught or missed, each with an objection."""
-    found = {}
-    for op in {r["op"] for r in records if r["role"] == Role.CANDIDATE}:
-        became = {r.get("caught") for r in records if r["op"] == op and r["role"] == Role.CONTROL}
-        if became.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
-            ran = "none was caught" if became else "none ran"
-            found[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
-    return found
+    objections = {}
+    for op in {r.op for r in records if r.role is Role.CANDIDATE}:
+        catches = {r.caught for r in records if r.op == op and r.role is Role.CONTROL}
+        if catches.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
+            ran = "none was caught" if catches else "none ran"
+            objections[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
+    return objections
 
 
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
@@ -167,7 +155,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
                     speedup_lo=ratio,
                     case=row.case_id,
                     label=row.case_id,
-                    axes={axis: row.shape[c] for axis, c in AXES.items() if c in row.shape},
+                    axes=_axes(row.shape),
                     run_id=path.name,
                 )
             )

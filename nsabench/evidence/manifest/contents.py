@@ -7,20 +7,24 @@ whole run. Each takes a folder and the signed predicate, and raises `Verificatio
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from nsabench.assessment.columns import RECORDS, SAMPLES, Column, misfit
+from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
+from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest.seal import brief_plan
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.execution import journal
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
+from nsabench.model.record import Column, Record
 from nsabench.model.vocabulary import PassName, Status
 
 RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
@@ -69,31 +73,41 @@ def check_journal(folder: Path, plan: Plan) -> str:
     return f"{len(contents.of(PassName.FIRST_LOOK))} cases"
 
 
-def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> pa.Table:
-    """The table, once it holds one complete row for every implementation of every case."""
+def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> list[Record]:
+    """The records, once the table holds one complete row for every implementation of every case."""
     table = _read(folder, "records.parquet", RECORDS, RECORD_COLUMNS)
     if predicate is not None:
         _same("records.parquet: rows", table.num_rows, predicate.records)
     _all_of_run("records.parquet", table, plan.run_id)
-    rows = table.to_pylist()
+    keys = list(_keys(table))
     _same_members(
         "records.parquet: record",
-        Counter((row["case_id"], row["implementation"]) for row in rows),
+        Counter(keys),
         Counter((case.id, name) for case in plan.cases for name in case.implementations),
     )
-    for row in rows:
-        where = f"records.parquet: {row['implementation']} on {row['case_id']}"
-        if row["status"] not in set(Status):
-            raise VerificationFailed(f"{where} has the status {row['status']!r}, which is none")
-        if row["status"] != Status.OK and not row["reason"]:
-            raise VerificationFailed(f"{where} is {row['status']} without a reason")
-        if row["status"] != Status.OK and row["speedup"] is not None:
-            raise VerificationFailed(f"{where} is {row['status']} and yet has a speed-up")
-    return table
+    return [_record(row, key) for row, key in zip(table.to_pylist(), keys, strict=True)]
+
+
+def _keys(table: pa.Table) -> Iterator[Key]:
+    return zip(table["case_id"].to_pylist(), table["implementation"].to_pylist(), strict=True)
+
+
+def _record(row: Mapping[str, Any], key: Key) -> Record:
+    """The record that a row holds, once it is a whole one."""
+    where = f"records.parquet: {key[1]} on {key[0]}"
+    try:
+        record = Record.from_row(row)
+    except ValueError as error:
+        raise VerificationFailed(f"{where} {error}") from None
+    if record.status is not Status.OK and not record.reason:
+        raise VerificationFailed(f"{where} is {record.status} without a reason")
+    if record.status is not Status.OK and record.speedup is not None:
+        raise VerificationFailed(f"{where} is {record.status} and yet has a speed-up")
+    return record
 
 
 def check_samples(
-    folder: Path, plan: Plan, predicate: Predicate | None, records: pa.Table
+    folder: Path, plan: Plan, predicate: Predicate | None, records: Sequence[Record]
 ) -> pa.Table:
     """The table, once each record that is `ok` has as many finite samples as it says."""
     table = _read(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS)
@@ -103,21 +117,19 @@ def check_samples(
     times = table["time_ms"]
     if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
         raise VerificationFailed("samples.parquet holds a time that is no finite number")
-    counted = table.group_by(["case_id", "implementation"]).aggregate([("time_ms", "count")])
-    found = {
-        (row["case_id"], row["implementation"]): row["time_ms_count"] for row in counted.to_pylist()
-    }
-    rows = {(row["case_id"], row["implementation"]): row for row in records.to_pylist()}
-    for key in found:
-        if key not in rows:
+    grouped = table.group_by(["case_id", "implementation"]).aggregate([("time_ms", "count")])
+    counts = dict(zip(_keys(grouped), grouped["time_ms_count"].to_pylist(), strict=True))
+    by_key = {record.key: record for record in records}
+    for key in counts:
+        if key not in by_key:
             raise VerificationFailed(
                 f"samples.parquet has samples of {key[1]} on {key[0]}, which is no record"
             )
-    for key, row in rows.items():
+    for key, record in by_key.items():
         # What a check found implausible keeps its samples and states no count of them.
-        if row["status"] == Status.OK:
+        if record.status is Status.OK:
             what = f"samples.parquet: samples of {key[1]} on {key[0]}"
-            _same(what, found.get(key, 0), row["n_samples"])
+            _same(what, counts.get(key, 0), record.n_samples)
     return table
 
 
@@ -128,7 +140,7 @@ def _read(folder: Path, name: str, columns: list[Column], needed: list[str]) -> 
             if wrong:
                 raise VerificationFailed(f"{name} {wrong}")
             # All columns, so that a broken page anywhere is found.
-            table = file.read().select(needed)
+            table = file.read()
             table.validate(full=True)  # texts are UTF-8
             return table
     except (OSError, pa.ArrowException) as error:
@@ -136,19 +148,19 @@ def _read(folder: Path, name: str, columns: list[Column], needed: list[str]) -> 
 
 
 def _all_of_run(name: str, table: pa.Table, run_id: str) -> None:
-    for found in pc.unique(table["run_id"]).to_pylist():
-        _same(f"{name}: run_id", found, run_id)
+    for value in pc.unique(table["run_id"]).to_pylist():
+        _same(f"{name}: run_id", value, run_id)
 
 
-def _same(what: str, found: object, expected: object) -> None:
-    if found != expected:
-        raise VerificationFailed(f"{what} is {found!r} and should be {expected!r}")
+def _same(what: str, value: object, expected: object) -> None:
+    if value != expected:
+        raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}")
 
 
-def _same_members(what: str, found: Counter[object], expected: Counter[object]) -> None:
-    for key, count in (expected - found).items():
+def _same_members(what: str, members: Counter[object], expected: Counter[object]) -> None:
+    for key, count in (expected - members).items():
         raise VerificationFailed(f"{what} {_text(key)} is missing ({count} of {expected[key]})")
-    for key, count in (found - expected).items():
+    for key, count in (members - expected).items():
         raise VerificationFailed(f"{what} {_text(key)} is there {count} times too often")
 
 

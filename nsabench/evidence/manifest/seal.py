@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from nsabench.assessment.checks.controls import Catch, unproven
-from nsabench.assessment.columns import SCHEMA_VERSION
+from nsabench.assessment.checks.controls import unproven
 from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.keys import Signer, public_der
 from nsabench.evidence.manifest.statement import (
@@ -28,6 +26,8 @@ from nsabench.evidence.manifest.statement import (
 from nsabench.files import replacing, unfinished
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
+from nsabench.model.record import SCHEMA_VERSION
+from nsabench.model.vocabulary import Catch
 
 MANIFEST = "manifest.dsse.json"
 # A signature by identity over the same statement; made after it, so no subject of it.
@@ -56,8 +56,9 @@ def seal(folder: Path, signer: Signer) -> Statement:
 def describe(folder: Path, signer: Signer) -> Statement:
     """The statement about a run as its files are now."""
     plan = Plan.read(folder / "plan.yaml")
-    columns = ["op", "caught_by", "caught"]
-    records = pq.read_table(folder / "records.parquet", columns=columns)
+    # These columns alone: whether the table is one of whole records, `verify` says.
+    table = pq.read_table(folder / "records.parquet", columns=["op", "caught_by", "caught"])
+    ops, checks, catches = (column.to_pylist() for column in table.columns)
     return Statement(
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
@@ -74,22 +75,21 @@ def describe(folder: Path, signer: Signer) -> Statement:
             ),
             plan=brief_plan(plan),
             environment=brief_environment(folder / "environment.json"),
-            records=records.num_rows,
+            records=table.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=controls_caught(records.to_pylist()),
+            controls_caught=controls_caught(zip(ops, checks, catches, strict=True)),
             results_schema=SCHEMA_VERSION,
         ),
     )
 
 
-def controls_caught(records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether no control was missed and every check was shown to work. Each record has `op`,
-    `caught_by` and `caught`, as in records.parquet."""
+def controls_caught(cells: Iterable[tuple[str, str, str | None]]) -> bool:
+    """Whether no control was missed and every check was shown to work. cells: of each record its
+    op, the check that is meant to catch it, and what became of it."""
     by_check: dict[tuple[str, str], set[Catch]] = {}
-    for record in records:
-        if record["caught"]:
-            check = str(record["op"]), str(record["caught_by"])
-            by_check.setdefault(check, set()).add(Catch(record["caught"]))
+    for op, check, caught in cells:
+        if caught:
+            by_check.setdefault((op, check), set()).add(Catch(caught))
     missed = any(Catch.MISSED in caught for caught in by_check.values())
     return not missed and not unproven(by_check)
 

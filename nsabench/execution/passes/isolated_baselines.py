@@ -14,6 +14,7 @@ from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import leave_out_suspect
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Role, Verdict
 
 # What is asked is whether medians moved by more than `verdict.DRIFT`; that takes few samples.
@@ -30,9 +31,8 @@ def start(plan: Plan) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
     clean = clean_sources(plan)
     kernels = Path(plan.kernels) if plan.kernels else None
-    if kernels is not None and not any(s.startswith(f"{kernels.name}@") for s in clean):
-        kernels = None
-    return WorkerExecutor(plan.device, kernels, sources=clean)
+    imported = kernels if any(Source(source).is_of(kernels) for source in clean) else None
+    return WorkerExecutor(plan.device, imported, sources=clean)
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:

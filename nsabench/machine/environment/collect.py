@@ -68,4 +68,4 @@ def collect(
 def _on_cuda(described: Described | None, plan: Plan | None) -> bool:
     if plan is not None:
         return plan.device == "cuda"
-    return described is not None and described.device.get("type") == "cuda"
+    return described is not None and described.device.type == "cuda"

@@ -13,7 +13,7 @@ import pynvml
 from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Driver, Gpu
 from nsabench.machine.environment.nvml import Device, attempt, failure
-from nsabench.model.description import Described
+from nsabench.model.description import Described, DescribedDevice
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _VIRTUALISATIONS = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
@@ -36,18 +36,18 @@ def read_driver(root: Path = Path("/")) -> Driver:
 
 def read_gpus(described: Described | None, redactor: Redactor, absent: dict[str, str]) -> list[Gpu]:
     """All devices in sight; the one that the worker described is marked as used."""
-    facts = described.device if described is not None else {}
+    facts = described.device if described is not None else DescribedDevice()
     gpus = [_read_gpu(index, d, facts, redactor, absent) for index, d in enumerate(Device.all())]
-    if facts.get("name") and not any(gpu.used for gpu in gpus):
+    if facts.name and not any(gpu.used for gpu in gpus):
         # torch sees a device that NVML does not show, as under some hypervisors.
         absent["gpus.nvml"] = "NVML does not show the device that torch uses"
         gpus.append(
             Gpu(
                 index=len(gpus),
                 used=True,
-                name=_string(facts, "name"),
-                compute_capability=_string(facts, "compute_capability"),
-                memory_bytes=_integer(facts, "memory_bytes"),
+                name=facts.name,
+                compute_capability=facts.compute_capability,
+                memory_bytes=facts.memory_bytes,
                 **_torch_fields(facts),
             )
         )
@@ -57,7 +57,7 @@ def read_gpus(described: Described | None, redactor: Redactor, absent: dict[str,
 def _read_gpu(
     index: int,
     device: Device,
-    facts: dict[str, str | int | float | None],
+    facts: DescribedDevice,
     redactor: Redactor,
     absent: dict[str, str],
 ) -> Gpu:
@@ -78,7 +78,7 @@ def _read_gpu(
     uuid = _text(ask("uuid", "UUID"))
     pci = ask("pci_bus_id", "PciInfo")
     bus_id = _text(pci.busId) if pci is not None else None
-    used = facts.get("nvml_index") == index
+    used = facts.nvml_index == index
     capability = ask("compute_capability", "CudaComputeCapability")
     memory = ask("memory", "MemoryInfo")
     limits = ask("power_limits", "PowerManagementLimitConstraints")
@@ -152,9 +152,12 @@ def _read_gpu(
     )
 
 
-def _torch_fields(facts: dict[str, str | int | float | None]) -> dict[str, Any]:
-    names = ("multiprocessors", "l2_bytes", "shared_memory_bytes")
-    return {name: _integer(facts, name) for name in names}
+def _torch_fields(facts: DescribedDevice) -> dict[str, Any]:
+    return {
+        "multiprocessors": facts.multiprocessors,
+        "l2_bytes": facts.l2_bytes,
+        "shared_memory_bytes": facts.shared_memory_bytes,
+    }
 
 
 def _competing(processes: list[Any] | None) -> tuple[int, int] | None:
@@ -192,13 +195,3 @@ def _text(value: Any) -> str | None:
     if value is None:
         return None
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _string(facts: dict[str, str | int | float | None], key: str) -> str | None:
-    value = facts.get(key)
-    return str(value) if value is not None else None
-
-
-def _integer(facts: dict[str, str | int | float | None], key: str) -> int | None:
-    value = facts.get(key)
-    return int(value) if value is not None else None

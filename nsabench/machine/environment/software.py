@@ -10,21 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 from nsabench.machine.environment.model import NO_WORKER, Distribution, Library, Software, Torch
-from nsabench.model.description import Described
+from nsabench.model.description import Described, DescribedSoftware
 from nsabench.model.version import __version__
 
 LOCK_VARIABLE = "NSABENCH_LOCK_FILE"  # set by our images: the lock that they were built from
-LIBRARIES = (
-    "cuda_driver",
-    "cuda_runtime",
-    "cublas",
-    "cublaslt",
-    "cudnn",
-    "nccl",
-    "nvrtc",
-    "ptxas",
-    "ptxas_blackwell",
-)
 
 
 def read_software(
@@ -33,28 +22,28 @@ def read_software(
     absent: dict[str, str],
 ) -> Software:
     """The installation, and the worker's account of it where there is one."""
-    software = described.software if described is not None else {}
+    software = described.software if described is not None else DescribedSoftware()
     silent = NO_WORKER if described is None else "the worker did not say"
     torch = _torch(software)
     if torch is None:
-        absent["software.torch"] = software.get("torch.why") or silent
-    for name in ("triton", "numpy"):
-        if software.get(name) is None:
-            absent[f"software.{name}"] = software.get(f"{name}.why") or silent
+        absent["software.torch"] = software.why("torch") or silent
+    for name, version in (("triton", software.triton), ("numpy", software.numpy)):
+        if version is None:
+            absent[f"software.{name}"] = software.why(name) or silent
     libraries = {}
-    for name in LIBRARIES:
-        if software.get(name) is None:
-            absent[f"software.libraries.{name}"] = software.get(f"{name}.why") or silent
+    for name, version in software.libraries.items():
+        if version is None:
+            absent[f"software.libraries.{name}"] = software.why(name) or silent
         else:
-            libraries[name] = Library(version=software[name], file=software.get(f"{name}.file"))
+            libraries[name] = Library(version=version, file=software.file(name))
     return Software(
         nsabench=__version__,
         python=platform.python_version(),
         python_implementation=platform.python_implementation(),
         python_compiler=platform.python_compiler(),
         torch=torch,
-        triton=software.get("triton"),
-        numpy=software.get("numpy"),
+        triton=software.triton,
+        numpy=software.numpy,
         libraries=libraries,
         distributions=distributions(),
         lock_sha256=_lock(variables, absent),
@@ -89,26 +78,21 @@ def triton_pinned_by_torch() -> str | None:
     return next((match[1] for match in matches if match), None)
 
 
-def _torch(software: Mapping[str, str | None]) -> Torch | None:
-    version = software.get("torch")
-    if version is None:
+def _torch(software: DescribedSoftware) -> Torch | None:
+    if software.torch is None:
         return None
-    usable = software.get("torch.cuda_usable")
-    prefix = "setting."
-    settings = {
-        k.removeprefix(prefix): v for k, v in software.items() if k.startswith(prefix) and v
-    }
+    usable = software.torch_cuda_usable
     return Torch(
-        version=version,
-        git=software.get("torch.git"),
-        cuda=software.get("torch.cuda"),
-        hip=software.get("torch.hip"),
-        build=software.get("torch.build"),
-        architectures=(software.get("torch.architectures") or "").split(),
+        version=software.torch,
+        git=software.torch_git,
+        cuda=software.torch_cuda,
+        hip=software.torch_hip,
+        build=software.torch_build,
+        architectures=(software.torch_architectures or "").split(),
         cuda_usable=usable == "true" if usable is not None else None,
-        cuda_failure=software.get("torch.cuda_usable.why"),
+        cuda_failure=software.why("torch.cuda_usable"),
         requires_triton=triton_pinned_by_torch(),
-        settings={k: v for k, v in settings.items() if not k.endswith(".why")},
+        settings=software.settings,
     )
 
 

@@ -23,7 +23,7 @@ from nsabench.machine.environment.loaded import (
     runtime_bus_id,
     sentence,
 )
-from nsabench.model.description import Described
+from nsabench.model.description import Described, DescribedDevice, DescribedSoftware
 
 # What an import of torch or triton ends in when the installation is broken.
 _IMPORT_FAILURES = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)
@@ -47,7 +47,10 @@ def describe(device: str) -> Described:
         _describe_cpu(torch, facts)
     # After the device was touched: a library that loads lazily is loaded by now, if ever.
     describe_libraries(torch, software)
-    return Described(software=_without_names(software), device=facts)
+    return Described(
+        software=DescribedSoftware.model_validate(_without_names(software)),
+        device=DescribedDevice.model_validate(facts),
+    )
 
 
 def _without_names(software: Software) -> Software:

@@ -14,9 +14,10 @@ from nsabench.errors import UsageError
 from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Role, Status
 from nsabench.ops import labels
-from nsabench.output.compare.side import Record, Side, compared
+from nsabench.output.compare.side import Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
 
 # Two runs of the same code differ by more than their intervals say. "How well it measures" in
@@ -228,7 +229,7 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
             _step(sides[0], side, records[0], record, key, band)
             for side, record in zip(sides[1:], records[1:], strict=True)
         )
-        length = next((r["length"] for r in records if r), None)
+        length = next((r.length for r in records if r), None)
         yield Cell(planned[0], name, role, length, tuple(map(_outcome, records)), steps)
 
 
@@ -236,27 +237,27 @@ def _outcome(record: Record | None) -> Outcome:
     if record is None:
         return Outcome(MISSING, "it was planned and not measured")
     return Outcome(
-        record["status"],
-        record["reason"] or "",
-        record["median_ms"],
-        record["best_baseline"] or "",
-        record["speedup"],
-        record["speedup_lo"],
-        record["speedup_hi"],
-        record["verdict"],
+        record.status,
+        record.reason,
+        record.median_ms,
+        record.best_baseline,
+        record.speedup,
+        record.speedup_lo,
+        record.speedup_hi,
+        record.verdict,
     )
 
 
 def _step(
     first: Side, later: Side, before: Record | None, after: Record | None, key: Key, band: float
 ) -> Step:
-    statuses = [record["status"] if record else MISSING for record in (before, after)]
+    statuses = [record.status if record else MISSING for record in (before, after)]
     change = Change.between(*statuses)
     for side, record in ((first, before), (later, after)):
-        if record is None or record["status"] != Status.OK:
+        if record is None or record.status is not Status.OK:
             if change is None and statuses[0] in BENIGN:
-                return Step(None, record["reason"] if record else "")
-            said = f"{record['status']}: {record['reason']}" if record else "not measured"
+                return Step(None, record.reason if record else "")
+            said = f"{record.status}: {record.reason}" if record else "not measured"
             return Step(Difference.INVALID, f"in {side.name} {said}", change=change)
     for side in (first, later):
         if side.objection:
@@ -264,7 +265,7 @@ def _step(
     if key not in first.samples or key not in later.samples:
         return Step(Difference.INCONCLUSIVE, "parity only: it was not timed")
     for side, record in ((first, before), (later, after)):
-        held = set(((record or {}).get("clock_event_reasons") or "").split(", ")) & THROTTLING
+        held = set(record.clock_event_reasons.split(", ") if record else ()) & THROTTLING
         if held:
             why = f"in {side.name} the device was throttled: {', '.join(sorted(held))}"
             return Step(Difference.INCONCLUSIVE, why)

@@ -91,12 +91,11 @@ def _later(comparison: Comparison, number: int) -> dict[str, Any]:
 def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """One a cell and run; what compares it with the first run is null in the first."""
     for cell in comparison.cells:
-        about = cell.case.fields
         for number, (side, outcome) in enumerate(zip(comparison.sides, cell.outcomes, strict=True)):
             step = cell.steps[number - 1] if number else None
             yield {
-                "label": labels.case(about),
-                "shape": labels.shape(about),
+                "label": labels.case(cell.case),
+                "shape": labels.shape(cell.case),
                 "case_id": cell.planned.id,
                 "op": cell.case.op,
                 "implementation": cell.implementation,

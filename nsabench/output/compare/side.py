@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from nsabench.assessment.checks.controls import Catch
+from nsabench.assessment.tables import read_records
 from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
@@ -23,9 +22,8 @@ from nsabench.evidence.manifest.seal import brief_environment, controls_caught
 from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Role
-
-Record = dict[str, Any]
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch, Role
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,12 @@ class Side:
     def objection(self) -> str:
         """Why the run decides nothing; empty where it does."""
         missed = Counter(
-            r["implementation"] for r in self.records.values() if r["caught"] == Catch.MISSED
+            r.implementation for r in self.records.values() if r.caught is Catch.MISSED
         )
         if missed:
             return f"the run {self.name} decides nothing: {', '.join(missed)} not caught"
-        if not controls_caught(self.records.values()):
+        cells = ((r.op, r.caught_by, r.caught) for r in self.records.values())
+        if not controls_caught(cells):
             return f"the run {self.name} decides nothing: no control showed that each check works"
         return ""
 
@@ -56,20 +55,25 @@ class Side:
     def versions(self) -> dict[str, str]:
         """What may make two runs differ, by name."""
         e, plan = self.environment, self.plan
-        first = next(iter(self.records.values()), {})
-        said = {
-            "device": e.gpu or first.get("gpu_name") or plan.device,
+        recorded = next(iter(self.records.values()), None)
+        gpu, torch, triton, cuda = (
+            (recorded.gpu_name, recorded.torch, recorded.triton, recorded.cuda)
+            if recorded
+            else (None, None, None, None)
+        )
+        versions = {
+            "device": e.gpu or gpu or plan.device,
             "driver": e.driver,
-            "torch": e.torch or first.get("torch"),
-            "triton": e.triton or first.get("triton"),
-            "CUDA": e.cuda or first.get("cuda"),
+            "torch": e.torch or torch,
+            "triton": e.triton or triton,
+            "CUDA": e.cuda or cuda,
             "python": e.python,
             "image": e.combo,
             "nsabench": plan.nsabench,
             **{f"commit of {of}": commit[:12] for of, commit in sorted(e.commits.items())},
             "kernels file": plan.kernels_sha256[:12],
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in versions.items() if value}
 
 
 def read(folders: Sequence[Path]) -> tuple[Side, ...]:
@@ -91,14 +95,14 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 def _read(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids(()))
+    records = read_records(path)
     try:
-        records = pq.read_table(folder.records).to_pylist()
         samples = pq.read_table(
             path / "samples.parquet", columns=["case_id", "implementation", "time_ms"]
         )
     except (OSError, pa.ArrowException):
         raise UsageError(
-            f"{path} holds no records", "give a finished run; `all --resume` finishes one."
+            f"{path} holds no samples", "give a finished run; `all --resume` finishes one."
         ) from None
     return Side(
         name=path.resolve().name,
@@ -106,7 +110,7 @@ def _read(path: Path) -> Side:
         plan=Plan.read(folder.plan),
         environment=brief_environment(folder.environment),
         trust=trust,
-        records={(r["case_id"], r["implementation"]): r for r in records},
+        records={record.key: record for record in records},
         samples=_by_key(samples),
     )
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.columns import RECORDS
-from nsabench.model.vocabulary import DType, Role, Status
+from nsabench.assessment.tables import RECORDS
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Status
 from nsabench.ops import labels
 from nsabench.output.report import html
-from nsabench.output.report.facts import MARGIN, Facts, Record
+from nsabench.output.report.facts import MARGIN, Facts
 
 TEXTS = (
     "case_id",
@@ -62,14 +63,15 @@ def data(facts: Facts) -> dict[str, Any]:
     limits = Limits.measured(facts.ceilings)
     records = [
         {
-            **record,
+            **record.row(),
             "label": labels.case(record),
             "shape": labels.shape(record),
             "floor_ms": _floor_ms(record, limits),
-            "tolerance": facts.tolerances[record["case_id"]],
+            "tolerance": facts.tolerances[record.case_id],
         }
         for record in facts.records
     ]
+    ops = {r.op for r in facts.records}
     return {
         **html.rows(records, ["label", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]),
         "samples": _samples(facts),
@@ -77,25 +79,25 @@ def data(facts: Facts) -> dict[str, Any]:
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
         "ceilings": facts.ceilings.model_dump(mode="json"),
         "margin": MARGIN,
-        "axes": {op: labels.axis(op) for op in {r["op"] for r in facts.records}},
-        "usual": {op: labels.usual_distribution(op) for op in {r["op"] for r in facts.records}},
+        "axes": {op: labels.axis(op) for op in ops},
+        "usual": {op: labels.usual_distribution(op) for op in ops},
     }
 
 
 def _samples(facts: Facts) -> list[list[int] | None]:
     """Evenly spaced quantiles of each record's samples, in steps of `GRAIN` away from its median,
     or null where it has none. Runs are alike in these steps, and pack well."""
-    timed = sum(r["status"] == Status.OK for r in facts.records)
+    timed = sum(r.status is Status.OK for r in facts.records)
     count = FINE if timed <= MANY else COARSE
     return [_quantiles(facts, record, count) for record in facts.records]
 
 
 def _quantiles(facts: Facts, record: Record, count: int) -> list[int] | None:
-    _, samples = facts.results.samples[record["case_id"], record["implementation"]]
-    if record["status"] != Status.OK or not samples.time_ms:
+    _, samples = facts.results.samples[record.key]
+    if record.median_ms is None:
         return None
-    found = np.quantile(samples.time_ms, np.linspace(0, 1, count + 1))
-    steps: list[int] = np.rint((found / record["median_ms"] - 1) / GRAIN).astype(int).tolist()
+    quantiles = np.quantile(samples.time_ms, np.linspace(0, 1, count + 1))
+    steps: list[int] = np.rint((quantiles / record.median_ms - 1) / GRAIN).astype(int).tolist()
     return steps
 
 
@@ -103,16 +105,16 @@ def _floor_ms(record: Record, limits: Limits) -> float | None:
     """The least time that the compulsory work of the case takes at the ceilings of this run."""
     bound = least(
         Row(
-            case_id=record["case_id"],
-            op=record["op"],
-            implementation=record["implementation"],
-            role=Role(record["role"]),
-            status=Status(record["status"]),
-            dtype=DType(record["dtype"]),
+            case_id=record.case_id,
+            op=record.op,
+            implementation=record.implementation,
+            role=record.role,
+            status=record.status,
+            dtype=record.dtype,
             shape={},
-            length=record["length"],
-            bytes_min=record["bytes_min"],
-            flops=record["flops"],
+            length=record.length,
+            bytes_min=record.bytes_min,
+            flops=record.flops,
         ),
         limits,
     )

@@ -25,11 +25,10 @@ from nsabench.machine.environment.model import Environment
 from nsabench.model.journal import Contents
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, PassName, Role, Status, Verdict
 
-__all__ = ["MARGIN", "Facts", "Record", "Standing", "quoted", "standings"]
-
-Record = dict[str, Any]
+__all__ = ["MARGIN", "Facts", "Standing", "quoted", "standings"]
 
 
 @dataclass(frozen=True)
@@ -124,33 +123,31 @@ class Facts:
 
     @cached_property
     def candidates(self) -> list[Record]:
-        return [r for r in self.records if r["role"] == Role.CANDIDATE]
+        return [r for r in self.records if r.role is Role.CANDIDATE]
 
     @cached_property
     def controls(self) -> list[Record]:
-        return [r for r in self.records if r["role"] == Role.CONTROL]
+        return [r for r in self.records if r.role is Role.CONTROL]
 
     @cached_property
     def failed(self) -> list[Record]:
         """Records that are not ok and not a control doing its work."""
-        return [r for r in self.records if r["status"] != Status.OK and r["role"] != Role.CONTROL]
+        return [r for r in self.records if r.status is not Status.OK and r.role is not Role.CONTROL]
 
     @cached_property
     def grave(self) -> list[Record]:
-        return [r for r in self.failed if r["status"] not in BENIGN]
+        return [r for r in self.failed if r.status not in BENIGN]
 
     @cached_property
     def machine(self) -> str:
         """One line: the device and the versions that decide a number."""
-        first = self.records[0] if self.records else {}
-        device = first.get("gpu_name") or ("CPU" if self.plan.device == "cpu" else "GPU")
-        parts = [
-            device,
-            *(f"{name} {first[name]}" for name in ("torch", "triton") if first.get(name)),
-        ]
-        if first.get("cuda"):
-            parts.append(f"CUDA {first['cuda']}")
-        return " · ".join(parts)
+        device = "CPU" if self.plan.device == "cpu" else "GPU"
+        if not self.records:
+            return device
+        first = self.records[0]
+        versions = {"torch": first.torch, "triton": first.triton, "CUDA": first.cuda}
+        parts = [f"{name} {version}" for name, version in versions.items() if version]
+        return " · ".join([first.gpu_name or device, *parts])
 
     @cached_property
     def tolerances(self) -> dict[str, float]:
@@ -200,14 +197,14 @@ def standings(facts: Facts) -> list[Standing]:
     """How each candidate stands, in the order of the plan."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in facts.candidates:
-        groups.setdefault((record["op"], record["implementation"]), []).append(record)
+        groups.setdefault((record.op, record.implementation), []).append(record)
     return [
         Standing(
             op,
             name,
-            Counter(r["verdict"] for r in rows if r["verdict"]),
+            Counter(r.verdict for r in rows if r.verdict),
             len(rows),
-            Counter(r["status"] for r in rows if not r["verdict"]),
+            Counter(r.status for r in rows if not r.verdict),
         )
         for (op, name), rows in groups.items()
     ]

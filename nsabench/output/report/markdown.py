@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status
 from nsabench.ops import labels
-from nsabench.output.report.facts import MARGIN, Facts, Record, standings
+from nsabench.output.report.facts import MARGIN, Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
 
@@ -66,9 +67,9 @@ def _summary(facts: Facts) -> Iterator[str]:
         yield f"- {code(standing.implementation)} ({standing.op}): {standing.sentence}"
     if not facts.candidates:
         yield "- No candidate took part."
-    became = Counter(r["caught"] for r in facts.controls)
-    said = ", ".join(f"{n} {word}" for word, n in sorted(became.items())) or "none took part"
-    yield f"- controls: {said}"
+    catches = Counter(r.caught or "not judged" for r in facts.controls)
+    words = ", ".join(f"{n} {word}" for word, n in sorted(catches.items())) or "none took part"
+    yield f"- controls: {words}"
     yield f"- failures: {len(facts.failures) or 'none'}"
 
 
@@ -114,8 +115,8 @@ def _parity(facts: Facts) -> Iterator[str]:
     yield "## Parity\n"
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in facts.records:
-        if r["role"] != Role.CONTROL:
-            groups.setdefault((r["implementation"], r["role"], r["dtype"]), []).append(r)
+        if r.role is not Role.CONTROL:
+            groups.setdefault((r.implementation, r.role, r.dtype), []).append(r)
     yield from table(
         ("implementation", "role", "dtype", "compared", "wrong", "worst MAE", "worst relative L2"),
         (
@@ -123,39 +124,39 @@ def _parity(facts: Facts) -> Iterator[str]:
                 code(name),
                 role,
                 dtype,
-                str(sum(r["mae"] is not None for r in rows)),
-                str(sum(r["status"] == Status.WRONG for r in rows)),
-                _worst(rows, "mae"),
-                _worst(rows, "rel_l2"),
+                str(sum(r.mae is not None for r in rows)),
+                str(sum(r.status is Status.WRONG for r in rows)),
+                _worst(r.mae for r in rows),
+                _worst(r.rel_l2 for r in rows),
             )
             for (name, role, dtype), rows in groups.items()
         ),
     )
 
 
-def _worst(rows: Sequence[Record], key: str) -> str:
-    return _number(max((r[key] for r in rows if r[key] is not None), default=None), ".2e")
+def _worst(errors: Iterable[float | None]) -> str:
+    return _number(max((error for error in errors if error is not None), default=None), ".2e")
 
 
 def _results(facts: Facts) -> Iterator[str]:
     yield "## Results by distribution\n"
     yield from _groups(by_distribution(facts.candidates, facts.tolerances), "distribution")
     yield "\n### Cases\n"
-    times = {(r["case_id"], r["implementation"]): r["median_ms"] for r in facts.records}
+    times = {r.key: r.median_ms for r in facts.records}
     yield from table(
         ("case", "candidate", "ms", "best baseline", "its ms", "speed-up [95 %]", "verdict"),
         (
             (
                 plain(labels.case(r)),
-                code(r["implementation"]),
-                _number(r["median_ms"], ".4g"),
-                code(r["best_baseline"]) if r["best_baseline"] else "–",
-                _number(times.get((r["case_id"], r["best_baseline"])), ".4g"),
+                code(r.implementation),
+                _number(r.median_ms, ".4g"),
+                code(r.best_baseline) if r.best_baseline else "–",
+                _number(times.get((r.case_id, r.best_baseline)), ".4g"),
                 "–"
-                if r["speedup"] is None
-                else f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]",
+                if r.speedup is None
+                else f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]",
                 # A dash alone would hide why: the reason stands where the verdict would.
-                r["verdict"] or f"{r['status']}: {plain(r['reason'])}",
+                r.verdict or f"{r.status}: {plain(r.reason)}",
             )
             for r in facts.candidates
         ),
@@ -201,7 +202,7 @@ def _groups(groups: Iterable[Group], name: str) -> Iterator[str]:
 
 def _problems(facts: Facts) -> Iterator[str]:
     yield "## Problems found\n"
-    controls = {r["implementation"] for r in facts.controls}
+    controls = {r.implementation for r in facts.controls}
     lines = [f"- {plain(line)}" for line in facts.failures]
     lines += [
         f"- {f.check} ({f.effect}) {code(' '.join(x for x in (f.case_id, f.implementation) if x))}:"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsabench.assessment.statistics import geometric_mean
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
-from nsabench.output.report.facts import MARGIN, Record
+from nsabench.output.report.facts import MARGIN
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,15 @@ class Group:
 
 def by_length(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
     """Groups by powers of two of the length: 64-127, 128-255, ..."""
-    return _grouped(records, tolerances, lambda r: _range(r["length"]))
+    return _grouped(records, tolerances, lambda r: _range(r.length))
 
 
 def by_distribution(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
     """Replays of a graph apart from calls."""
 
     def name(record: Record) -> str:
-        graph = [Mode.GRAPH] if record["mode"] == Mode.GRAPH else []
-        return ", ".join([record["distribution"], record["direction"], *graph])
+        graph = [Mode.GRAPH] if record.mode is Mode.GRAPH else []
+        return ", ".join([record.distribution, record.direction, *graph])
 
     return _grouped(records, tolerances, lambda r: (0, name(r)))
 
@@ -52,7 +53,7 @@ def _range(length: int) -> tuple[int, str]:
 def _grouped(records: Sequence[Record], tolerances: Mapping[str, float], key: Any) -> list[Group]:
     groups: dict[tuple[str, str, tuple[int, str]], list[Record]] = {}
     for record in records:
-        place = (record["op"], record["implementation"], key(record))
+        place = (record.op, record.implementation, key(record))
         groups.setdefault(place, []).append(record)
     return [
         _group(op, who, name, groups[op, who, (low, name)], tolerances)
@@ -63,17 +64,17 @@ def _grouped(records: Sequence[Record], tolerances: Mapping[str, float], key: An
 def _group(
     op: str, who: str, name: str, rows: Sequence[Record], tolerances: Mapping[str, float]
 ) -> Group:
-    ratios = [r["speedup"] for r in rows if r["speedup"] is not None]
+    ratios = [r.speedup for r in rows if r.speedup is not None]
     return Group(
         op,
         who,
         name,
         len(rows),
         len(ratios),
-        sum(r["speedup_lo"] is not None and r["speedup_lo"] >= MARGIN for r in rows),
+        sum(r.speedup_lo is not None and r.speedup_lo >= MARGIN for r in rows),
         geometric_mean(ratios),
         max(ratios, default=None),
         min(ratios, default=None),
-        sum(r["mae"] is not None and not r["mae"] <= tolerances[r["case_id"]] for r in rows),
-        Counter(r["verdict"] for r in rows if r["verdict"]),
+        sum(r.mae is not None and not r.mae <= tolerances[r.case_id] for r in rows),
+        Counter(r.verdict for r in rows if r.verdict),
     )

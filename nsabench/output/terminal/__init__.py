@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 from rich.box import SIMPLE_HEAD
@@ -25,6 +24,7 @@ from nsabench.model.description import Described
 from nsabench.model.journal import Entry
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.ops import labels
 from nsabench.output.terminal.live import LiveTable
@@ -82,8 +82,8 @@ class Progress:
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:
         software, device = described.software, described.device
         self.console.print(
-            f"run {plan.run_id}: {len(plan.cases)} cases on {device.get('name') or plan.device}, "
-            f"torch {software.get('torch')}, triton {software.get('triton')}"
+            f"run {plan.run_id}: {len(plan.cases)} cases on {device.name or plan.device}, "
+            f"torch {software.torch}, triton {software.triton}"
         )
         rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in ceilings.tflop_s.items())
         self.console.print(f"measured ceilings: copy {ceilings.copy_gb_s or 0:.4g} GB/s, {rates}")
@@ -143,12 +143,12 @@ def summary(finished: Finished, console: Console) -> None:
     """The tables and the last panel of a run."""
     records = finished.results.records
     console.print(candidates_table(records))
-    diagnosed = [r for r in records if r["role"] == Role.CANDIDATE and r["diagnosis"]]
+    diagnosed = [r for r in records if r.role is Role.CANDIDATE and r.diagnosis]
     for r in diagnosed[:SHOWN_FINDINGS]:
-        line = f"{r['implementation']} on {labels.named(r)}: diagnosis: {r['diagnosis']}"
+        line = f"{r.implementation} on {labels.named(r)}: diagnosis: {r.diagnosis}"
         console.print(Text(line), soft_wrap=True)
     console.print(baselines_table(records))
-    caught = {r["implementation"] for r in records if r["role"] == Role.CONTROL}
+    caught = {r.implementation for r in records if r.role is Role.CONTROL}
     grave = [
         f
         for f in finished.results.findings
@@ -157,12 +157,12 @@ def summary(finished: Finished, console: Console) -> None:
         or (f.implementation not in caught and (f.effect is not Effect.NOTE or not f.case_id))
     ]
     if grave:
-        cases = {r["case_id"]: labels.named(r) for r in records}
+        cases = {r.case_id: labels.named(r) for r in records}
         print_findings(grave, cases, console, SHOWN_FINDINGS)
     console.print(_panel(finished))
 
 
-def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
+def candidates_table(records: Sequence[Record]) -> Table:
     """One line a case and candidate, with the baseline it has to beat."""
     table = Table(
         title="candidates",
@@ -186,46 +186,45 @@ def candidates_table(records: Sequence[dict[str, Any]]) -> Table:
         # Names may take a second line; a number that is cut off is none.
         long = name in ("case", "candidate", "best baseline")
         table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
-    times = {(r["case_id"], r["implementation"]): r["median_ms"] for r in records}
+    times = {r.key: r.median_ms for r in records}
     for r in records:
-        if r["role"] != Role.CANDIDATE:
+        if r.role is not Role.CANDIDATE:
             continue
         ratio = (
             ""
-            if r["speedup"] is None
-            else (f"{r['speedup']:.3f} [{r['speedup_lo']:.3f}, {r['speedup_hi']:.3f}]")
+            if r.speedup is None
+            else (f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]")
         )
         table.add_row(
             labels.case(r),
-            r["implementation"],
-            Text(r["status"], STYLES.get(r["status"], "bold red")),
-            number(r["mae"], ".1e"),
-            number(r["median_ms"], ".4g"),
-            number(r["roofline_fraction"], ".0%"),
-            r["best_baseline"],
-            number(times.get((r["case_id"], r["best_baseline"])), ".4g"),
+            r.implementation,
+            Text(r.status, STYLES.get(r.status, "bold red")),
+            number(r.mae, ".1e"),
+            number(r.median_ms, ".4g"),
+            number(r.roofline_fraction, ".0%"),
+            r.best_baseline,
+            number(times.get((r.case_id, r.best_baseline)), ".4g"),
             ratio,
-            Text(r["verdict"] or "-", STYLES.get(r["verdict"], "")),
+            Text(r.verdict or "-", STYLES[r.verdict] if r.verdict else ""),
         )
     return table
 
 
-def baselines_table(records: Sequence[dict[str, Any]]) -> Table:
+def baselines_table(records: Sequence[Record]) -> Table:
     """One line a baseline or control: how often it was what, and how often it was the best."""
     table = Table(title="baselines and controls", title_justify="left", header_style="bold")
     for name in ("implementation", "role", "outcomes", "best of, caught", "example"):
         table.add_column(name)
     best = Counter(
-        r["best_baseline"]
-        for r in {r["case_id"]: r for r in records if r["best_baseline"]}.values()
+        r.best_baseline for r in {r.case_id: r for r in records if r.best_baseline}.values()
     )
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     for r in records:
-        if r["role"] != Role.CANDIDATE:
-            groups.setdefault((r["implementation"], r["role"]), []).append(r)
+        if r.role is not Role.CANDIDATE:
+            groups.setdefault((r.implementation, r.role), []).append(r)
     for (name, role), rows in groups.items():
-        counts = Counter(r["status"] for r in rows)
-        reasons = [r["diagnosis"] or r["reason"] for r in rows if r["status"] != Status.OK]
+        counts = Counter(r.status for r in rows)
+        reasons = [r.diagnosis or r.reason for r in rows if r.status is not Status.OK]
         table.add_row(
             name,
             role,
@@ -240,8 +239,8 @@ def _short(text: str, most: int = 100) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _catches(rows: Sequence[dict[str, Any]]) -> str:
-    counts = Counter(r["caught"] for r in rows)
+def _catches(rows: Sequence[Record]) -> str:
+    counts = Counter(r.caught for r in rows)
     return ", ".join(f"{n} {became}" for became, n in sorted(counts.items()))
 
 
@@ -279,7 +278,7 @@ def print_counts(findings: Sequence[Finding], console: Console) -> None:
 
 def _panel(finished: Finished) -> Panel:
     records = finished.results.records
-    verdicts = Counter(r["verdict"] for r in records if r["verdict"])
+    verdicts = Counter(r.verdict for r in records if r.verdict)
     failed = failures(finished.results)
     harness = finished.wall_s - finished.measuring_s
     lines = [

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsabench import ops
+from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import as_markdown, as_yaml, decide_all, of_run, of_tables
 from nsabench.assessment.threshold.decide import Decision, passes
 from nsabench.assessment.threshold.document import as_data
@@ -23,7 +24,8 @@ from nsabench.assessment.threshold.evidence import Tested as Cell  # pytest woul
 from nsabench.assessment.threshold.patch import patch
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
-from nsabench.model.vocabulary import Status
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Direction, Status, Verdict
 from tests.runs import Made, make_run
 
 
@@ -165,7 +167,7 @@ A_RECORD = {
 
 def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> list[Cell]:
     """Through records, as a run gives them; `lengths` to the lower end of the speed-up."""
-    records = [
+    rows = [
         {
             **A_RECORD,
             "case_id": f"{op} {distribution} {length}",
@@ -179,7 +181,7 @@ def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> 
         for length, lo in lengths.items()
         for role in ("candidate", "control")
     ]
-    evidence = of_records(records)
+    evidence = of_records([Record.from_row(row) for row in rows])
     assert evidence.objections == []
     return evidence.tested
 
@@ -276,8 +278,9 @@ def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_backward_has_no_say(tmp_path: Path) -> None:
-    records = pq.read_table(make_run(tmp_path / "run") / "records.parquet").to_pylist()
-    slow = [{**r, "direction": "backward", "verdict": "slower", "speedup_lo": 0.5} for r in records]
+    records = read_records(make_run(tmp_path / "run"))
+    backward = {"direction": Direction.BACKWARD, "verdict": Verdict.SLOWER, "speedup_lo": 0.5}
+    slow = [replace(record, **backward) for record in records]
     [decision] = decide_all([of_records([*records, *slow])])
     assert decision.min_length == 256
 
@@ -316,7 +319,7 @@ def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:
 
 
 def test_an_op_of_which_no_control_was_caught_is_named() -> None:
-    records = [
+    rows = [
         {**one, "op": op, "role": role, "implementation": name, "caught": caught}
         for op, role, name, caught in (
             ("selection_rows", "candidate", "mine", None),
@@ -327,7 +330,7 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
         )
         for one in [A_RECORD]
     ]
-    found = of_records(records)
+    found = of_records([Record.from_row(row) for row in rows])
     assert found.objections == []
     assert found.of_op.keys() == {"sliding_window", "compressed"}
     assert found.of_op["sliding_window"].endswith("none was caught")

@@ -9,7 +9,7 @@ import torch
 
 from nsabench import ops, registry
 from nsabench.assessment.checks import Limits, Row, run_all
-from nsabench.assessment.checks.controls import Catch, catch
+from nsabench.assessment.checks.controls import catch
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import CpuTimer
@@ -18,7 +18,7 @@ from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.vocabulary import Catch, Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
 
 HEADS = {"HQ": 4, "H": 2, "D": 32, "Dv": 32}

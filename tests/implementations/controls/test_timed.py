@@ -6,13 +6,13 @@ import pytest
 
 from nsabench import ops
 from nsabench.assessment.checks import Effect, Limits, Row, run_all
-from nsabench.assessment.checks.controls import Catch, catch
+from nsabench.assessment.checks.controls import catch
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing import ceilings
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.measure import measure
 from nsabench.model.case import FixedCount, Timing
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Catch, Status
 
 HONEST = ("sdpa_heads_as_queries", "sdpa_gqa")
 CHEATS = ("sleeping_wrapper", "patched_clocks", "relative_error")

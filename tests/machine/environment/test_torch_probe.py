@@ -13,23 +13,24 @@ import pytest
 
 from nsabench.execution.protocol import REPLY
 from nsabench.machine.environment import loaded, torch_probe
+from nsabench.model.description import DescribedDevice
 
 
 def test_this_installation() -> None:
     torch = pytest.importorskip("torch")
     told = torch_probe.describe("cpu")
-    assert told.software["torch"] == torch.__version__
-    assert told.software["setting.matmul_tf32"] in ("True", "False")
-    assert told.device["type"] == "cpu"
+    assert told.software.torch == torch.__version__
+    assert told.software.settings["matmul_tf32"] in ("True", "False")
+    assert told.device.type == "cpu"
     assert REPLY.validate_json(told.model_dump_json()) == told
-    for name, value in told.software.items():
+    for name, value in told.software.model_dump().items():
         if value is None and not name.startswith("torch."):
-            assert told.software[f"{name}.why"], name
+            assert told.software.why(name), name
 
 
 def test_ptxas_of_this_triton() -> None:
     pytest.importorskip("triton")
-    version = torch_probe.describe("cpu").software["ptxas"]
+    version = torch_probe.describe("cpu").software.ptxas
     assert version is not None and version.count(".") == 2
 
 
@@ -38,18 +39,18 @@ def test_asking_for_a_device_that_is_not_there() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     told = torch_probe.describe("cuda")
-    assert told.software["torch.cuda_usable"] == "false"
-    assert told.software["torch.cuda_usable.why"]
-    assert told.device == {"type": "cuda"}
+    assert told.software.torch_cuda_usable == "false"
+    assert told.software.why("torch.cuda_usable")
+    assert told.device == DescribedDevice(type="cuda")
 
 
 def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "triton", "numpy"):
         monkeypatch.setitem(sys.modules, name, None)
     told = torch_probe.describe("cuda")
-    assert told.software["torch"] is None
-    assert "ModuleNotFoundError" in (told.software["torch.why"] or "")
-    assert told.device == {"type": "cuda"}
+    assert told.software.torch is None
+    assert "ModuleNotFoundError" in (told.software.why("torch") or "")
+    assert told.device == DescribedDevice(type="cuda")
 
 
 @pytest.mark.parametrize("error", [OSError("libcudart.so.13: cannot open"), RuntimeError("abi")])
@@ -59,7 +60,7 @@ def test_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch, error: Exce
 
     monkeypatch.setattr(torch_probe, "import_module", refuse)
     told = torch_probe.describe("cpu")
-    assert str(error) in (told.software["torch.why"] or "")
+    assert str(error) in (told.software.why("torch") or "")
 
 
 class DeferredCudaCallError(Exception):
@@ -172,7 +173,7 @@ def test_nothing_that_names_the_user_or_the_machine(
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setitem(sys.modules, "torch", None)
     told = torch_probe.describe("cpu")
-    assert told.software["ptxas.file"] == "~/ptxas"
+    assert told.software.file("ptxas") == "~/ptxas"
     inside = f"{sys.prefix}/lib/libcudnn.so.9"
     assert loaded._portable(inside) == "{prefix}/lib/libcudnn.so.9"
     assert loaded._portable("/usr/lib/libcuda.so.1") == "/usr/lib/libcuda.so.1"

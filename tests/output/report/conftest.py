@@ -18,6 +18,7 @@ from nsabench.model.outcome import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium
+from tests.runs import first_look
 
 # What a foreign kernel could print or raise, and what must stay text wherever it is shown.
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>{{7*7}}|`x`"
@@ -131,7 +132,7 @@ def entry(case: Case, *, caught: bool) -> Entry:
         if caught
         else timed("zero_output", 2 * floor)
     )
-    return Entry(
+    return first_look(
         case_id=case.id,
         outcomes=[
             timed("quick_one", 1.2 * floor + 0.002),

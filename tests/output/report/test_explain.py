@@ -9,11 +9,10 @@ import pytest
 
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.checks.controls import Catch
-from nsabench.assessment.columns import RECORDS, SAMPLES
+from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
-from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.model.vocabulary import Catch, Role, Status, Verdict
 from nsabench.output.explain import explain, meanings
 
 DOCTOR = Path(__file__).parents[2] / "machine" / "doctor" / "test_checks.py"

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from nsabench.assessment.columns import RECORDS
+from nsabench.model.record import Record
 from nsabench.output import terminal
 
 
-def record(**what: Any) -> dict[str, Any]:
+def record(**what: Any) -> Record:
     usual = {
+        "run_id": "20260101T000000Z-abc123",
         "case_id": "0123456789ab",
         "op": "selection_ranges",
         "direction": "backward",
+        "device": "cuda",
+        "length": 1032,
         "dtype": "bfloat16",
         "distribution": "overlapping",
         "streams": 4,
@@ -39,7 +42,7 @@ def record(**what: Any) -> dict[str, Any]:
             )
         ),
     }
-    return {**dict.fromkeys(c.name for c in RECORDS), **usual, **what}
+    return Record.from_row({**usual, **what})
 
 
 @pytest.mark.parametrize("width", [120, 160])

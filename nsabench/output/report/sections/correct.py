@@ -15,12 +15,12 @@ SHOWN = 20
 
 
 def context(facts: Facts) -> dict[str, Any]:
-    rows = [r for r in facts.records if r["role"] != Role.CONTROL]
-    wrong = [r for r in rows if r["status"] == Status.WRONG]
+    rows = [r for r in facts.records if r.role is not Role.CONTROL]
+    wrong = [r for r in rows if r.status is Status.WRONG]
     return {
-        "any": any(r["mae"] is not None for r in rows),
-        "compared": sum(r["mae"] is not None for r in rows),
-        "wrong": [{**r, "case": labels.case(r)} for r in wrong[:SHOWN]],
+        "any": any(r.mae is not None for r in rows),
+        "compared": sum(r.mae is not None for r in rows),
+        "wrong": [{**r.row(), "case": labels.case(r)} for r in wrong[:SHOWN]],
         "more": max(len(wrong) - SHOWN, 0),
         "tolerances": sorted(set(facts.tolerances.values())),
     }

@@ -7,8 +7,10 @@ from typing import Any
 
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.checks.controls import CHECK, Catch
+from nsabench.assessment.checks.controls import CHECK
 from nsabench.assessment.failures import found_while_measuring
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch
 from nsabench.ops import labels
 from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.meanings import first_line
@@ -23,7 +25,7 @@ def context(facts: Facts) -> dict[str, Any]:
         "standings": standings(facts),
         "decided": labels.decided,
         "controls": _controls(facts),
-        "missed": [r for r in facts.controls if r["caught"] == Catch.MISSED],
+        "missed": [r for r in facts.controls if r.caught is Catch.MISSED],
         "checks": _checks(facts),
         "ceilings": facts.ceilings,
     }
@@ -31,16 +33,16 @@ def context(facts: Facts) -> dict[str, Any]:
 
 def _controls(facts: Facts) -> list[dict[str, Any]]:
     """One line a control: what was meant to catch it, and what became of it."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     for record in facts.controls:
-        groups.setdefault((record["op"], record["implementation"]), []).append(record)
+        groups.setdefault((record.op, record.implementation), []).append(record)
     return [
         {
             "op": op,
             "name": name,
-            "caught_by": rows[0]["caught_by"],
-            "became": sorted(Counter(r["caught"] for r in rows).items()),
-            "evidence": next((r["diagnosis"] or r["reason"] for r in rows if r["reason"]), ""),
+            "caught_by": rows[0].caught_by,
+            "became": sorted(Counter(r.caught for r in rows).items()),
+            "evidence": next((r.diagnosis or r.reason for r in rows if r.reason), ""),
         }
         for (op, name), rows in groups.items()
     ]
@@ -49,7 +51,7 @@ def _controls(facts: Facts) -> list[dict[str, Any]]:
 def _checks(facts: Facts) -> list[dict[str, Any]]:
     """One line a check: what it asks, and how many findings of which effect it had. What it finds
     in a control it was meant to find, and is counted apart."""
-    controls = {(r["case_id"], r["implementation"]) for r in facts.controls}
+    controls = {r.key for r in facts.controls}
     findings = [*facts.results.findings, *found_while_measuring(facts.results)]
     lines = []
     for name in [*checks.all_checks(), CHECK]:

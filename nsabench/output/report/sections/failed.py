@@ -17,14 +17,13 @@ SHOWN = 30  # log excerpts; the whole logs lie in the run's folder
 
 def context(facts: Facts) -> dict[str, Any]:
     counts = Counter(
-        (r["implementation"], r["role"], r["status"])
-        for r in facts.records
-        if r["role"] != Role.CONTROL
+        (r.implementation, r.role, r.status) for r in facts.records if r.role is not Role.CONTROL
     )
     names = list(dict.fromkeys((name, role) for name, role, _ in counts))
     statuses = [s for s in Status if any(status == s for _, _, status in counts)]
     excerpts = [
-        {**r, "case": labels.case(r), "log": facts.log(r["case_id"])} for r in facts.grave[:SHOWN]
+        {**r.row(), "case": labels.case(r), "log": facts.log(r.case_id)}
+        for r in facts.grave[:SHOWN]
     ]
     return {
         "statuses": statuses,
@@ -34,5 +33,5 @@ def context(facts: Facts) -> dict[str, Any]:
         ],
         "grave": excerpts,
         "more": max(len(facts.grave) - SHOWN, 0),
-        "reasons": Counter((r["status"], r["reason"]) for r in facts.failed).most_common(20),
+        "reasons": Counter((r.status, r.reason) for r in facts.failed).most_common(20),
     }

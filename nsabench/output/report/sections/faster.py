@@ -14,8 +14,8 @@ QUESTION = "Where is the candidate faster than the best valid baseline?"
 
 def context(facts: Facts) -> dict[str, Any]:
     return {
-        "any": any(r["speedup"] is not None for r in facts.candidates),
+        "any": any(r.speedup is not None for r in facts.candidates),
         "ranges": by_length(facts.candidates, facts.tolerances),
         "margin": MARGIN,
-        "why_not": sorted({r["reason"] for r in facts.candidates if r["speedup"] is None}),
+        "why_not": sorted({r.reason for r in facts.candidates if r.speedup is None}),
     }

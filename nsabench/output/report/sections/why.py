@@ -13,6 +13,6 @@ QUESTION = "Why: how far is each implementation from what the device can do?"
 
 def context(facts: Facts) -> dict[str, Any]:
     return {
-        "any": any(r["median_ms"] is not None for r in facts.records),
+        "any": any(r.median_ms is not None for r in facts.records),
         "ceilings": facts.ceilings,
     }

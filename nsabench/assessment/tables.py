@@ -1,0 +1,68 @@
+"""The tables of a run, records.parquet and samples.parquet: their schemas, and records read back.
+
+Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size of every op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsabench import ops
+from nsabench.errors import UsageError
+from nsabench.model.record import Column, Record, Sample, columns
+
+SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
+RECORDS = columns(Record, SIZES)
+SAMPLES = columns(Sample)
+ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+
+
+def schema(columns: Iterable[Column]) -> pa.Schema:
+    """The Arrow schema, with unit and meaning of each column in its field metadata."""
+    return pa.schema(
+        [
+            pa.field(c.name, ARROW[c.type], metadata={"unit": c.unit, "meaning": c.meaning})
+            for c in columns
+        ]
+    )
+
+
+def misfit(found: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
+    """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
+    types = {c.name: ARROW[c.type] for c in columns}
+    for name in needed:
+        places = found.get_all_field_indices(name)
+        if len(places) != 1:
+            return f"has {len(places) or 'no'} column{'s' if places else ''} {name}"
+        if found.field(places[0]).type != types[name]:
+            return f"has {found.field(places[0]).type} in column {name} and not {types[name]}"
+    return ""
+
+
+def of_records(records: Sequence[Record]) -> pa.Table:
+    """The table that records.parquet holds."""
+    return pa.Table.from_pylist([record.row() for record in records], schema=schema(RECORDS))
+
+
+def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:
+    """The records of a finished run, of this or an older version.
+
+    needed: columns that must be there. Raises `UsageError` when the folder holds no such records.
+    """
+    try:
+        table = pq.read_table(folder / "records.parquet")
+    except (OSError, pa.ArrowException):
+        raise UsageError(
+            f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
+        ) from None
+    wrong = misfit(table.schema, RECORDS, needed)
+    if not wrong:
+        try:
+            return [Record.from_row(row) for row in table.to_pylist()]
+        except ValueError as error:
+            wrong = f"holds a record that {error}"
+    raise UsageError(f"records.parquet of {folder} {wrong}", "give the folder as it was made.")

@@ -1,0 +1,243 @@
+"""What a run knows at its end: records, and the samples that they are of. Columns are only added.
+
+A field of these classes is a column of records.parquet or samples.parquet, with its unit and its
+meaning; `assessment.tables` makes the schemas of them.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from nsabench.model.plan import Device
+from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Status, Verdict
+
+SCHEMA_VERSION = 1
+SHAPE = "shape"  # the field that spans a column for each size of each op
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. unit: "" of a text or a flag, "1" of a plain number.
+
+    name: that of the field; type: of what the file holds, which is `str`, `int`, `float` or `bool`.
+    """
+
+    unit: str
+    meaning: str
+    name: str = ""
+    type: type = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One implementation on one case. None, or an empty text: there is none."""
+
+    run_id: Annotated[str, Column("", "the run")]
+    case_id: Annotated[
+        str, Column("", "hash of op, shape, dtype, direction, distribution, streams, mode")
+    ]
+    op: Annotated[str, Column("", "the contract")]
+    implementation: Annotated[str, Column("", "the code that was measured")]
+    role: Annotated[Role, Column("", "candidate, baseline or control")]
+    direction: Annotated[Direction, Column("", "forward or backward")]
+    dtype: Annotated[DType, Column("", "element type of the inputs and the output")]
+    device: Annotated[Device, Column("", "cuda or cpu")]
+    shape: Annotated[Mapping[str, int], Column("1", "size {} of the op's shape")] = field(
+        default_factory=dict
+    )
+    length: Annotated[
+        int, Column("1", "what a threshold is of: L selected keys a row, or T or S tokens")
+    ]
+    distribution: Annotated[str, Column("", "how the selection was drawn")]
+    streams: Annotated[int, Column("1", "calls that ran at once, one a stream")]
+    mode: Annotated[
+        Mode, Column("", "what is timed: calls on a stream, or replays of a CUDA graph")
+    ] = Mode.STREAM
+    status: Annotated[Status, Column("", "outcome; everything but ok has a reason")]
+    reason: Annotated[str, Column("", "why the status is not ok, or the verdict not clear")] = ""
+    diagnosis: Annotated[str, Column("", "which known mistake reproduces a wrong output")] = ""
+    notes: Annotated[str, Column("", "what else is worth knowing, separated by '; '")] = ""
+    mae: Annotated[
+        float | None,
+        Column("1", "mean absolute error against the float64 oracle; of gradients the worst"),
+    ] = None
+    max_abs_err: Annotated[
+        float | None, Column("1", "largest absolute error against the oracle, of any gradient")
+    ] = None
+    rel_l2: Annotated[
+        float | None, Column("1", "||out - oracle|| / ||oracle||; of gradients the worst")
+    ] = None
+    median_ms: Annotated[float | None, Column("ms", "median time of a call")] = None
+    device_ms: Annotated[
+        float | None,
+        Column("ms", "median_ms less what the timer adds; null in graphs, on a CPU"),
+    ] = None
+    p20_ms: Annotated[float | None, Column("ms", "20 % quantile of the time of a call")] = None
+    p80_ms: Annotated[float | None, Column("ms", "80 % quantile of the time of a call")] = None
+    n_samples: Annotated[int, Column("1", "timed calls")] = 0
+    session: Annotated[
+        int, Column("1", "implementations of a case with the same one were interleaved")
+    ] = 0
+    bytes_min: Annotated[int, Column("byte", "compulsory memory traffic of a call")] = 0
+    flops: Annotated[int, Column("flop", "arithmetic of a call")] = 0
+    roofline_fraction: Annotated[
+        float | None, Column("1", "least possible time on this device / median_ms")
+    ] = None
+    best_baseline: Annotated[
+        str, Column("", "the fastest valid baseline measured beside the candidate")
+    ] = ""
+    speedup: Annotated[
+        float | None,
+        Column(
+            "1",
+            "median of the best baseline / median of the candidate; where the baselines are over "
+            "3 % faster apart from the candidates, of the best one there",
+        ),
+    ] = None
+    speedup_lo: Annotated[
+        float | None, Column("1", "lower end of the 95 % interval of speedup")
+    ] = None
+    speedup_hi: Annotated[
+        float | None, Column("1", "upper end of the 95 % interval of speedup")
+    ] = None
+    verdict: Annotated[
+        Verdict | None, Column("", "faster, slower, same, inconclusive or invalid")
+    ] = None
+    caught_by: Annotated[str, Column("", "of a control: the check meant to catch it")] = ""
+    caught: Annotated[
+        Catch | None, Column("", "of a control: caught, missed, declined or unproven")
+    ] = None
+    compile_s: Annotated[
+        float | None, Column("s", "wall time of the first call, compilation included")
+    ] = None
+    peak_mem_bytes: Annotated[
+        int | None, Column("byte", "device memory a call allocates at its peak")
+    ] = None
+    config: Annotated[str, Column("", "what the implementation says it chose for the case")] = ""
+    sm_clock_mhz_min: Annotated[
+        int | None, Column("MHz", "lowest SM clock seen during the case")
+    ] = None
+    sm_clock_mhz_max: Annotated[
+        int | None, Column("MHz", "highest SM clock seen during the case")
+    ] = None
+    clock_event_reasons: Annotated[
+        str, Column("", "NVML clock event reasons seen, separated by ', '")
+    ] = ""
+    gpu_name: Annotated[str, Column("", "the device")] = ""
+    sm: Annotated[str, Column("", "its compute capability, as sm_90")] = ""
+    torch: Annotated[str | None, Column("", "version")] = None
+    triton: Annotated[str | None, Column("", "version")] = None
+    cuda: Annotated[str | None, Column("", "version of the CUDA that torch was built with")] = None
+    schema_version: Annotated[int, Column("1", "of this table")] = SCHEMA_VERSION
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Case and implementation, which tell it from the others of its run."""
+        return self.case_id, self.implementation
+
+    def row(self) -> dict[str, Any]:
+        """As records.parquet holds it: by column, with a column a size."""
+        cells: dict[str, Any] = {}
+        for name in _fixed():
+            if name == SHAPE:
+                cells.update(self.shape)
+                continue
+            value = getattr(self, name)
+            cells[name] = value.value if isinstance(value, Enum) else value
+        return cells
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Record:
+        """From a row of this or an older records.parquet: what it does not have gets its default,
+        and every further number in it is a size, whichever ops are installed.
+
+        Raises `ValueError` when it lacks what no record lacks, or holds a word that is none.
+        """
+        values: dict[str, Any] = {}
+        for name, (word, required) in _fixed().items():
+            value = row.get(name) if name != SHAPE else None
+            if value is None:
+                if required:
+                    raise ValueError(f"has no {name}")
+            elif word is None:
+                values[name] = value
+            else:
+                try:
+                    values[name] = word(value)
+                except ValueError:
+                    raise ValueError(f"has the {name} {value!r}, which is none") from None
+        values[SHAPE] = {
+            name: value
+            for name, value in row.items()
+            if type(value) is int and name not in _fixed()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A timed call. Those of a whole case are `outcome.Samples`."""
+
+    run_id: Annotated[str, Column("", "the run")]
+    case_id: Annotated[str, Column("", "the case")]
+    implementation: Annotated[str, Column("", "the implementation")]
+    session: Annotated[int, Column("1", "samples of a session were interleaved")]
+    round: Annotated[int, Column("1", "round of the sampling; rounds pair the implementations")]
+    order: Annotated[int, Column("1", "position within the round; 0 led")]
+    at_s: Annotated[
+        float, Column("s", "end of the sample, since the first round began, to a microsecond")
+    ]
+    time_ms: Annotated[float, Column("ms", "time of the call")]
+    escaped_ms: Annotated[float, Column("ms", "part of time_ms that outlived the end event")]
+    gap_hidden: Annotated[bool, Column("", "the call was queued before the device was let go")]
+    sm_clock_mhz: Annotated[
+        int, Column("MHz", "SM clock read last before the sample; 0: not readable")
+    ]
+
+
+def columns(table: type[Record] | type[Sample], sizes: Iterable[str] = ()) -> list[Column]:
+    """The columns of a table in their order, with one for each of `sizes`, by name."""
+    return list(_columns(table, sorted(sizes)))
+
+
+def _columns(table: type[Record] | type[Sample], sizes: Iterable[str]) -> Iterator[Column]:
+    for name, hint in get_type_hints(table, include_extras=True).items():
+        kind, column = get_args(hint)
+        if name == SHAPE:
+            for size in sizes:
+                yield replace(column, name=size, type=int, meaning=column.meaning.format(size))
+        else:
+            yield replace(column, name=name, type=_stored(kind))
+
+
+def _value_type(kind: Any) -> Any:
+    """`float` of `float | None`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(part for part in get_args(kind) if part is not type(None))
+    return kind
+
+
+def _stored(kind: Any) -> type:
+    kind = _value_type(kind)
+    if get_origin(kind) is Literal or issubclass(kind, str):
+        return str
+    assert kind in (int, float, bool), kind
+    return kind  # type: ignore[no-any-return]
+
+
+@cache
+def _fixed() -> dict[str, tuple[type[Enum] | None, bool]]:
+    """The fields of a record: the vocabulary that its words are of, and whether all have it."""
+    hints = get_type_hints(Record)
+    found: dict[str, tuple[type[Enum] | None, bool]] = {}
+    for one in fields(Record):
+        kind = _value_type(hints[one.name])
+        word = kind if isinstance(kind, type) and issubclass(kind, Enum) else None
+        required = one.default is MISSING and one.default_factory is MISSING
+        found[one.name] = word, required
+    return found

@@ -1,0 +1,53 @@
+"""Where an implementation comes from: an installed distribution, or a user's file."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+_DIGITS = 12
+
+
+class Source(str):
+    """A distribution by its name, a file as `NAME@DIGEST`: the text that plans and messages hold.
+
+    It is that text, so it stands where the text stood: as a key, in JSON and in YAML.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of_file(cls, file: Path, content: bytes) -> Source:
+        """The source that a user's file of this content is."""
+        return cls(f"{file.name}@{hashlib.sha256(content).hexdigest()[:_DIGITS]}")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file; the name of a distribution has no `@`."""
+        return "@" in self
+
+    @property
+    def name(self) -> str:
+        """Of the distribution, or of the file without its folders."""
+        return self.rpartition("@")[0] if self.is_file else str(self)
+
+    @property
+    def digest(self) -> str:
+        """The first digits of the sha256 of a file; empty of a distribution."""
+        return self.rpartition("@")[2] if self.is_file else ""
+
+    def is_of(self, file: Path | None) -> bool:
+        """Whether it is that file, with whatever content."""
+        return file is not None and self.is_file and self.name == file.name
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            cls,
+            core_schema.str_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(str),
+        )

@@ -1,0 +1,114 @@
+"""Records as records.parquet holds them, written now, then, and by versions to come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.assessment import parquet
+from nsabench.assessment.results import assemble
+from nsabench.assessment.tables import RECORDS, SAMPLES, of_records, read_records, schema
+from nsabench.errors import UsageError
+from nsabench.execution import journal
+from nsabench.model.plan import Plan
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Status, Verdict
+from nsabench.ops import labels
+
+PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*"))
+
+# What the first version wrote of every record.
+OLDEST: dict[str, Any] = {
+    "run_id": "r",
+    "case_id": "c",
+    "op": "selection_rows",
+    "implementation": "mine",
+    "role": "candidate",
+    "direction": "forward",
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "N": 64,
+    "H": 8,
+    "D": 128,
+    "Dv": 128,
+    "L": 512,
+    "T": None,
+    "length": 512,
+    "distribution": "dense",
+    "streams": 1,
+    "status": "ok",
+}
+
+
+@pytest.mark.parametrize("run", PUBLISHED, ids=lambda run: run.name)
+def test_a_published_run_gives_the_tables_that_were_signed(run: Path, tmp_path: Path) -> None:
+    plan = Plan.read(run / "plan.yaml")
+    parquet.write(assemble(plan, journal.read(run / "journal.jsonl")), plan.run_id, tmp_path)
+    for name in ("records.parquet", "samples.parquet"):
+        now, signed = pq.read_table(tmp_path / name), pq.read_table(run / name)
+        assert now.schema.equals(signed.schema, check_metadata=True)
+        assert [c for c in now.column_names if not now[c].equals(signed[c])] == []
+
+
+@pytest.mark.parametrize("run", PUBLISHED, ids=lambda run: run.name)
+def test_what_is_read_is_what_was_written(run: Path) -> None:
+    assert of_records(read_records(run)).equals(pq.read_table(run / "records.parquet"))
+
+
+def test_unit_and_meaning_stand_in_the_files() -> None:
+    for columns in (RECORDS, SAMPLES):
+        for field in schema(columns):
+            assert set(field.metadata) == {b"unit", b"meaning"} and field.metadata[b"meaning"]
+    fields = schema(RECORDS)
+    assert (fields.field("median_ms").type, fields.field("median_ms").metadata[b"unit"]) == (
+        pa.float64(),
+        b"ms",
+    )
+    assert fields.field("L").metadata[b"meaning"] == b"size L of the op's shape"
+    assert fields.names.index("device") < fields.names.index("L") < fields.names.index("length")
+
+
+def test_an_older_record_has_the_defaults_of_what_was_added_since() -> None:
+    record = Record.from_row({**OLDEST, "verdict": "faster", "caught": None, "reason": None})
+    assert record.key == ("c", "mine")
+    assert (record.role, record.status) == (Role.CANDIDATE, Status.OK)
+    assert (record.dtype, record.direction) == (DType.BFLOAT16, Direction.FORWARD)
+    assert (record.verdict, record.caught, record.mode) == (Verdict.FASTER, None, Mode.STREAM)
+    assert (record.reason, record.config, record.device_ms) == ("", "", None)
+    assert record.shape == {"N": 64, "H": 8, "D": 128, "Dv": 128, "L": 512}
+    assert labels.named(record) == "selection_rows N64 H8 D128 L512 bf16 [c]"
+
+
+def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
+    """Of an op, and with sizes and columns, that this version has never heard of."""
+    newer = {
+        **dict.fromkeys(("N", "H", "D", "Dv", "L")),
+        "op": "later",
+        "block_size": 64,
+        "graph": "replayed",
+        "energy_j": 0.5,
+        "caught": "missed",
+    }
+    record = Record.from_row({**OLDEST, **newer})
+    assert record.shape == {"block_size": 64}
+    assert record.caught is Catch.MISSED
+    assert labels.named(record) == "later block_size=64 bf16 dense [c]"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"status": "splendid"}, "holds a record that has the status 'splendid', which is none"),
+        ({"op": None}, "holds a record that has no op"),
+    ],
+)
+def test_what_is_no_record_is_refused(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    pq.write_table(pa.Table.from_pylist([{**OLDEST, **change}]), tmp_path / "records.parquet")
+    with pytest.raises(UsageError, match=sentence):
+        read_records(tmp_path)
