@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nsa_kernels.selection.blocks.api import _block_major, _plan, _query_major
 from nsa_kernels.selection.blocks.naive import block_selection_reference
+from nsa_kernels.selection.blocks.operators import _block_major, _plan, _query_major
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -158,7 +158,9 @@ def test_two_runs_agree_bit_for_bit() -> None:
 
 def test_many_queries_of_one_block_leave_through_the_spill(monkeypatch) -> None:
     config = block_config.BlockConfig(16, 16, 4, None)
-    monkeypatch.setattr("nsa_kernels.selection.blocks.api.backward_config", lambda shape: config)
+    monkeypatch.setattr(
+        "nsa_kernels.selection.blocks.operators.backward_config", lambda shape: config
+    )
     args = draw(1, 150, 4, 2, 16, 16, 4, torch.float32)
     args[4][..., 0] = 0
     check(*args)

@@ -26,7 +26,10 @@ REASONS: dict[str, str] = {
 }
 """Every reason for which packed SDPA is used instead of the kernel."""
 
+
 _policies: list[Policy] = []
+
+
 _NEVER = 1 << 62
 
 

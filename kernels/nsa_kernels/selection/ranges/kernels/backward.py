@@ -1,13 +1,10 @@
-"""The kernels of the backward of ``selection_ranges`` (``backward.py``)."""
+"""The kernels of the backward of ``selection_ranges``."""
 
 from __future__ import annotations
 
-from ...jit.compat import dot, narrow, tl, triton
-from ...jit.tiles import load_tile
-from ...launch.checks import LOG2_E as _LOG2_E
+from ....jit.compat import dot, narrow, tl, triton
+from ....jit.tiles import base_2, load_tile
 from .spans import key_of, numbered_spans
-
-LOG2_E = tl.constexpr(_LOG2_E)
 
 
 @triton.jit
@@ -16,7 +13,7 @@ def probabilities(q, k, lse, chosen, scale_log2, PRECISION: tl.constexpr):
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
     # The exponent of a key that is not chosen may be anything: nothing infinite may come of it.
-    return tl.exp2(tl.where(chosen, s - (lse * LOG2_E)[:, None], float("-inf")))
+    return tl.exp2(tl.where(chosen, s - base_2(lse)[:, None], float("-inf")))
 
 
 @triton.jit
