@@ -86,12 +86,19 @@ def base_2(x):
 
 
 @triton.jit
-def normalisation(row_max, row_sum, some):
-    """The end of a softmax whose weights are relative to exp2(``row_max``): what the sum of the
-    values is divided by, and the LSE, natural. Of rows without ``some`` key: 1 and -inf.
-    """
+def normalised(acc, row_sum, some):
+    """The end of a softmax: the sums of values by the sums of weights, and what was divided by; of
+    rows without ``some`` key ``acc`` as it is, and 1."""
     divisor = tl.where(some, row_sum, 1.0)
-    return divisor, tl.where(some, natural(row_max + tl.log2(divisor)), float("-inf"))
+    return acc / divisor[:, None], divisor
+
+
+@triton.jit
+def log_sum_exp(row_max, divisor, some):
+    """The natural LSE of weights relative to exp2(``row_max``) that sum to ``divisor``; -inf of
+    rows without ``some`` key. Apart from ``normalised``, since it is stored after the values: made
+    before, it takes registers from them."""
+    return tl.where(some, natural(row_max + tl.log2(divisor)), float("-inf"))
 
 
 @triton.jit
@@ -214,8 +221,9 @@ def store_row(
     cols = tl.arange(0, BLOCK_DV)
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    divisor, lse = normalisation(row_max, row_sum, row_sum > 0)
-    out = acc / divisor[:, None]
+    some = row_sum > 0
+    out, divisor = normalised(acc, row_sum, some)
+    lse = log_sum_exp(row_max, divisor, some)
     tl.store(
         out_ptr + heads[:, None] * DV + cols[None, :],
         narrow(out, out_ptr.dtype.element_ty),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jit.compat import dot, narrow, tl, triton
-from ...jit.tiles import load_tile, normalisation
+from ...jit.tiles import load_tile, log_sum_exp, normalised
 from .geometry import KEYS, band_of, part_of, tiles_of
 
 
@@ -149,9 +149,11 @@ def band_forward_kernel(
                 PART != 1,
                 PRECISION,
             )
-    divisor, lse = normalisation(row_max, row_sum, row_sum > 0)
-    out = narrow(acc / divisor[:, None], out_ptr.dtype.element_ty)
+    some = row_sum > 0
+    out, divisor = normalised(acc, row_sum, some)
+    out = narrow(out, out_ptr.dtype.element_ty)
     row = ((batch * T + first) * HQ + head) * DV
     at = of_tile[:, None] * (HQ * DV) + dv[None, :]
     tl.store(out_ptr + row + at, out, mask=inside[:, None] & (dv[None, :] < DV))
+    lse = log_sum_exp(row_max, divisor, some)
     tl.store(lse_ptr + (batch * HQ + head) * T + t, lse, mask=inside)

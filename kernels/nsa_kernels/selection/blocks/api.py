@@ -18,7 +18,7 @@ from .config import (
     forward_workspace,
     query_major_wins,
 )
-from .naive import block_selection_reference
+from .naive import naive_blocks
 from .operators import run_query_major, shape_of
 from .plan import BlockPlan
 
@@ -67,7 +67,7 @@ def block_selection_attention(
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
     require(scale > 0, f"block_selection_attention: sm_scale must be positive, got {scale}")
     if q.dtype == torch.float64:
-        out, lse = block_selection_reference(q, k, v, block_indices, block_size, scale, cu_seqlens)
+        out, lse = naive_blocks(q, k, v, block_indices, block_size, scale, cu_seqlens)
         return (out, lse) if return_lse else out
     shape = shape_of(q, k, v, block_indices, block_size)
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

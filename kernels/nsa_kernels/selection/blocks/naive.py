@@ -1,11 +1,12 @@
-"""Block selection in plain torch: the formula, with a mask over all keys. For tests and float64."""
+"""Block selection in plain torch: equation 2 of arXiv 2502.11089 with a mask over all keys, which
+lets through what equation 12 puts together. For tests and float64."""
 
 from __future__ import annotations
 
 import torch
 
 
-def block_selection_reference(
+def naive_blocks(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

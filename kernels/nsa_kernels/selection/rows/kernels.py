@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jit.compat import narrow, start_next_launch, tl, triton
-from ...jit.tiles import attend_span, attend_tile, load_tile, normalisation, store_row, store_share
+from ...jit.tiles import attend_span, attend_tile, load_tile, log_sum_exp, store_row, store_share
 
 
 @triton.jit
@@ -170,7 +170,8 @@ def rows_per_head_kernel(
         row_sum = row_sum * alpha + tl.sum(p, 0)
         acc = acc * alpha + tl.sum(v * p[:, None], 0)
         row_max = new_max
-    divisor, lse = normalisation(row_max, row_sum, row_sum > 0)
+    divisor = tl.where(row_sum > 0, row_sum, 1.0)
     out = acc / divisor
+    lse = log_sum_exp(row_max, divisor, row_sum > 0)
     tl.store(out_ptr + (n * H + h) * DV + dv, narrow(out, out_ptr.dtype.element_ty), mask=dv < DV)
     tl.store(lse_ptr + n * H + h, lse)

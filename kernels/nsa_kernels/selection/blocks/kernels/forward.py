@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....jit.compat import dot, narrow, tl, triton
-from ....jit.tiles import load_tile, normalisation
+from ....jit.tiles import load_tile, log_sum_exp, normalised
 from .plan import CHUNK_AND_HEAD, UNROLLED
 
 
@@ -177,9 +177,10 @@ def merge_kernel(
                 other=0.0,
             )
             acc += part.to(tl.float32) * weight[:, None]
-    divisor, lse = normalisation(top, total, some)
-    out = narrow(acc / divisor[:, None], out_ptr.dtype.element_ty)
+    out, divisor = normalised(acc, total, some)
+    out = narrow(out, out_ptr.dtype.element_ty)
     tl.store(
         out_ptr + row[:, None] * DV + dv[None, :], out, mask=real[:, None] & (dv[None, :] < DV)
     )
+    lse = log_sum_exp(top, divisor, some)
     tl.store(lse_ptr + row, lse, mask=real)

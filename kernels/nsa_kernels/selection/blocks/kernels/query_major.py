@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....jit.compat import dot, narrow, tl, triton
 from ....jit.sequences import sequence_of
-from ....jit.tiles import load_tile, normalisation
+from ....jit.tiles import load_tile, log_sum_exp, normalised
 from .plan import UNROLLED
 
 
@@ -97,8 +97,10 @@ def query_major_kernel(
         total = total * alpha + tl.sum(p, 1)
         acc = dot(narrow(p, v.dtype), v, acc * alpha[:, None], PRECISION)
         top = new_top
-    divisor, lse = normalisation(top, total, total > 0)
+    some = total > 0
+    out, divisor = normalised(acc, total, some)
     at = t64 * H * G + hq
-    out = narrow(acc / divisor[:, None], out_ptr.dtype.element_ty)
+    out = narrow(out, out_ptr.dtype.element_ty)
     tl.store(out_ptr + at[:, None] * DV + dv[None, :], out, mask=real[:, None] & (dv[None, :] < DV))
+    lse = log_sum_exp(top, divisor, some)
     tl.store(lse_ptr + at, lse, mask=real)
