@@ -90,8 +90,8 @@ def trials(device: torch.device) -> Iterator[Trial]:
             ranges = torch.stack([starts, starts + size], -1).view(n, 1, 1, spans, 2)
             kv = (draw(n, 1, s_kv, d), draw(n, 1, s_kv, d))
             tensors = (q.view(n, 1, 1, HEADS, d), *kv, ranges.to(device, torch.int32))
-            shape = (n, HEADS, spans, s_kv, d, d, spans * size)
-            yield Trial(selection_ranges, tensors, ranges_config, shape)
+            sizes_of_spans = (n, HEADS, spans, s_kv, d, d, spans * size)
+            yield Trial(selection_ranges, tensors, ranges_config, sizes_of_spans)
 
 
 def _works(trial: Trial, config: Config) -> bool:

@@ -111,6 +111,7 @@ class NSAttention(nn.Module):
             for to, h in zip((self.to_q, self.to_k, self.to_v), heads, strict=True)
         )
         if self.to_gates is None:
+            assert self.fixed_gates is not None
             # Filled on the device: a copy from the host could not be captured in a CUDA graph.
             fixed = torch.stack([x.new_full((), gate) for gate in self.fixed_gates])
             gates = fixed.expand(*x.shape[:2], self.heads, 3)

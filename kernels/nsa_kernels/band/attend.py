@@ -38,11 +38,11 @@ class _Attention(torch.autograd.Function):
                 "sliding_window and compressed_attention have no second derivative; "
                 "take their gradient without create_graph"
             )
-        *saved, out, lse = ctx.saved_tensors
+        q, k, v, out, lse = ctx.saved_tensors
         if grad is None:
             grad = torch.zeros_like(out)
-        found = band_backward(*saved, out, lse, grad, grad_lse, ctx.band, ctx.sm_scale)
-        return (*found, None, None)
+        gradients = band_backward(q, k, v, out, lse, grad, grad_lse, ctx.band, ctx.sm_scale)
+        return (*gradients, None, None)
 
 
 def attend(

@@ -125,5 +125,6 @@ def plan_blocks(
     shape = shape_of(q, k, v, block_indices, block_size)
     room = backward_workspace if backward else forward_workspace
     chunk = room(shape, workspace_bytes).chunk
-    lists = torch.ops.nsa_kernels.block_plan(block_indices, cu_seqlens, block_size, chunk)
-    return BlockPlan(*lists, block_size=block_size)
+    plan = torch.ops.nsa_kernels.block_plan
+    entries, places, first, count, edges = plan(block_indices, cu_seqlens, block_size, chunk)
+    return BlockPlan(entries, places, first, count, edges, block_size)

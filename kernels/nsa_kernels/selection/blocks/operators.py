@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...launch.fakes import gradients
@@ -172,15 +174,17 @@ def _backward(
 _backward.register_fake(gradients)
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:  # type: ignore[type-arg]
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, *lists, block_size, sm_scale, workspace_bytes = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, out, lse, *lists)
-    ctx.options = (block_size, sm_scale, workspace_bytes)  # type: ignore[attr-defined]
+    ctx.options = (block_size, sm_scale, workspace_bytes)
 
 
-def _differentiate(ctx, d_out, _d_lse):  # type: ignore[no-untyped-def]
+def _differentiate(
+    ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
     q, k, v, out, lse, *lists = ctx.saved_tensors
     gradients = torch.ops.nsa_kernels.block_major_backward(
         q, k, v, out, lse, d_out, *lists, *ctx.options

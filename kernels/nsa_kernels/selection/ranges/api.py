@@ -8,6 +8,8 @@ count once, and nothing is packed or written. See docs/kernels.md.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...launch.checks import check_qkv
@@ -103,12 +105,14 @@ def backward_operator(
 backward_operator.register_fake(gradients)
 
 
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, ranges, ctx.sm_scale, _ = inputs
     ctx.save_for_backward(q, k, v, ranges, *output)
 
 
-def _backward(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
+def _backward(
+    ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
     grads = torch.ops.nsa_kernels.selection_ranges_backward(
         *ctx.saved_tensors, grad_out, grad_lse, ctx.sm_scale
     )
