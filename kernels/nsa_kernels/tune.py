@@ -125,13 +125,13 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
         torch.cuda.synchronize(device)
         for config, begin, end in marks:
             samples[config].append(begin.elapsed_time(end))
-    return {config: statistics.median(taken) for config, taken in samples.items()}
+    return {config: statistics.median(milliseconds) for config, milliseconds in samples.items()}
 
 
-def choose(taken: dict[Config, float], rule: Config) -> Config:
+def choose(medians: dict[Config, float], rule: Config) -> Config:
     """The fastest configuration, but the rule's unless that is slower by the margin."""
-    best = min(taken, key=lambda config: taken[config])
-    return best if taken[best] * MARGIN < taken[rule] else rule
+    best = min(medians, key=lambda config: medians[config])
+    return best if medians[best] * MARGIN < medians[rule] else rule
 
 
 def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
@@ -153,20 +153,20 @@ def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
         seen.add(name)
         d, dv = trial.tensors[0].shape[-1], trial.tensors[2].shape[-1]
         tile_of = {trial.config(device, t): t for t in fitting(d, dv, shared_bytes)}
-        taken = times(trial, list(dict.fromkeys([rule, *tile_of])), device)
-        best = choose(taken, rule)
+        medians = times(trial, list(dict.fromkeys([rule, *tile_of])), device)
+        best = choose(medians, rule)
         tiles.pop(name, None)
         if best != rule:
             tiles[name] = tile_of[best]
         path = write(gpu, tiles)
-        _say(f"{name:28} rule {_shown(rule, taken)}  best {_shown(best, taken)}")
+        _say(f"{name:28} rule {_shown(rule, medians)}  best {_shown(best, medians)}")
     _say(f"{len(seen)} classes measured; {path if seen else 'no file'} has {len(tiles)} tiles")
     return tiles
 
 
-def _shown(config: Config, taken: dict[Config, float]) -> str:
+def _shown(config: Config, medians: dict[Config, float]) -> str:
     tile = (config.block_l, config.num_warps, config.num_stages)
-    return f"{tile!s:12} {taken[config] * 1e3:8.1f} us"
+    return f"{tile!s:12} {medians[config] * 1e3:8.1f} us"
 
 
 def _say(text: str) -> None:

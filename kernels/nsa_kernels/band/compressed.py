@@ -149,8 +149,8 @@ def _grads(
     *inputs, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
-    found = _backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
-    return (*found, None, None, None, None, None)
+    results = _backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
+    return (*results, None, None, None, None, None)
 
 
 _forward.register_autograd(_grads, setup_context=_setup)

@@ -113,8 +113,8 @@ def _grads(
     q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
-    found = _backward(q, k, v, cu_seqlens, out, lse, grad, grad_lse, ctx.window, ctx.sm_scale)
-    return (*found, None, None, None)
+    results = _backward(q, k, v, cu_seqlens, out, lse, grad, grad_lse, ctx.window, ctx.sm_scale)
+    return (*results, None, None, None)
 
 
 _forward.register_autograd(_grads, setup_context=_setup)

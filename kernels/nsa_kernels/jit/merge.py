@@ -50,18 +50,18 @@ def merge_shares(
     plse_ptr,
     first_slot,
     n_slots,
-    at,
+    offset,
     h,
     H,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Merge the shares of one head ``h`` of a row into ``at``."""
+    """Merge the shares of one head ``h`` of a row into ``offset``."""
     cols = tl.arange(0, BLOCK_DV)
     out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
-    tl.store(out_ptr + at * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
-    tl.store(lse_ptr + at, natural(lse))
+    tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
+    tl.store(lse_ptr + offset, natural(lse))
 
 
 @triton.jit
@@ -133,12 +133,12 @@ def merge_kernel(
 @triton.jit
 def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
     """Program (elements of dk, then of dv): the sum of their shares, in order."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = at < share_stride
+    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = offset < share_stride
     total = tl.zeros([TILE], dtype=tl.float32)
     for _ in range(shares):
-        total += tl.load(parts_ptr + at, mask=inside, other=0.0)
+        total += tl.load(parts_ptr + offset, mask=inside, other=0.0)
         parts_ptr += share_stride
     total = narrow(total, dk_ptr.dtype.element_ty)
-    tl.store(dk_ptr + at, total, mask=at < k_numel)
-    tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))
+    tl.store(dk_ptr + offset, total, mask=offset < k_numel)
+    tl.store(dv_ptr + offset - k_numel, total, mask=inside & (offset >= k_numel))

@@ -120,7 +120,7 @@ def attend_tile(
     now,
     k_base,
     v_base,
-    at,
+    offset,
     valid,
     k_sl,
     k_sd,
@@ -138,14 +138,14 @@ def attend_tile(
     LATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Load the keys and values at ``at`` (int64) and take one softmax step with them.
+    """Load the keys and values at ``offset`` (int64) and take one softmax step with them.
 
-    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``at`` are valid.
+    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``offset`` are valid.
     """
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    k = load_tile(k_base, at, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
-    v = load_tile(v_base, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
+    k = load_tile(k_base, offset, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
+    v = load_tile(v_base, offset, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
     return softmax_step(
         late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
     )
@@ -253,10 +253,10 @@ def store_share(
     cols = tl.arange(0, BLOCK_DV)
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    at = slot * H + heads
+    offset = slot * H + heads
     tl.store(
-        part_ptr + at[:, None] * DV + cols[None, :],
+        part_ptr + offset[:, None] * DV + cols[None, :],
         acc / row_sum[:, None],
         mask=heads_ok[:, None] & (cols[None, :] < DV),
     )
-    tl.store(plse_ptr + at, row_max + tl.log2(row_sum), mask=heads_ok)
+    tl.store(plse_ptr + offset, row_max + tl.log2(row_sum), mask=heads_ok)

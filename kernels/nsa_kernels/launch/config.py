@@ -99,8 +99,6 @@ def fit_tile(
 
 RULE = "rule"
 """Asks for the rule's tile, whatever was tuned."""
-
-
 Given = Tile | Literal["rule"] | None
 """A tile, or RULE; None: the tuned one, else the rule's."""
 
@@ -122,8 +120,8 @@ def class_tile(
     """The tile given, else the tuned one of the class, else the rule's; whether it was tuned."""
     if isinstance(given, tuple):
         return given, False
-    found = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None
-    return (rule, False) if found is None else (found, True)
+    tuned_tile = tuned_tiles(device).get(name) if given is None and itemsize == 2 else None
+    return (rule, False) if tuned_tile is None else (tuned_tile, True)
 
 
 def is_narrow(d: int, dv: int) -> bool:

@@ -12,8 +12,6 @@ import torch
 from ..jit.compat import HAS_PDL
 
 P = ParamSpec("P")
-
-
 T = TypeVar("T")
 
 

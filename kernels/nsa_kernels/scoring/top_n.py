@@ -45,8 +45,8 @@ def select_blocks(
             blocks than the queries lie in, or too many, wrong device.
     """
     if traced(scores):
-        found: torch.Tensor = _operator(scores, count, block_size, first_position, local)
-        return found
+        spans: torch.Tensor = _operator(scores, count, block_size, first_position, local)
+        return spans
     return _launch(scores, count, block_size, first_position, local)
 
 

@@ -16,8 +16,6 @@ from .kernels.compressed import decode_compressed_kernel
 
 TILE: Tile = (64, 4, 4)
 """Keys, warps, stages: more loads under way than ``rows`` has, for the stores come between."""
-
-
 LINE = 16
 """Logits of a head begin at multiples of this, so that they are written and read as vectors."""
 

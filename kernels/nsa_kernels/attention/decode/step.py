@@ -29,8 +29,6 @@ from .scores import launch_scores, launch_scores_of_logits
 
 LOGIT_BYTES = 4
 """A logit is written and read; where those of a group are more than a key, keys are read again."""
-
-
 SETS = 2  # rows of spans a key head: what is selected, and the window
 
 

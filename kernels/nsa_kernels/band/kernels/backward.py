@@ -46,9 +46,9 @@ def band_dq_step(
     keys = start + of_keys
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    at = start.to(tl.int64)
-    k = load_tile(k_base + at * k_sn, of_keys, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
-    v = load_tile(v_base + at * v_sn, of_keys, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
+    offset = start.to(tl.int64)
+    k = load_tile(k_base + offset * k_sn, of_keys, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
+    v = load_tile(v_base + offset * v_sn, of_keys, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
     s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
     s = dot(q, tl.trans(k), s, PRECISION)
     dp = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
@@ -248,10 +248,10 @@ def band_dkv_kernel(
     valid = keys < N
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    at = first.to(tl.int64)
-    k_base = k_ptr + batch * k_sb + kv_head.to(tl.int64) * k_sh + at * k_sn
+    offset = first.to(tl.int64)
+    k_base = k_ptr + batch * k_sb + kv_head.to(tl.int64) * k_sh + offset * k_sn
     k = load_tile(k_base, of_keys, d, k_sn, k_sd, valid, D, BLOCK_D, True)
-    v_base = v_ptr + batch * v_sb + kv_head.to(tl.int64) * v_sh + at * v_sn
+    v_base = v_ptr + batch * v_sb + kv_head.to(tl.int64) * v_sh + offset * v_sn
     v = load_tile(v_base, of_keys, dv, v_sn, v_sd, valid, DV, BLOCK_DV, True)
     behind = tl.minimum(first + BLOCK_N, N)
     # The queries that see some key of the tile are consecutive.

@@ -40,8 +40,8 @@ def band_step(
     keys = start + of_tile
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    at = start.to(tl.int64)
-    k = load_tile(k_base + at * k_sn, of_tile, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
+    offset = start.to(tl.int64)
+    k = load_tile(k_base + offset * k_sn, of_tile, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
     s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
     s = dot(q, tl.trans(k), s, PRECISION)
     if MASKED:
@@ -55,7 +55,7 @@ def band_step(
     alpha = tl.exp2(row_max - finite)
     row_sum = row_sum * alpha + tl.sum(p, 1)
     acc = acc * alpha[:, None]
-    v = load_tile(v_base + at * v_sn, of_tile, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
+    v = load_tile(v_base + offset * v_sn, of_tile, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
     acc = dot(narrow(p, v.dtype), v, acc, PRECISION)
     return new_max, row_sum, acc
 
@@ -153,7 +153,7 @@ def band_forward_kernel(
     out, divisor = normalised(acc, row_sum, some)
     out = narrow(out, out_ptr.dtype.element_ty)
     row = ((batch * T + first) * HQ + head) * DV
-    at = of_tile[:, None] * (HQ * DV) + dv[None, :]
-    tl.store(out_ptr + row + at, out, mask=inside[:, None] & (dv[None, :] < DV))
+    offset = of_tile[:, None] * (HQ * DV) + dv[None, :]
+    tl.store(out_ptr + row + offset, out, mask=inside[:, None] & (dv[None, :] < DV))
     lse = log_sum_exp(row_max, divisor, some)
     tl.store(lse_ptr + (batch * HQ + head) * T + t, lse, mask=inside)

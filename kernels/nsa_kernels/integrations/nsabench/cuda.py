@@ -80,7 +80,7 @@ def ranges_cuda(
 ) -> torch.Tensor:
     """`ranges_in_place` in CUDA C++."""
     try:
-        found = cuda.selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
-        return found[0]
+        out = cuda.selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+        return out[0]
     except cuda.Unsupported as why:
         raise Unsupported(str(why)) from why

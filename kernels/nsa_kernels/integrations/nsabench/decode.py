@@ -54,16 +54,16 @@ def _decode_reads(
         )[:, 0]
     counted = ranges.clamp(0, tokens).diff(dim=-1).clamp(min=0).sum((2, 3))
     whole = min(n_selected * block_size, -(-tokens // block_size) * block_size)
-    found = {
+    reads = {
         "cmp": (k_cmp.shape[2], max(0, (tokens - block) // stride + 1)),
         "sel": (int(counted.max()), whole - -tokens % block_size),
         "win": (k[:, :, max(tokens - window, 0) :].shape[2], min(window, tokens)),
         "dense": (k.shape[2], tokens),
     }
     wanted = ("cmp", "sel", "win") if branch == "total" else (branch,)
-    parts = [f"reads_{name}={found[name][0]} expected={found[name][1]}" for name in wanted]
+    parts = [f"reads_{name}={reads[name][0]} expected={reads[name][1]}" for name in wanted]
     if branch == "total":
-        sums = [sum(found[name][i] for name in wanted) for i in (0, 1)]
+        sums = [sum(reads[name][i] for name in wanted) for i in (0, 1)]
         parts.append(f"reads_total={sums[0]} expected={sums[1]}")
     return " ".join(parts)
 

@@ -26,5 +26,5 @@ def ranges_in_place(
     selected_len: int,
 ) -> torch.Tensor:
     """Spans read where they are, without packing."""
-    found = selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
-    return found[0]
+    out = selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+    return out[0]

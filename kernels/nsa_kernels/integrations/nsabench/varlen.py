@@ -26,5 +26,5 @@ def varlen_items(
     max_seqlen: int,
 ) -> torch.Tensor:
     """Packed keys cut into equal work items, so that one long row does not hold up the rest."""
-    found = selection_varlen(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
-    return found[0]
+    out = selection_varlen(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
+    return out[0]

@@ -29,15 +29,9 @@ from .kernels.plan import (
 
 TOKENS = 32
 """Tokens a program of the passes over tokens."""
-
-
 WARPS = 4
-
-
 CHOICES = 1024
 """The most choices of such a program, so that its code does not grow with S."""
-
-
 SCAN = 4096
 """Bins a step of the running sum."""
 

@@ -27,8 +27,6 @@ from .spans import kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
 """Memory of the lists of queries; tiles of keys beyond it are planned in a later round."""
-
-
 LISTED_BYTES = 4 + 8
 """Of a query in a list: its number, and a bit for each key of the tile."""
 

@@ -11,21 +11,21 @@ def find_row(cu_ptr, cu_s, item, N, chunk, total, BLOCK: tl.constexpr, COARSE: t
     """The last row whose first work item is <= ``item`` (-1: none), and its keys' bounds."""
     first = 0
     if COARSE > 1:
-        at = tl.arange(0, COARSE) * BLOCK
-        cu = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
-        start = tl.minimum(tl.maximum(cu, 0), total) // chunk + at
-        hits = tl.sum(((start <= item) & (at < N)).to(tl.int32), 0)
+        index = tl.arange(0, COARSE) * BLOCK
+        cu = tl.load(cu_ptr + index.to(tl.int64) * cu_s, mask=index < N, other=0)
+        start = tl.minimum(tl.maximum(cu, 0), total) // chunk + index
+        hits = tl.sum(((start <= item) & (index < N)).to(tl.int32), 0)
         first = tl.maximum(hits - 1, 0) * BLOCK
-    at = first + tl.arange(0, BLOCK)
+    index = first + tl.arange(0, BLOCK)
     # Both ends of every row of the block at once: a second, dependent load would cost a round trip.
-    low = tl.load(cu_ptr + at.to(tl.int64) * cu_s, mask=at < N, other=0)
-    high = tl.load(cu_ptr + (at + 1).to(tl.int64) * cu_s, mask=at < N, other=0)
+    low = tl.load(cu_ptr + index.to(tl.int64) * cu_s, mask=index < N, other=0)
+    high = tl.load(cu_ptr + (index + 1).to(tl.int64) * cu_s, mask=index < N, other=0)
     low = tl.minimum(tl.maximum(low, 0), total)
     high = tl.minimum(tl.maximum(high, low), total)
-    hits = tl.sum(((low // chunk + at <= item) & (at < N)).to(tl.int32), 0)
+    hits = tl.sum(((low // chunk + index <= item) & (index < N)).to(tl.int32), 0)
     row = first + hits - 1
-    begin = tl.sum(tl.where(at == row, low, 0), 0)
-    end = tl.sum(tl.where(at == row, high, 0), 0)
+    begin = tl.sum(tl.where(index == row, low, 0), 0)
+    end = tl.sum(tl.where(index == row, high, 0), 0)
     return row, begin, end
 
 

@@ -63,13 +63,13 @@ def decode_compressed_kernel(
     for start in range(lo, hi, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         valid = pos < hi
-        at = pos.to(tl.int64)
-        k = load_tile(k_ptr + n * k_sn, at, d, k_sl, k_sd, valid, D, BLOCK_D, True)
-        v = load_tile(v_ptr + n * v_sn, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
+        offset = pos.to(tl.int64)
+        k = load_tile(k_ptr + n * k_sn, offset, d, k_sl, k_sd, valid, D, BLOCK_D, True)
+        v = load_tile(v_ptr + n * v_sn, offset, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
         s = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         s = dot(late(q, start >= lo, LATE), tl.trans(k), s, PRECISION) * scale_log2
         # Tiles end where shares do, so that this mask is the same for a whole line.
-        tl.store(logits + at[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
+        tl.store(logits + offset[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
         row_max, sums, acc = softmax_update(s, v, row_max, sums, acc, PRECISION)
     row_sum = tl.sum(sums, 1)

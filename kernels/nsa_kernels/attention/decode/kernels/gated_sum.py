@@ -19,12 +19,16 @@ def gated_sum_kernel(
     """Program (query head of a batch): gates [R,3] times the branches [R,DV], summed."""
     row = tl.program_id(0).to(tl.int64)
     dv = tl.arange(0, BLOCK_DV)
-    at = row * DV + dv
+    offset = row * DV + dv
     total = tl.zeros([BLOCK_DV], dtype=tl.float32)
-    total += tl.load(cmp_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3)
-    total += tl.load(sel_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 1)
-    total += tl.load(win_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 2)
-    tl.store(out_ptr + at, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
+    total += tl.load(cmp_ptr + offset, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3)
+    total += tl.load(sel_ptr + offset, mask=dv < DV).to(tl.float32) * tl.load(
+        gates_ptr + row * 3 + 1
+    )
+    total += tl.load(win_ptr + offset, mask=dv < DV).to(tl.float32) * tl.load(
+        gates_ptr + row * 3 + 2
+    )
+    tl.store(out_ptr + offset, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
 
 
 @triton.jit
@@ -56,7 +60,7 @@ def decode_merge_kernel(
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    at = row * GROUP + head
+    offset = row * GROUP + head
     dv = tl.arange(0, BLOCK_DV)
     if CMP_BLOCK_S > 0:
         branch, _ = combine_shares(
@@ -71,8 +75,8 @@ def decode_merge_kernel(
             CMP_BLOCK_S,
         )
     else:
-        branch = tl.load(cmp_out_ptr + at * DV + dv, mask=dv < DV, other=0.0).to(tl.float32)
-    total = branch * tl.load(gates_ptr + at * 3).to(tl.float32)
+        branch = tl.load(cmp_out_ptr + offset * DV + dv, mask=dv < DV, other=0.0).to(tl.float32)
+    total = branch * tl.load(gates_ptr + offset * 3).to(tl.float32)
     for i in tl.static_range(SETS):
         spans_row = row // H * (SETS * H) + i * H + row % H
         whole = spans_out_ptr + (spans_row * GROUP + head) * DV + dv
@@ -95,5 +99,5 @@ def decode_merge_kernel(
                 branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
         else:
             branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
-        total += branch * tl.load(gates_ptr + at * 3 + 1 + i).to(tl.float32)
-    tl.store(out_ptr + at * DV + dv, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
+        total += branch * tl.load(gates_ptr + offset * 3 + 1 + i).to(tl.float32)
+    tl.store(out_ptr + offset * DV + dv, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)

@@ -92,8 +92,8 @@ def decode_scores_of_logits_kernel(
     if BLOCK_S > 0:
         share = tl.arange(0, BLOCK_S)
         live = (share[:, None] < n_shares) & ours[None, :]
-        at = (row * n_shares + share[:, None]) * GROUP + heads[None, :]
-        shares = tl.load(plse_ptr + at, mask=live, other=float("-inf"))
+        offset = (row * n_shares + share[:, None]) * GROUP + heads[None, :]
+        shares = tl.load(plse_ptr + offset, mask=live, other=float("-inf"))
         top = tl.max(shares, 0)
         top = tl.where(ours, top, 0.0)
         sums = tl.sum(tl.exp2(shares - top[None, :]), 0)

@@ -104,9 +104,9 @@ def backward_kernel(
         held = key < tl.load(edges_ptr + bin_ * 2 + 1)
         d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
-        at = key.to(tl.int64)
-        k = load_tile(k_ptr + h * k_sh, at, d, k_st, k_sd, held, D, BLOCK_D, True)
-        v = load_tile(v_ptr + h * v_sh, at, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
+        offset = key.to(tl.int64)
+        k = load_tile(k_ptr + h * k_sh, offset, d, k_st, k_sd, held, D, BLOCK_D, True)
+        v = load_tile(v_ptr + h * v_sh, offset, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
         dk_sum = tl.zeros([BLOCK_SIZE, BLOCK_D], dtype=tl.float32)
         dv_sum = tl.zeros([BLOCK_SIZE, BLOCK_DV], dtype=tl.float32)
         HQ = H * G
@@ -148,7 +148,7 @@ def backward_kernel(
                 eviction_policy="evict_first",
             )
         dk_sum *= sm_scale
-        row = at[:, None] * tl.num_programs(1) + local_h
+        row = offset[:, None] * tl.num_programs(1) + local_h
         to_k = row * D + d[None, :]
         to_v = row * DV + dv[None, :]
         mask_k = held[:, None] & (d[None, :] < D)
@@ -198,11 +198,11 @@ def spill_kernel(
         for start in range(QUERIES, count, QUERIES):
             slot = (local_h * spill_slots + (begin + start) // QUERIES) * BLOCK_SIZE + rows
             total += tl.load(spill_ptr + slot[:, None] * (D + DV) + col[None, :], mask=mask)
-        at = (key.to(tl.int64) * tl.num_programs(1) + local_h)[:, None]
+        offset = (key.to(tl.int64) * tl.num_programs(1) + local_h)[:, None]
         in_k = mask & (col[None, :] < D)
         in_v = mask & (col[None, :] >= D)
-        to_k = dk_ptr + at * D + col[None, :]
-        to_v = dv_ptr + at * DV + (col[None, :] - D)
+        to_k = dk_ptr + offset * D + col[None, :]
+        to_v = dv_ptr + offset * DV + (col[None, :] - D)
         tl.store(to_k, tl.load(to_k, mask=in_k) + total, mask=in_k)
         tl.store(to_v, tl.load(to_v, mask=in_v) + total, mask=in_v)
 
@@ -239,9 +239,9 @@ def dq_kernel(
             slot = begin + step
             place = tl.load(places_ptr + slot, mask=real & (slot < S), other=-1)
             chosen = place >= 0
-            at = (local_h * segment_size + place) * G + head
+            offset = (local_h * segment_size + place) * G + head
             part = tl.load(
-                dq_part_ptr + at[:, None] * D + d[None, :],
+                dq_part_ptr + offset[:, None] * D + d[None, :],
                 mask=chosen[:, None] & (d[None, :] < D),
                 other=0.0,
             )

@@ -11,9 +11,9 @@ from .plan import CHUNK_AND_HEAD, UNROLLED
 def on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE: tl.constexpr):
     """How many of ``n`` ascending tokens lie before a block's last key."""
     # No more than a block has keys can.
-    at = tl.arange(0, BLOCK_SIZE)
-    token = tl.load(entries_ptr + at, mask=at < n, other=0)
-    return tl.sum(((at < n) & (first_token + token < last_key)).to(tl.int32), 0)
+    offset = tl.arange(0, BLOCK_SIZE)
+    token = tl.load(entries_ptr + offset, mask=offset < n, other=0)
+    return tl.sum(((offset < n) & (first_token + token < last_key)).to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=CHUNK_AND_HEAD)
@@ -76,9 +76,9 @@ def forward_kernel(
         last_key = tl.load(edges_ptr + bin_ * 2) + BLOCK_SIZE - 1
         d = tl.arange(0, BLOCK_D)
         dv = tl.arange(0, BLOCK_DV)
-        at = key.to(tl.int64)
-        k = load_tile(k_ptr + h * k_sh, at, d, k_st, k_sd, held, D, BLOCK_D, True)
-        v = load_tile(v_ptr + h * v_sh, at, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
+        offset = key.to(tl.int64)
+        k = load_tile(k_ptr + h * k_sh, offset, d, k_st, k_sd, held, D, BLOCK_D, True)
+        v = load_tile(v_ptr + h * v_sh, offset, dv, v_st, v_sd, held, DV, BLOCK_DV, True)
         diagonal = on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE)
         # A tile is ROWS // PAD_G queries, a row a head.
         rows = tl.arange(0, ROWS)
@@ -169,10 +169,10 @@ def merge_kernel(
             slot = begin + step
             place = tl.load(places_ptr + slot, mask=real & (slot < S), other=-1)
             chosen = place >= 0
-            at = (segment + place) * G + head
-            weight = tl.exp2(tl.load(plse_ptr + at, mask=chosen, other=float("-inf")) - top)
+            offset = (segment + place) * G + head
+            weight = tl.exp2(tl.load(plse_ptr + offset, mask=chosen, other=float("-inf")) - top)
             part = tl.load(
-                part_ptr + at[:, None] * DV + dv[None, :],
+                part_ptr + offset[:, None] * DV + dv[None, :],
                 mask=chosen[:, None] & (dv[None, :] < DV),
                 other=0.0,
             )

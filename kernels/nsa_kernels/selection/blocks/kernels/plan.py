@@ -7,8 +7,6 @@ from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
 """Choices of a token in a step of a loop: code for each of 128 takes minutes to compile."""
-
-
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
 """Differ from launch to launch: specialised (0, 1, others), each would be compiled three times."""
 
@@ -63,9 +61,9 @@ def _bins_kernel(
             same = tl.load(row + earlier * i_ss, mask=seen & (earlier < S), other=-1)
             valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
     chosen = (begin // BLOCK_SIZE + sequence)[:, None] + block
-    at = (t.to(tl.int64) * H + h) * S
+    offset = (t.to(tl.int64) * H + h) * S
     tl.store(
-        places_ptr + at[:, None] + s[None, :],
+        places_ptr + offset[:, None] + s[None, :],
         tl.where(valid, chosen, -1),
         mask=held,
     )
@@ -122,9 +120,9 @@ def _entries_kernel(
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
     s = tl.arange(0, BLOCK_S)
-    at = (t.to(tl.int64) * H + h) * S
+    offset = (t.to(tl.int64) * H + h) * S
     held = (t < end_token)[:, None] & (s[None, :] < S)
-    spot = places_ptr + at[:, None] + s[None, :]
+    spot = places_ptr + offset[:, None] + s[None, :]
     chosen = tl.load(spot, mask=held, other=-1)
     valid = chosen >= 0
     local = t - first_token
@@ -167,6 +165,6 @@ def _items_kernel(
     count = tl.load(count_ptr + segment * bins + b, mask=b < bins, other=0)
     slot = segment * slots + first // QUERIES + b
     for start in range(0, tl.max(count, 0), QUERIES):
-        at = (slot + start // QUERIES) * 2
-        tl.store(items_ptr + at, b, mask=start < count)
-        tl.store(items_ptr + at + 1, tl.zeros_like(b) + start, mask=start < count)
+        offset = (slot + start // QUERIES) * 2
+        tl.store(items_ptr + offset, b, mask=start < count)
+        tl.store(items_ptr + offset + 1, tl.zeros_like(b) + start, mask=start < count)

@@ -61,15 +61,15 @@ def query_major_kernel(
     row = tl.load(index_ptr + t64 * i_st + h * i_sh + slots * i_ss, mask=slots < S, other=-1)
     # Void: negative, in the future, or named before in this row.
     row = tl.where((row <= (t - begin) // BLOCK_SIZE) & alive, row, -1)
-    again = tl.zeros([BLOCK_S], dtype=tl.int32)
+    repeated = tl.zeros([BLOCK_S], dtype=tl.int32)
     for first in range(0, S, UNROLLED):
         earlier = first + tl.arange(0, UNROLLED)
         other = tl.load(
             index_ptr + t64 * i_st + h * i_sh + earlier * i_ss, mask=earlier < S, other=-1
         )
         same = (row[:, None] == other[None, :]) & (earlier[None, :] < slots[:, None])
-        again = tl.maximum(again, tl.max(same.to(tl.int32), 1))
-    row = tl.where(again > 0, -1, row)
+        repeated = tl.maximum(repeated, tl.max(same.to(tl.int32), 1))
+    row = tl.where(repeated > 0, -1, row)
     heads = tl.arange(0, BLOCK_G)
     real = heads < G
     d = tl.arange(0, BLOCK_D)
@@ -83,9 +83,9 @@ def query_major_kernel(
         block = tl.sum(tl.where(slots == slot, row, 0), 0)
         key = begin + block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
         valid = (block >= 0) & (key <= t)
-        at = key.to(tl.int64)
-        k = load_tile(k_ptr + h * k_sh, at, d, k_st, k_sd, valid, D, BLOCK_D, True)
-        v = load_tile(v_ptr + h * v_sh, at, dv, v_st, v_sd, valid, DV, BLOCK_DV, True)
+        offset = key.to(tl.int64)
+        k = load_tile(k_ptr + h * k_sh, offset, d, k_st, k_sd, valid, D, BLOCK_D, True)
+        v = load_tile(v_ptr + h * v_sh, offset, dv, v_st, v_sd, valid, DV, BLOCK_DV, True)
         s = tl.zeros([BLOCK_G, BLOCK_SIZE], dtype=tl.float32)
         s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
         s = tl.where(valid[None, :], s, float("-inf"))
@@ -99,8 +99,10 @@ def query_major_kernel(
         top = new_top
     some = total > 0
     out, divisor = normalised(acc, total, some)
-    at = t64 * H * G + hq
+    offset = t64 * H * G + hq
     out = narrow(out, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at[:, None] * DV + dv[None, :], out, mask=real[:, None] & (dv[None, :] < DV))
+    tl.store(
+        out_ptr + offset[:, None] * DV + dv[None, :], out, mask=real[:, None] & (dv[None, :] < DV)
+    )
     lse = log_sum_exp(top, divisor, some)
-    tl.store(lse_ptr + at, lse, mask=real)
+    tl.store(lse_ptr + offset, lse, mask=real)

@@ -28,10 +28,10 @@ def numbered_spans(
         shift = total
     else:
         i = tl.arange(0, SPANS)
-        at = spans + i.to(tl.int64) * r_sn
+        offset = spans + i.to(tl.int64) * r_sn
         # Absent spans become [S_KV, S_KV): they sort last and are empty.
-        low = tl.load(at, mask=i < n_spans, other=S_KV)
-        high = tl.load(at + r_se, mask=i < n_spans, other=S_KV)
+        low = tl.load(offset, mask=i < n_spans, other=S_KV)
+        high = tl.load(offset + r_se, mask=i < n_spans, other=S_KV)
         low = tl.minimum(tl.maximum(low, 0), S_KV).to(tl.int32)
         high = tl.minimum(tl.maximum(high, 0), S_KV).to(tl.int32)
         # The same values once more along the other axis: a load is cheaper than a transpose.
@@ -72,13 +72,13 @@ def key_of(
     if SEARCH_STEPS > 0:
         # The last span whose first number is <= pos; empty spans share a number with the next one
         # and are passed over.
-        found = pos * 0
+        span = pos * 0
         for step in tl.static_range(SEARCH_STEPS):
-            trial = found + (1 << (SEARCH_STEPS - 1 - step))
+            trial = span + (1 << (SEARCH_STEPS - 1 - step))
             first = tl.load(before + trial, mask=trial < n_spans, other=2147483647)
-            found = tl.where(first <= pos, trial, found)
-        key = tl.load(spans + found.to(tl.int64) * r_sn, mask=valid, other=0)
-        key += pos - tl.load(before + found, mask=valid, other=0)
+            span = tl.where(first <= pos, trial, span)
+        key = tl.load(spans + span.to(tl.int64) * r_sn, mask=valid, other=0)
+        key += pos - tl.load(before + span, mask=valid, other=0)
     else:
         inside = (pos[:, None] >= number[None, :]) & (pos[:, None] < stop[None, :])
         key = pos + tl.sum(tl.where(inside, shift[None, :], 0), 1)
