@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .attention.cache import NSACache
-from .attention.decode.api import (
+from .attention import (
+    NSACache,
+    NSAttention,
     decode_compressed,
     decode_scores,
     decode_selected,
@@ -11,20 +12,28 @@ from .attention.decode.api import (
     decode_window,
     gated_sum,
 )
-from .attention.layer import NSAttention
-from .band.compressed import compressed_attention, compressed_attention_with_scores
-from .band.sliding import sliding_window
-from .gate.api import selection_attention
-from .gate.policy import REASONS, Policy, default_policy
-from .gate.routing import reset_routing_report, routing_report
-from .gate.sdpa import packed_sdpa
-from .scoring.top_n import select_blocks
-from .selection.blocks.api import block_selection_attention, plan_blocks
-from .selection.blocks.plan import BlockPlan
-from .selection.config import Config, chosen_config
-from .selection.ranges.api import selection_ranges
-from .selection.rows.api import selection_rows, selection_rows_per_head
-from .selection.varlen.api import selection_varlen
+from .band import compressed_attention, sliding_window
+from .gate import (
+    REASONS,
+    Policy,
+    default_policy,
+    packed_sdpa,
+    reset_routing_report,
+    routing_report,
+    selection_attention,
+)
+from .launch.config import Config
+from .scoring import compressed_attention_with_scores, select_blocks
+from .selection import (
+    BlockPlan,
+    block_selection_attention,
+    chosen_config,
+    plan_blocks,
+    selection_ranges,
+    selection_rows,
+    selection_rows_per_head,
+    selection_varlen,
+)
 
 __all__ = [
     "REASONS",

@@ -2,8 +2,8 @@
 
 For each class one shape is timed with every tile that fits the GPU's shared memory, L2 flushed,
 tiles interleaved. What beats the rule's tile by the margin goes into the file that
-``nsa_kernels.config`` reads from then on, in processes started later; classes not measured keep
-what the file says. Nothing is ever timed inside a caller's call.
+``launch.tuned`` reads from then on, in processes started later; classes not measured keep what the
+file says. Nothing is ever timed inside a caller's call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from .jit.compat import KERNEL_ERRORS
+from .launch.config import RULE, Config, shared_estimate
+from .launch.device import device_limits
 from .launch.tuned import Tile, tuned_tiles, write
-from .selection import config as rules
-from .selection.config import RULE, Config, device_limits, shared_estimate
-from .selection.ranges.api import selection_ranges
-from .selection.rows.api import selection_rows
-from .selection.varlen.api import selection_varlen
+from .selection import selection_ranges, selection_rows, selection_varlen
+from .selection.ranges.config import ranges_config
+from .selection.rows.config import rows_config
+from .selection.varlen.config import varlen_config
 
 TILES: tuple[Tile, ...] = (
     *((32, 1, stages) for stages in (1, 2, 3, 4)),
@@ -74,7 +75,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
             for length in (64, 128, 256, 512, 1024, 2048):
                 kv = (draw(n, length, d), draw(n, length, d))
                 shape = (n, HEADS, length, d, d)
-                yield Trial(selection_rows, (q, *kv), rules.rows_config, shape)
+                yield Trial(selection_rows, (q, *kv), rows_config, shape)
             for mean in (32, 64, 128, 256, 512, 1024):
                 # Lengths between none and twice the mean, in no order.
                 lengths = torch.arange(n)[torch.randperm(n)] * (2 * mean) // n
@@ -83,14 +84,14 @@ def trials(device: torch.device) -> Iterator[Trial]:
                 tensors = (q, draw(total, d), draw(total, d), cu)
                 for longest in (None, 2 * mean):
                     sizes = (n, HEADS, total, d, d, longest)
-                    yield Trial(selection_varlen, tensors, rules.varlen_config, sizes)
+                    yield Trial(selection_varlen, tensors, varlen_config, sizes)
             s_kv, spans, size = 4096, 8, 128
             starts = torch.stack([torch.randperm(s_kv // size)[:spans] for _ in range(n)]) * size
             ranges = torch.stack([starts, starts + size], -1).view(n, 1, 1, spans, 2)
             kv = (draw(n, 1, s_kv, d), draw(n, 1, s_kv, d))
             tensors = (q.view(n, 1, 1, HEADS, d), *kv, ranges.to(device, torch.int32))
-            shape = (n, HEADS, spans, s_kv, d, d, spans * size)
-            yield Trial(selection_ranges, tensors, rules.ranges_config, shape)
+            sizes_of_spans = (n, HEADS, spans, s_kv, d, d, spans * size)
+            yield Trial(selection_ranges, tensors, ranges_config, sizes_of_spans)
 
 
 def _works(trial: Trial, config: Config) -> bool:
@@ -124,13 +125,13 @@ def times(trial: Trial, configs: Sequence[Config], device: torch.device) -> dict
         torch.cuda.synchronize(device)
         for config, begin, end in marks:
             samples[config].append(begin.elapsed_time(end))
-    return {config: statistics.median(taken) for config, taken in samples.items()}
+    return {config: statistics.median(milliseconds) for config, milliseconds in samples.items()}
 
 
-def choose(taken: dict[Config, float], rule: Config) -> Config:
+def choose(medians: dict[Config, float], rule: Config) -> Config:
     """The fastest configuration, but the rule's unless that is slower by the margin."""
-    best = min(taken, key=lambda config: taken[config])
-    return best if taken[best] * MARGIN < taken[rule] else rule
+    best = min(medians, key=lambda config: medians[config])
+    return best if medians[best] * MARGIN < medians[rule] else rule
 
 
 def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
@@ -152,20 +153,20 @@ def tune(wanted: Sequence[str] = ()) -> dict[str, Tile]:
         seen.add(name)
         d, dv = trial.tensors[0].shape[-1], trial.tensors[2].shape[-1]
         tile_of = {trial.config(device, t): t for t in fitting(d, dv, shared_bytes)}
-        taken = times(trial, list(dict.fromkeys([rule, *tile_of])), device)
-        best = choose(taken, rule)
+        medians = times(trial, list(dict.fromkeys([rule, *tile_of])), device)
+        best = choose(medians, rule)
         tiles.pop(name, None)
         if best != rule:
             tiles[name] = tile_of[best]
         path = write(gpu, tiles)
-        _say(f"{name:28} rule {_shown(rule, taken)}  best {_shown(best, taken)}")
+        _say(f"{name:28} rule {_shown(rule, medians)}  best {_shown(best, medians)}")
     _say(f"{len(seen)} classes measured; {path if seen else 'no file'} has {len(tiles)} tiles")
     return tiles
 
 
-def _shown(config: Config, taken: dict[Config, float]) -> str:
+def _shown(config: Config, medians: dict[Config, float]) -> str:
     tile = (config.block_l, config.num_warps, config.num_stages)
-    return f"{tile!s:12} {taken[config] * 1e3:8.1f} us"
+    return f"{tile!s:12} {medians[config] * 1e3:8.1f} us"
 
 
 def _say(text: str) -> None:

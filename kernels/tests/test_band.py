@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nsa_kernels.band import launch as band_launch
-from nsa_kernels.band.launch import packed_band
+from nsa_kernels.band import backward as band_backward
+from nsa_kernels.band.geometry import packed_band
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -177,7 +177,7 @@ def test_shares_of_a_key_tile_add_up(of, monkeypatch) -> None:
     q, k, v = (x.requires_grad_() for x in heads(1, 70, keys, 2, 1, 16, 32))
 
     def gradients(shares):
-        monkeypatch.setattr(band_launch, "_shares", lambda *_: shares)
+        monkeypatch.setattr(band_backward, "walk_shares", lambda *_: shares)
         if of == "compressed":
             out, _ = nsa_kernels.compressed_attention(q, k, v)
         else:

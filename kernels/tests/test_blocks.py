@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nsa_kernels.selection.blocks.api import _block_major, _plan, _query_major
-from nsa_kernels.selection.blocks.naive import block_selection_reference
+from nsa_kernels.selection.blocks.naive import naive_blocks
+from nsa_kernels.selection.blocks.operators import _block_major, _plan, _query_major
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -49,7 +49,7 @@ def check(q, k, v, d_out, index, block_size=16, cu=None, **options):
         k.double(),
         v.double(),
         d_out,
-        lambda *x: block_selection_reference(*x, index, block_size, scale, cu),
+        lambda *x: naive_blocks(*x, index, block_size, scale, cu),
     )
     got = gradients(
         q,
@@ -158,7 +158,9 @@ def test_two_runs_agree_bit_for_bit() -> None:
 
 def test_many_queries_of_one_block_leave_through_the_spill(monkeypatch) -> None:
     config = block_config.BlockConfig(16, 16, 4, None)
-    monkeypatch.setattr("nsa_kernels.selection.blocks.api.backward_config", lambda shape: config)
+    monkeypatch.setattr(
+        "nsa_kernels.selection.blocks.operators.backward_config", lambda shape: config
+    )
     args = draw(1, 150, 4, 2, 16, 16, 4, torch.float32)
     args[4][..., 0] = 0
     check(*args)
@@ -178,7 +180,7 @@ def test_query_major_agrees(monkeypatch) -> None:
         got = nsa_kernels.block_selection_attention(
             q[:n], k[:n], v[:n], index[:n], block_size=16, cu_seqlens=packed, return_lse=True
         )
-        want = block_selection_reference(
+        want = naive_blocks(
             q[:n].double(), k[:n].double(), v[:n].double(), index[:n], 16, 16**-0.5, packed
         )
         for a, b in zip(got, want, strict=True):

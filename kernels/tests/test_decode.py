@@ -9,7 +9,10 @@ import oracle
 import pytest
 import torch
 from nsa_kernels.attention.decode import scores as decode_scores
-from nsa_kernels.selection import config
+from nsa_kernels.attention.decode.config import decode_spans_config
+from nsa_kernels.launch import device as limits
+from nsa_kernels.selection.ranges.config import ranges_config
+from nsa_kernels.selection.rows.config import rows_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -109,14 +112,14 @@ def test_step_where_a_gpu_would_split_rows_often(
     monkeypatch, b, hq, h, s, blocks, window, strides, widths
 ) -> None:
     """Of 132 multiprocessors few rows leave many idle, and each branch has many shares."""
-    rules = (config.rows_config, config.ranges_config, config.decode_spans_config)
-    monkeypatch.setattr(config, "_CPU", config.Device(processors=132, shared_bytes=99 * 1024))
-    for rule in (config.device_limits, *rules):
+    rules = (rows_config, ranges_config, decode_spans_config)
+    monkeypatch.setattr(limits, "CPU_LIMITS", limits.Device(processors=132, shared_bytes=99 * 1024))
+    for rule in (limits.device_limits, *rules):
         rule.cache_clear()
     try:
         check_step(torch.float32, b, hq, h, s, blocks, window, strides, *widths)
     finally:
-        for rule in (config.device_limits, *rules):
+        for rule in (limits.device_limits, *rules):
             rule.cache_clear()
 
 

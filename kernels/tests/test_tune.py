@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from nsa_kernels import tune
-from nsa_kernels.launch import tuned
-from nsa_kernels.selection import config
+from nsa_kernels.launch import config, tuned
+from nsa_kernels.launch.device import Device
+from nsa_kernels.selection.ranges.config import ranges_config
+from nsa_kernels.selection.rows.config import rows_config
+from nsa_kernels.selection.varlen.config import varlen_config
 
 CPU = torch.device("cpu")
 SHAPE = (1000, 8, 1000, 128, 128)
 
 
 def configured(dtype: torch.dtype = torch.bfloat16, given: config.Given = None) -> config.Config:
-    return config.rows_config.__wrapped__(*SHAPE, dtype, CPU, given)
+    return rows_config.__wrapped__(*SHAPE, dtype, CPU, given)
 
 
 def test_only_tiles_that_fit_the_gpu_are_tried() -> None:
@@ -38,14 +41,14 @@ def test_a_tuned_tile_is_used_where_it_was_measured(monkeypatch) -> None:
     assert got.tuned and (got.block_l, got.num_warps, got.num_stages) == (16, 2, 3)
     assert configured(given=config.RULE) == rule
     assert not configured(torch.float32).tuned, "tiles are measured with two bytes an element"
-    other = config.rows_config.__wrapped__(1000, 8, 100, 128, 128, torch.bfloat16, CPU)
+    other = rows_config.__wrapped__(1000, 8, 100, 128, 128, torch.bfloat16, CPU)
     assert not other.tuned, "another class"
 
 
 def test_every_kernel_has_classes() -> None:
-    rows = config.rows_config(2, 8, 4096, 64, 64, torch.float16, CPU)
-    varlen = config.varlen_config(8, 8, 8 * 300, 128, 64, None, torch.float16, CPU)
-    ranges = config.ranges_config(10_000, 8, 16, 65536, 64, 64, None, torch.float16, CPU)
+    rows = rows_config(2, 8, 4096, 64, 64, torch.float16, CPU)
+    varlen = varlen_config(8, 8, 8 * 300, 128, 64, None, torch.float16, CPU)
+    ranges = ranges_config(10_000, 8, 16, 65536, 64, 64, None, torch.float16, CPU)
     classes = [one.shape_class for one in (rows, varlen, ranges)]
     assert classes == ["rows-split-narrow-2048", "varlen-some-wide-512", "ranges-many-narrow-64"]
 
@@ -53,18 +56,22 @@ def test_every_kernel_has_classes() -> None:
 @pytest.mark.parametrize("rows", [67, 96, 132, 160, 198, 264, 384])
 def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
     # 4.8 TB/s over a round trip of about 1.5 us are 55 KB a multiprocessor.
-    monkeypatch.setattr(config, "device_limits", lambda device: config.Device(132, 227 << 10))
-    got = config.rows_config.__wrapped__(rows, 8, 2048, 128, 128, torch.bfloat16, CPU)
+    monkeypatch.setattr(
+        "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
+    )
+    got = rows_config.__wrapped__(rows, 8, 2048, 128, 128, torch.bfloat16, CPU)
     ahead = (got.num_stages - 1) * got.block_l * (128 + 128) * 2
     assert got.splits == 1 and max(rows // 132, 1) * ahead >= 60_000
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 40, 66])
 def test_two_short_shares_are_not_made(rows: int, monkeypatch) -> None:
-    monkeypatch.setattr(config, "device_limits", lambda device: config.Device(132, 227 << 10))
+    monkeypatch.setattr(
+        "nsa_kernels.selection.rows.config.device_limits", lambda device: Device(132, 227 << 10)
+    )
     splits = set()
     for length in range(100, 2100, 19):
-        got = config.rows_config.__wrapped__(rows, 8, length, 128, 128, torch.bfloat16, CPU)
+        got = rows_config.__wrapped__(rows, 8, length, 128, 128, torch.bfloat16, CPU)
         assert got.splits != 2 or got.chunk >= 512, length
         splits.add(got.splits)
     assert len(splits) > 1, "no row was split"

@@ -95,14 +95,14 @@ class NSACache:
                 # Appending never writes over what was held, so the old numbers are enough.
                 self.tokens, self.compressed, self._buffers = tokens, compressed, buffers
 
-    def _write(self, name: str, x: torch.Tensor, at: int) -> None:
-        """Put [B, T, H, ...] behind the first ``at`` of a buffer."""
-        end = at + x.shape[1]
+    def _write(self, name: str, x: torch.Tensor, start: int) -> None:
+        """Put [B, T, H, ...] behind the first ``start`` of a buffer."""
+        end = start + x.shape[1]
         held = self._buffers.get(name)
         if held is None or end > held.shape[2]:
             room = max(self._room, 2 * end if held is not None else end)
             larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
             if held is not None:
-                larger[:, :, :at] = held[:, :, :at]
+                larger[:, :, :start] = held[:, :, :start]
             self._buffers[name] = held = larger
-        held[:, :, at:end] = x.transpose(1, 2)
+        held[:, :, start:end] = x.transpose(1, 2)

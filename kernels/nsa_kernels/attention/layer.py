@@ -11,48 +11,15 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from ..band.compressed import compressed_attention_with_scores
 from ..band.sliding import sliding_window
-from ..launch import checks as check
+from ..launch.checks import check_strides, require
+from ..scoring.block_scores import compressed_attention_with_scores
 from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
-from ..selection.blocks.api import BLOCK_SIZES, block_selection_attention
+from ..selection.blocks.api import block_selection_attention
+from ..selection.blocks.checks import BLOCK_SIZES
 from .cache import NSACache
+from .compression import MeanCompression, MLPCompression
 from .decode.api import decode_step
-
-
-class MeanCompression(nn.Module):
-    """Each ``block`` tokens, one block every ``stride``, to their mean."""
-
-    def __init__(self, block: int, stride: int) -> None:
-        super().__init__()
-        self.block, self.stride = block, stride
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
-        if x.shape[1] < self.block:
-            return x[:, :0]
-        return x.unfold(1, self.block, self.stride).float().mean(-1).to(x.dtype)
-
-
-class MLPCompression(nn.Module):
-    """Each block through a small MLP, after a learned embedding of the place inside the block
-    (equation 7)."""
-
-    def __init__(self, block: int, stride: int, dim: int) -> None:
-        super().__init__()
-        self.block, self.stride = block, stride
-        self.position = nn.Parameter(torch.randn(block, dim) * dim**-0.5)
-        self.mlp = nn.Sequential(
-            nn.Linear(block * dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
-        if x.shape[1] < self.block:
-            return x[:, :0]
-        blocks = x.unfold(1, self.block, self.stride).transpose(-1, -2) + self.position
-        compressed: torch.Tensor = self.mlp(blocks.flatten(-2))
-        return compressed
 
 
 class NSAttention(nn.Module):
@@ -91,26 +58,26 @@ class NSAttention(nn.Module):
         gates: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__()
-        check.require(
+        require(
             kv_heads >= 1 and heads % kv_heads == 0,
             f"NSAttention: heads={heads} is not a multiple of kv_heads={kv_heads}",
         )
-        check.require(
+        require(
             compression in ("mean", "mlp"),
             f'NSAttention: compression is "mean" or "mlp"; got {compression!r}',
         )
-        check.check_strides("NSAttention", block, stride, block_size)
-        check.require(
+        check_strides("NSAttention", block, stride, block_size)
+        require(
             block_size in BLOCK_SIZES,
             f"NSAttention: block_size must be one of {BLOCK_SIZES}; got {block_size}",
         )
-        check.require(
+        require(
             n_selected > LOCAL_BLOCKS,
             f"NSAttention: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
             f"last {LOCAL_BLOCKS}; got {n_selected}",
         )
-        check.require(window >= 1, f"NSAttention: window must be at least 1; got {window}")
-        check.require(
+        require(window >= 1, f"NSAttention: window must be at least 1; got {window}")
+        require(
             gates is None or len(gates) == 3,
             f"NSAttention: gates are three, of compression, selection, window; got {gates}",
         )
@@ -144,6 +111,7 @@ class NSAttention(nn.Module):
             for to, h in zip((self.to_q, self.to_k, self.to_v), heads, strict=True)
         )
         if self.to_gates is None:
+            assert self.fixed_gates is not None
             # Filled on the device: a copy from the host could not be captured in a CUDA graph.
             fixed = torch.stack([x.new_full((), gate) for gate in self.fixed_gates])
             gates = fixed.expand(*x.shape[:2], self.heads, 3)

@@ -1,1 +1,8 @@
 """Attention under a band: the sliding window and the compressed keys."""
+
+from __future__ import annotations
+
+from .compressed import compressed_attention
+from .sliding import sliding_window
+
+__all__ = ["compressed_attention", "sliding_window"]

@@ -1,324 +1,77 @@
-"""Gradients of attention under a band (`forward.py`), deterministic: nothing is added atomically.
-
-``rest`` is what the softmax gradient subtracts from every logit's gradient: rowsum(out * d_out)
-less the gradient of the LSE. One launch makes it and dQ, a query tile a program, one dK and dV, a
-key tile; where key tiles are few, each is shared by several programs and a last launch adds up.
-"""
+"""The backward launches of attention under a band."""
 
 from __future__ import annotations
 
-from ..jit.compat import dot, narrow, tl, triton
-from ..jit.tiles import load_tile
-from .forward import KEYS, band_of, tiles_of
+import torch
+
+from ..launch.device import device_limits, on_its_device
+from ..launch.shares import add_shares, room_for_shares
+from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
+from .config import Tiles, dkv_tiles, dq_tiles, walk_shares
+from .geometry import Band, tables_of
+from .kernels.backward import band_dkv_kernel, band_dq_kernel
 
 
-@triton.jit
-def band_dq_step(
-    q,
-    grad,
-    k_base,
-    v_base,
-    start,
-    lo,
-    hi,
-    N,
-    lse,
-    rest,
-    acc,
-    k_sn,
-    k_sd,
-    v_sn,
-    v_sd,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """dQ of all queries of a tile by keys ``start`` to ``start + BLOCK_N``, added to ``acc``.
-
-    Not MASKED: every query sees every key of the tile.
-    """
-    of_keys = tl.arange(0, BLOCK_N)
-    keys = start + of_keys
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    at = start.to(tl.int64)
-    k = load_tile(k_base + at * k_sn, of_keys, d, k_sn, k_sd, keys < N, D, BLOCK_D, MASKED)
-    v = load_tile(v_base + at * v_sn, of_keys, dv, v_sn, v_sd, keys < N, DV, BLOCK_DV, MASKED)
-    s = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    s = dot(q, tl.trans(k), s, PRECISION)
-    dp = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-    dp = dot(grad, tl.trans(v), dp, PRECISION)
-    p = tl.exp2(s * scale_log2 - lse[:, None])
-    if MASKED:
-        seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
-        p = tl.where(seen, p, 0.0)
-    ds = p * (dp - rest[:, None])
-    return dot(narrow(ds, k.dtype), k, acc, PRECISION)
-
-
-@triton.jit(do_not_specialize=KEYS)
-def band_dq_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    grad_ptr,
-    out_ptr,
-    lse_ptr,
-    dlse_ptr,
-    rest_ptr,
-    dq_ptr,
-    lo_ptr,
-    hi_ptr,
-    q_sb,
-    q_st,
-    q_sh,
-    q_sd,
-    k_sb,
-    k_sn,
-    k_sh,
-    k_sd,
-    v_sb,
-    v_sn,
-    v_sh,
-    v_sd,
-    g_sb,
-    g_st,
-    g_sh,
-    g_sd,
-    l_sb,
-    l_st,
-    l_sh,
-    T,
-    N,
-    HQ,
-    GROUP,
-    window,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STRIDE: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    PACKED: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Program (query tile, query head, batch): dq [B,T,HQ,D] and rest [B,HQ,T]."""
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
-    head = tl.program_id(1)
-    batch = tl.program_id(2).to(tl.int64)
-    of_tile = tl.arange(0, BLOCK_M)
-    t = first + of_tile
-    inside = t < T
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    q_base = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh + first.to(tl.int64) * q_st
-    q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
-    g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + first.to(tl.int64) * g_st
-    grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
-    row0 = (batch * T + first) * HQ + head
-    out = load_tile(out_ptr + row0 * DV, of_tile, dv, HQ * DV, 1, inside, DV, BLOCK_DV, True)
-    rest = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    if HAS_DLSE:
-        l_base = dlse_ptr + batch * l_sb + head.to(tl.int64) * l_sh
-        rest -= tl.load(l_base + t.to(tl.int64) * l_st, mask=inside, other=0.0)
-    row = (batch * HQ + head) * T + t
-    tl.store(rest_ptr + row, rest, mask=inside)
-    lse = tl.load(lse_ptr + row, mask=inside, other=0.0) * 1.4426950408889634
-    kv_head = (head // GROUP).to(tl.int64)
-    k_base = k_ptr + batch * k_sb + kv_head * k_sh
-    v_base = v_ptr + batch * v_sb + kv_head * v_sh
-    last = tl.minimum(first + BLOCK_M, T) - 1
-    lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-    begin, whole, partial, behind = tiles_of(
-        first, last, lo_ptr, hi_ptr, N, window, BLOCK_N, BLOCK, STRIDE, WINDOWED, PACKED
+@on_its_device
+def band_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    band: Band,
+    sm_scale: float,
+    tiles: tuple[Tiles, Tiles] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk, dv of ``band_forward``; ``grad_lse`` is that of lse [B,HQ,T], or None."""
+    b, t, hq, d = q.shape
+    n, h, dv = v.shape[1:]
+    group = hq // h
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if min(q.numel(), k.numel()) == 0:
+        return dq.zero_(), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    rest = torch.empty_like(lse)
+    dlse = rest if grad_lse is None else grad_lse
+    for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
+    shapes = {**head_dims(d, dv), **band.constants()}
+    of_all = strides(q, k, v, grad)
+    scale = sm_scale * LOG2_E
+    band_dq_kernel[(cdiv(t, for_dq.block_m), hq, b)](
+        *(q, k, v, grad, out, lse, dlse, rest, dq, *tables_of(band.keys, lse)),
+        *of_all,
+        *(dlse.stride(0), dlse.stride(2), dlse.stride(1), t, n, hq, group, band.window, scale),
+        HAS_DLSE=grad_lse is not None,
+        BLOCK_M=for_dq.block_m,
+        BLOCK_N=for_dq.block_n,
+        num_warps=for_dq.num_warps,
+        num_stages=for_dq.num_stages,
+        PRECISION="ieee",
+        **shapes,
     )
-    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    for PART in tl.static_range(3):
-        if PART == 0:
-            origin = begin
-            end = whole
-        elif PART == 1:
-            origin = whole
-            end = partial
-        else:
-            origin = partial
-            end = behind
-        for step in range(0, end - origin, BLOCK_N):
-            acc = band_dq_step(
-                q,
-                grad,
-                k_base,
-                v_base,
-                origin + step,
-                lo,
-                hi,
-                N,
-                lse,
-                rest,
-                acc,
-                k_sn,
-                k_sd,
-                v_sn,
-                v_sd,
-                scale_log2,
-                D,
-                DV,
-                BLOCK_D,
-                BLOCK_DV,
-                BLOCK_N,
-                PART != 1,
-                PRECISION,
-            )
-    acc = acc * (scale_log2 * 0.6931471805599453)
-    tl.store(
-        dq_ptr + row0 * D + of_tile[:, None] * (HQ * D) + d[None, :],
-        narrow(acc, dq_ptr.dtype.element_ty),
-        mask=inside[:, None] & (d[None, :] < D),
+    key_tiles = cdiv(n, for_dkv.block_n)
+    longest = cdiv(t, band.sequences)
+    if band.window:
+        longest = min(longest, band.window + for_dkv.block_n)
+    shares = walk_shares(
+        band, key_tiles * h * b, group * longest, device_limits(q.device).processors
     )
-
-
-# N is specialised here: no loop is without a step for one key, and where N is a multiple of 16 the
-# loop is 14 instructions shorter (D = 128, sm_90).
-@triton.jit
-def band_dkv_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    grad_ptr,
-    lse_ptr,
-    rest_ptr,
-    dk_ptr,
-    dv_ptr,
-    lo_ptr,
-    hi_ptr,
-    begin_ptr,
-    end_ptr,
-    q_sb,
-    q_st,
-    q_sh,
-    q_sd,
-    k_sb,
-    k_sn,
-    k_sh,
-    k_sd,
-    v_sb,
-    v_sn,
-    v_sh,
-    v_sd,
-    g_sb,
-    g_st,
-    g_sh,
-    g_sd,
-    T,
-    N,
-    HQ,
-    GROUP,
-    n_batch,
-    shares,
-    share_stride,
-    window,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STRIDE: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV].
-
-    The walk over the heads of the group and, for each, the queries that see a key of the tile is
-    cut into ``shares``; each leaves its sums ``share_stride`` elements behind the last one's.
-    """
-    first = tl.program_id(0) * BLOCK_N
-    kv_head = tl.program_id(1)
-    batch = (tl.program_id(2) % n_batch).to(tl.int64)
-    share = tl.program_id(2) // n_batch
-    H = HQ // GROUP
-    of_keys = tl.arange(0, BLOCK_N)
-    of_tile = tl.arange(0, BLOCK_M)
-    keys = first + of_keys
-    valid = keys < N
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    at = first.to(tl.int64)
-    k_base = k_ptr + batch * k_sb + kv_head.to(tl.int64) * k_sh + at * k_sn
-    k = load_tile(k_base, of_keys, d, k_sn, k_sd, valid, D, BLOCK_D, True)
-    v_base = v_ptr + batch * v_sb + kv_head.to(tl.int64) * v_sh + at * v_sn
-    v = load_tile(v_base, of_keys, dv, v_sn, v_sd, valid, DV, BLOCK_DV, True)
-    behind = tl.minimum(first + BLOCK_N, N)
-    # The queries that see some key of the tile are consecutive.
-    if PACKED:
-        begin = tl.load(begin_ptr + first)
-        end = tl.load(end_ptr + behind - 1)
-    else:
-        begin = first * STRIDE + (BLOCK - 1)
-        end = T
-        if WINDOWED:
-            end = tl.minimum(T, (behind + window - 1) * STRIDE + (BLOCK - 1))
-    dk_acc = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
-    dv_acc = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
-    steps = tl.cdiv(tl.maximum(end - begin, 0), BLOCK_M)
-    walk = tl.cdiv(steps * GROUP, shares)
-    for i in range(share * walk, tl.minimum((share + 1) * walk, steps * GROUP)):
-        head = kv_head * GROUP + i // tl.maximum(steps, 1)
-        start = begin + i % tl.maximum(steps, 1) * BLOCK_M
-        t = start + of_tile
-        inside = t < end
-        at_t = start.to(tl.int64)
-        q_base = q_ptr + batch * q_sb + head.to(tl.int64) * q_sh + at_t * q_st
-        q = load_tile(q_base, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
-        g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + at_t * g_st
-        grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
-        rows = (batch * HQ + head) * T + t
-        lse = tl.load(lse_ptr + rows, mask=inside, other=0.0) * 1.4426950408889634
-        rest = tl.load(rest_ptr + rows, mask=inside, other=0.0)
-        lo, hi = band_of(t, inside, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
-        s = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        s = dot(k, tl.trans(q), s, PRECISION)
-        # Queries beyond the end are zeros, as their gradients are: they add nothing.
-        seen = keys[:, None] < hi[None, :]
-        if WINDOWED or PACKED:
-            seen = seen & (keys[:, None] >= lo[None, :])
-        p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
-        dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc, PRECISION)
-        dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        dp = dot(v, tl.trans(grad), dp, PRECISION)
-        ds = p * (dp - rest[None, :])
-        dk_acc = dot(narrow(ds, q.dtype), q, dk_acc, PRECISION)
-    dk_acc = dk_acc * (scale_log2 * 0.6931471805599453)
-    # A weight of 0 takes up what is not finite: keys that no query sees may hold anything.
-    if PACKED:
-        seen_from = tl.load(begin_ptr + keys, mask=valid, other=0)
-        some = seen_from < tl.load(end_ptr + keys, mask=valid, other=0)
-    else:
-        some = keys * STRIDE + (BLOCK - 1) < T
-    dk_acc = tl.where(some[:, None], dk_acc, 0.0)
-    dv_acc = tl.where(some[:, None], dv_acc, 0.0)
-    row = (batch * N + first) * H + kv_head
-    of_share = share.to(tl.int64) * share_stride
-    tl.store(
-        dk_ptr + of_share + row * D + of_keys[:, None] * (H * D) + d[None, :],
-        narrow(dk_acc, dk_ptr.dtype.element_ty),
-        mask=valid[:, None] & (d[None, :] < D),
+    dk = torch.empty((b, n, h, d), dtype=q.dtype, device=q.device)
+    dv_ = torch.empty((b, n, h, dv), dtype=q.dtype, device=q.device)
+    dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
+    band_dkv_kernel[(key_tiles, h, b * shares)](
+        *(q, k, v, grad, lse, rest, dk_parts, dv_parts, *tables_of(band.keys, lse)),
+        *tables_of(band.queries, lse),
+        *of_all,
+        *(t, n, hq, group, b, shares, share_stride, band.window, scale),
+        BLOCK_M=for_dkv.block_m,
+        BLOCK_N=for_dkv.block_n,
+        num_warps=for_dkv.num_warps,
+        num_stages=for_dkv.num_stages,
+        PRECISION="ieee",
+        **shapes,
     )
-    tl.store(
-        dv_ptr + of_share + row * DV + of_keys[:, None] * (H * DV) + dv[None, :],
-        narrow(dv_acc, dv_ptr.dtype.element_ty),
-        mask=valid[:, None] & (dv[None, :] < DV),
-    )
+    if shares > 1:
+        add_shares(dk_parts, dk, dv_)
+    return dq, dk, dv_

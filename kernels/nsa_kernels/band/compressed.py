@@ -1,7 +1,4 @@
-"""``compressed_attention``: the compression branch of NSA and the block scores it gives selection.
-
-arXiv 2502.11089, sections 3.3.1 (the branch) and 3.3.2 (equations 8 to 10, the scores).
-"""
+"""``compressed_attention``: the compression branch of NSA (arXiv 2502.11089, section 3.3.1)."""
 
 from __future__ import annotations
 
@@ -9,10 +6,13 @@ from typing import Any
 
 import torch
 
-from ..launch import checks as check
+from ..launch.checks import require
 from ..launch.fakes import band_results, gradients
-from ..scoring.block_scores import block_scores
-from .launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
+from ..launch.mode import traced
+from .attend import attend
+from .backward import band_backward
+from .checks import check_band, check_cu
+from .geometry import Band, packed_band
 
 OP = "compressed_attention"
 
@@ -52,41 +52,24 @@ def compressed_attention(
         ValueError: shapes that do not fit together, head dims outside 16..256.
     """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    call = _forward if traced(q) else _launch
-    out, lse = call(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
+    out, lse = attend_compressed(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
     return out, lse.transpose(1, 2)
 
 
-def compressed_attention_with_scores(
+def attend_compressed(
     q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    *,
-    block: int = 32,
-    stride: int = 16,
-    block_size: int = 64,
-    sm_scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``compressed_attention`` and, from its LSE, the scores that selection ranks blocks by.
-
-    Args:
-        block_size: tokens of a selection block; a multiple of ``stride``, as ``block`` must be.
-        The others: as ``compressed_attention``.
-
-    Returns:
-        out, lse, and scores float32 [B, T, H, ceil(T / block_size)]: for each selection block, the
-        weights of the compressed keys that share tokens with it, times the strides they share,
-        summed over the group's heads. Not differentiable.
-
-    Raises:
-        TypeError, ValueError: as ``compressed_attention``; ``stride`` does not divide the others.
-    """
-    check.check_strides(OP, block, stride, block_size)
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    call, score = (_forward, _scores) if traced(q) else (_launch, _launch_scores)
-    out, lse = call(q, k_cmp, v_cmp, None, None, block, stride, scale)
-    scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
-    return out, lse.transpose(1, 2), scores
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``compressed_attention``: out and the LSE as kernels have it, [B, HQ, T]."""
+    call = _forward if traced(q) else _launch
+    out, lse = call(q, k, v, cu_seqlens, cu_keys, block, stride, sm_scale)
+    return out, lse
 
 
 def _band(
@@ -113,19 +96,15 @@ def _launch(
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_band(OP, q, k, v, sm_scale)
-    check.require(
+    require(
         block >= 1 and stride >= 1,
         f"{OP}: block and stride must be positive; got {block}, {stride}",
     )
-    check.require(
-        (cu_seqlens is None) == (cu_keys is None), f"{OP}: give both cu_seqlens and cu_keys"
-    )
+    require((cu_seqlens is None) == (cu_keys is None), f"{OP}: give both cu_seqlens and cu_keys")
     if cu_seqlens is not None and cu_keys is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
         check_cu(OP, "cu_keys", cu_keys, q)
-        check.require(
-            cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length"
-        )
+        require(cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length")
     band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
     return attend(q, k, v, band, sm_scale)
 
@@ -170,37 +149,8 @@ def _grads(
     *inputs, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
-    found = _backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
-    return (*found, None, None, None, None, None)
+    results = _backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
+    return (*results, None, None, None, None, None)
 
 
 _forward.register_autograd(_grads, setup_context=_setup)
-
-
-def _launch_scores(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lse: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float,
-) -> torch.Tensor:
-    return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
-
-
-_scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, mutates_args=())
-
-
-@_scores.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lse: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float,
-) -> torch.Tensor:
-    b, t = q.shape[:2]
-    return q.new_empty((b, t, k.shape[2], -(-t // block_size)), dtype=torch.float32)

@@ -6,9 +6,13 @@ from typing import Any
 
 import torch
 
-from ..launch import checks as check
+from ..launch.checks import require
 from ..launch.fakes import band_results, gradients
-from .launch import Band, attend, band_backward, check_band, check_cu, packed_band, traced
+from ..launch.mode import traced
+from .attend import attend
+from .backward import band_backward
+from .checks import check_band, check_cu
+from .geometry import Band, packed_band
 
 OP = "sliding_window"
 
@@ -64,8 +68,8 @@ def _launch(
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_band(OP, q, k, v, sm_scale)
-    check.require(q.shape[1] == k.shape[1], f"{OP}: q and k must be equally long")
-    check.require(window >= 1, f"{OP}: window must be at least 1; got {window}")
+    require(q.shape[1] == k.shape[1], f"{OP}: q and k must be equally long")
+    require(window >= 1, f"{OP}: window must be at least 1; got {window}")
     if cu_seqlens is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
     return attend(q, k, v, _band(q, cu_seqlens, window), sm_scale)
@@ -109,8 +113,8 @@ def _grads(
     q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
-    found = _backward(q, k, v, cu_seqlens, out, lse, grad, grad_lse, ctx.window, ctx.sm_scale)
-    return (*found, None, None, None)
+    results = _backward(q, k, v, cu_seqlens, out, lse, grad, grad_lse, ctx.window, ctx.sm_scale)
+    return (*results, None, None, None)
 
 
 _forward.register_autograd(_grads, setup_context=_setup)

@@ -12,13 +12,17 @@ from typing import Any
 import torch
 
 from ..jit.compat import KERNEL_ERRORS
-from ..selection.ranges.api import check_ranges, launch_ranges
-from ..selection.ranges.backward import ranges_operator
+from ..launch.mode import Mode, mode, traced
+from ..selection.ranges.api import ranges_operator
+from ..selection.ranges.checks import check_ranges
+from ..selection.ranges.forward import launch_ranges
 from . import routing
 from .policy import Policy, by_handle, choose, default_policy
 from .sdpa import packed_sdpa
 
 _shapes_seen: set[tuple[object, ...]] = set()
+
+
 _TRAINING = Policy(force=True)
 
 
@@ -55,7 +59,7 @@ def selection_attention(
         TypeError, ValueError: inputs that do not fit the contract.
         Other errors of the kernel, unless the policy says ``on_error="fallback"``.
     """
-    if torch.compiler.is_dynamo_compiling() or type(q) is not torch.Tensor:
+    if traced(q):
         handle = -1 if policy is None else policy.handle
         if _needs_grad(q, k, v):
             # Which backward there will be must be known now.
@@ -143,7 +147,7 @@ def _debugged(policy: Policy, *call: Any) -> torch.Tensor:
     if policy.debug_shapes and shapes not in _shapes_seen:
         _shapes_seen.add(shapes)
         routing.log.warning("shapes q %s k %s v %s ranges %s %s", *shapes)
-    may_wait = not (q.is_cuda and torch.cuda.is_current_stream_capturing())
+    may_wait = mode(q) is Mode.EAGER
     if policy.debug_timing and q.is_cuda and may_wait:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

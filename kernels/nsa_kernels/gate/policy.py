@@ -25,8 +25,9 @@ REASONS: dict[str, str] = {
     "kernel_error": 'the kernel failed and the policy says on_error="fallback"',
 }
 """Every reason for which packed SDPA is used instead of the kernel."""
-
 _policies: list[Policy] = []
+
+
 _NEVER = 1 << 62
 
 
@@ -84,14 +85,14 @@ class Policy:
 
     def limit(self, device_index: int) -> int:
         """The threshold on a device (-1: the CPU), looked up once."""
-        found = self._limits.get(device_index)
-        if found is None:
+        limit = self._limits.get(device_index)
+        if limit is None:
             value = self.min_len
             if isinstance(value, Mapping):
                 name = torch.cuda.get_device_name(device_index) if device_index >= 0 else "cpu"
                 value = value.get(name)
-            found = self._limits[device_index] = _NEVER if value is None else int(value)
-        return found
+            limit = self._limits[device_index] = _NEVER if value is None else int(value)
+        return limit
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Policy:

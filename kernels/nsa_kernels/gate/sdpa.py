@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..launch import checks as check
-from ..selection.ranges.api import check_ranges
+from ..launch.checks import require
+from ..selection.ranges.checks import check_ranges
 from ..selection.ranges.spans import disjoint_spans
 
 
@@ -36,7 +36,7 @@ def packed_sdpa(
     b, s, g, h, d = q.shape
     s_kv, dv = k.shape[2], v.shape[3]
     bound = s_kv if selected_len is None else selected_len
-    check.require(bound >= 0, f"packed_sdpa: selected_len must not be negative; got {bound}")
+    require(bound >= 0, f"packed_sdpa: selected_len must not be negative; got {bound}")
     width = min(max(bound, 1), s_kv)
     if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
         # Zeros that autograd connects to the inputs, whatever their values.

@@ -47,28 +47,35 @@ INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "0") == "1"
 CPU_ALLOWED: bool = INTERPRETED or os.environ.get("NSA_KERNELS_RECORD_ONLY", "0") == "1"
 """True when launchers take CPU tensors: interpreted, or launches are recorded and not run."""
 
-_INTERPRETED = tl.constexpr(INTERPRETED)
+# Two definitions and no condition on a global: Triton compares every global that a kernel reads
+# with what it was, in every launch, which takes 0.7 us each.
+if INTERPRETED:
 
+    @triton.jit
+    def dot(a, b, acc, PRECISION: tl.constexpr):
+        """``acc + a @ b`` in fp32; the interpreter's own ``tl.dot`` reads bfloat16 as integers."""
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
 
-@triton.jit
-def dot(a, b, acc, PRECISION: tl.constexpr):
-    """``acc + a @ b`` in fp32; the interpreter's own ``tl.dot`` reads bfloat16 as integers."""
-    if _INTERPRETED:
-        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
-    else:
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-    return acc
-
-
-@triton.jit
-def narrow(x, dtype: tl.constexpr):
-    """fp32 ``x`` rounded to ``dtype``; the interpreter's own cast to bfloat16 cuts the bits off."""
-    if _INTERPRETED:  # noqa: SIM102 - older Tritons fold one condition at a time
+    @triton.jit
+    def narrow(x, dtype: tl.constexpr):
+        """fp32 ``x`` rounded to ``dtype``; the interpreter's own cast to bfloat16 cuts bits off."""
         if dtype == tl.bfloat16:
             bits = x.to(tl.int32, bitcast=True)
             bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
             x = bits.to(tl.float32, bitcast=True)
-    return x.to(dtype)
+        return x.to(dtype)
+
+else:
+
+    @triton.jit
+    def dot(a, b, acc, PRECISION: tl.constexpr):
+        """``acc + a @ b`` in fp32."""
+        return tl.dot(a, b, acc, input_precision=PRECISION)
+
+    @triton.jit
+    def narrow(x, dtype: tl.constexpr):
+        """fp32 ``x`` rounded to ``dtype``."""
+        return x.to(dtype)
 
 
 # Programmatic dependent launch (sm_90 on): the programs of the next launch may start when all of

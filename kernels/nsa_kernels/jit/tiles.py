@@ -74,6 +74,34 @@ def softmax_update(s, v, row_max, sums, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def natural(x):
+    """A log2 as a natural logarithm."""
+    return x * 0.6931471805599453
+
+
+@triton.jit
+def base_2(x):
+    """A natural logarithm as a log2."""
+    return x * 1.4426950408889634
+
+
+@triton.jit
+def normalised(acc, row_sum, some):
+    """The end of a softmax: the sums of values by the sums of weights, and what was divided by; of
+    rows without ``some`` key ``acc`` as it is, and 1."""
+    divisor = tl.where(some, row_sum, 1.0)
+    return acc / divisor[:, None], divisor
+
+
+@triton.jit
+def log_sum_exp(row_max, divisor, some):
+    """The natural LSE of weights relative to exp2(``row_max``) that sum to ``divisor``; -inf of
+    rows without ``some`` key. Apart from ``normalised``, since it is stored after the values: made
+    before, it takes registers from them."""
+    return tl.where(some, natural(row_max + tl.log2(divisor)), float("-inf"))
+
+
+@triton.jit
 def late(q, now, LATE: tl.constexpr):
     """``q``; when LATE, under a condition that always holds but that the compiler cannot see.
 
@@ -92,7 +120,7 @@ def attend_tile(
     now,
     k_base,
     v_base,
-    at,
+    offset,
     valid,
     k_sl,
     k_sd,
@@ -110,14 +138,14 @@ def attend_tile(
     LATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Load the keys and values at ``at`` (int64) and take one softmax step with them.
+    """Load the keys and values at ``offset`` (int64) and take one softmax step with them.
 
-    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``at`` are valid.
+    ``now`` is a condition that holds, for ``late``. Not MASKED: all of ``offset`` are valid.
     """
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    k = load_tile(k_base, at, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
-    v = load_tile(v_base, at, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
+    k = load_tile(k_base, offset, d, k_sl, k_sd, valid, D, BLOCK_D, MASKED)
+    v = load_tile(v_base, offset, dv, v_sl, v_sd, valid, DV, BLOCK_DV, MASKED)
     return softmax_step(
         late(q, now, LATE), k, v, valid, row_max, sums, acc, scale_log2, MASKED, PRECISION
     )
@@ -194,9 +222,8 @@ def store_row(
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
     some = row_sum > 0
-    safe = tl.where(some, row_sum, 1.0)
-    out = acc / safe[:, None]
-    lse = tl.where(some, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
+    out, divisor = normalised(acc, row_sum, some)
+    lse = log_sum_exp(row_max, divisor, some)
     tl.store(
         out_ptr + heads[:, None] * DV + cols[None, :],
         narrow(out, out_ptr.dtype.element_ty),
@@ -226,68 +253,10 @@ def store_share(
     cols = tl.arange(0, BLOCK_DV)
     heads = first_head + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    at = slot * H + heads
+    offset = slot * H + heads
     tl.store(
-        part_ptr + at[:, None] * DV + cols[None, :],
+        part_ptr + offset[:, None] * DV + cols[None, :],
         acc / row_sum[:, None],
         mask=heads_ok[:, None] & (cols[None, :] < DV),
     )
-    tl.store(plse_ptr + at, row_max + tl.log2(row_sum), mask=heads_ok)
-
-
-@triton.jit
-def combine_shares(
-    part_ptr,
-    plse_ptr,
-    first_slot,
-    n_slots,
-    h,
-    H,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
-    """The shares of one head ``h`` of a row, in the order of the slots: fp32 [Dv], log2 LSE."""
-    cols = tl.arange(0, BLOCK_DV)
-    slots = tl.arange(0, BLOCK_S)
-    top = float("-inf")
-    total = 0.0
-    merged = tl.zeros([BLOCK_DV], dtype=tl.float32)
-    for s0 in range(0, n_slots, BLOCK_S):
-        live = s0 + slots < n_slots
-        row = (first_slot + s0 + slots) * H + h
-        lses = tl.load(plse_ptr + row, mask=live, other=float("-inf"))
-        parts = tl.load(
-            part_ptr + row[:, None] * DV + cols[None, :],
-            mask=live[:, None] & (cols[None, :] < DV),
-            other=0.0,
-        )
-        new_top = tl.maximum(top, tl.max(lses, 0))
-        old = tl.exp2(top - new_top)
-        weight = tl.exp2(lses - new_top)
-        merged = merged * old + tl.sum(parts * weight[:, None], 0)
-        total = total * old + tl.sum(weight, 0)
-        top = new_top
-    return merged / total, top + tl.log2(total)
-
-
-@triton.jit
-def merge_shares(
-    out_ptr,
-    lse_ptr,
-    part_ptr,
-    plse_ptr,
-    first_slot,
-    n_slots,
-    at,
-    h,
-    H,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
-    """Merge the shares of one head ``h`` of a row into ``at``."""
-    cols = tl.arange(0, BLOCK_DV)
-    out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
-    tl.store(out_ptr + at * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
-    tl.store(lse_ptr + at, lse * 0.6931471805599453)
+    tl.store(plse_ptr + offset, row_max + tl.log2(row_sum), mask=heads_ok)

@@ -1,11 +1,6 @@
-"""Input checks and small host helpers shared by the launchers. Nothing here waits for the GPU."""
+"""Checks of arguments, shared by the families. Nothing here waits for the GPU."""
 
 from __future__ import annotations
-
-import functools
-import math
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -13,12 +8,11 @@ from ..jit.compat import CPU_ALLOWED, check_version
 
 check_version()
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
 MIN_DIM, MAX_DIM = 16, 256
-LOG2_E = 1.4426950408889634
 
 
 def require(condition: bool, message: str) -> None:
@@ -87,41 +81,3 @@ def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
         f"{op}: stride must divide block and block_size, all positive; "
         f"got stride={stride}, block={block}, block_size={block_size}",
     )
-
-
-def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a launcher: it runs with its first argument's device as the current one.
-
-    Triton launches on the current device and its stream, wherever the tensors are.
-    """
-    first = launch.__code__.co_varnames[0]
-
-    @functools.wraps(launch)
-    def there(*args: P.args, **kwargs: P.kwargs) -> T:
-        index = (args[0] if args else kwargs[first]).get_device()  # type: ignore[attr-defined]
-        if index < 0 or index == torch.cuda.current_device():
-            return launch(*args, **kwargs)
-        with torch.cuda.device(index):
-            return launch(*args, **kwargs)
-
-    return there
-
-
-def scale_log2(sm_scale: float | None, head_dim: int) -> float:
-    """The factor that turns q.k into log2-domain logits; the default scale is 1/sqrt(D)."""
-    return (1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)) * LOG2_E
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is >= n (1 for n <= 1)."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def cdiv(a: int, b: int) -> int:
-    """Ceiling division of non-negative integers."""
-    return -(-a // b)
-
-
-def head_dims(d: int, dv: int) -> dict[str, int]:
-    """The constants of a kernel that are head dims: of q and k, of v, and padded."""
-    return {"D": d, "DV": dv, "BLOCK_D": next_power_of_2(d), "BLOCK_DV": next_power_of_2(dv)}

@@ -11,79 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from ..jit.compat import narrow, tl, triton, wait_for_last_launch
-from ..jit.tiles import merge_shares
-from ..selection.config import dependent_launch, launch_options
-from .checks import cdiv, next_power_of_2
+from ..jit.merge import merge_kernel, sum_kernel
+from .device import dependent_launch, launch_options
+from .sizes import cdiv, next_power_of_2
 
 MANY_PROGRAMS = 1024
 """Programs of a merge up to which each looks at one row only."""
-
-
-@triton.jit
-def merge_kernel(
-    out_ptr,
-    lse_ptr,
-    part_ptr,
-    plse_ptr,
-    table_ptr,
-    H,
-    n_rows,
-    n_slots,
-    slots,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    ROWS: tl.constexpr,
-    TABLE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
-    wait_for_last_launch(PDL)
-    h = tl.program_id(1)
-    if TABLE:
-        row0 = tl.program_id(0).to(tl.int64) * ROWS
-        rows = row0 + tl.arange(0, ROWS)
-        # A table that is not written (malformed cu_seqlens) must not lead out of the workspace.
-        counts = tl.load(table_ptr + rows * 2 + 1, mask=rows < n_rows, other=0)
-        counts = tl.minimum(counts, slots)
-        if tl.max(counts, 0) > 1:
-            for i in range(ROWS):
-                row = row0 + i
-                count = tl.sum(tl.where(rows == row, counts, 0), 0)
-                if count > 1:
-                    first = tl.load(table_ptr + row * 2)
-                    first = tl.maximum(tl.minimum(first, slots - count), 0).to(tl.int64)
-                    merge_shares(
-                        out_ptr,
-                        lse_ptr,
-                        part_ptr,
-                        plse_ptr,
-                        first,
-                        count,
-                        row * H + h,
-                        h,
-                        H,
-                        DV,
-                        BLOCK_DV,
-                        BLOCK_S,
-                    )
-    else:
-        only = tl.program_id(0).to(tl.int64)
-        merge_shares(
-            out_ptr,
-            lse_ptr,
-            part_ptr,
-            plse_ptr,
-            only * n_slots,
-            n_slots,
-            only * H + h,
-            h,
-            H,
-            DV,
-            BLOCK_DV,
-            BLOCK_S,
-        )
 
 
 class Shares(NamedTuple):
@@ -136,15 +69,8 @@ def merge(
     # With a table most rows of a large call were not split; a program looks at several at once.
     rows = 1 if table is None else max(1, min(16, next_power_of_2(n_rows * h // MANY_PROGRAMS)))
     merge_kernel[(cdiv(n_rows, rows), h)](
-        out,
-        lse,
-        part,
-        plse,
-        lse if table is None else table,
-        h,
-        n_rows,
-        n_slots,
-        slots,
+        *(out, lse, part, plse, lse if table is None else table),
+        *(h, n_rows, n_slots, slots),
         DV=dv,
         BLOCK_DV=block_dv,
         BLOCK_S=block_s,
@@ -167,20 +93,6 @@ def room_for_shares(
         return dk, dv, stride
     parts = dk.new_empty((shares, stride), dtype=torch.float32)
     return parts, parts[0, dk.numel() :], stride
-
-
-@triton.jit
-def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
-    """Program (elements of dk, then of dv): the sum of their shares, in order."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = at < share_stride
-    total = tl.zeros([TILE], dtype=tl.float32)
-    for _ in range(shares):
-        total += tl.load(parts_ptr + at, mask=inside, other=0.0)
-        parts_ptr += share_stride
-    total = narrow(total, dk_ptr.dtype.element_ty)
-    tl.store(dk_ptr + at, total, mask=at < k_numel)
-    tl.store(dv_ptr + at - k_numel, total, mask=inside & (at >= k_numel))
 
 
 def add_shares(parts: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> None:

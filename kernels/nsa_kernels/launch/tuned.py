@@ -49,8 +49,8 @@ def tuned_tiles(device: torch.device) -> Mapping[str, Tile]:
 def parse(text: str, path: Path) -> dict[str, Tile]:
     """The tiles in a file's text. Raises ``ValueError`` that names the path."""
     try:
-        found = json.loads(text)["tiles"].items()
-        tiles = {name: (int(a), int(b), int(c)) for name, (a, b, c) in found}
+        entries = json.loads(text)["tiles"].items()
+        tiles = {name: (int(a), int(b), int(c)) for name, (a, b, c) in entries}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} does not hold tuned tiles ({error}); delete it, or run "

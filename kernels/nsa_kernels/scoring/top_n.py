@@ -7,68 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ..band.launch import traced
-from ..jit.compat import start_next_launch, tl, triton, wait_for_last_launch
-from ..launch import checks as check
-from ..selection.config import launch_options
+from ..launch.checks import check_device, require
+from ..launch.device import launch_options, on_its_device
+from ..launch.mode import traced
+from ..launch.sizes import next_power_of_2
+from .kernels.top_n import select_blocks_kernel
 
 LOCAL_BLOCKS = 2
 """Blocks up to the query's own that are always selected, as is the first."""
-
-
-@triton.jit
-def select_blocks_kernel(
-    scores_ptr,
-    ranges_ptr,
-    T,
-    H,
-    n_blocks,
-    first_position,
-    window,
-    COUNT: tl.constexpr,
-    SIZE: tl.constexpr,
-    LOCAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WITH_WINDOW: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Program (query and head of a batch): ranges int32 [B,T,H,COUNT,2] of scores [B,T,H,n_blocks].
-
-    A block that begins behind the query is never taken; what is left over is empty, (0, 0).
-    WITH_WINDOW, of one query: ranges [B,2,H,COUNT,2], the second with the last ``window`` keys as
-    its only span.
-    """
-    start_next_launch(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    position = first_position + (tl.program_id(0) // H) % T
-    blocks = tl.arange(0, BLOCK)
-    wait_for_last_launch(PDL)
-    score = tl.load(scores_ptr + row * n_blocks + blocks, mask=blocks < n_blocks, other=0.0)
-    own = position // SIZE
-    # What is below zero, -0.0 and a NaN have bits above those of a forced block.
-    score = tl.where(score > 0, score, 0.0)
-    forced = (blocks == 0) | (blocks > own - LOCAL)
-    score = tl.where(forced, float("inf"), score)
-    # One key to compare by: scores are not negative, so that their bits are in their order, and of
-    # equal ones the lowest index is the greatest.
-    key = score.to(tl.int32, bitcast=True).to(tl.int64) << 32
-    key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
-    if WITH_WINDOW:
-        row = row // H * (2 * H) + row % H
-        for i in range(COUNT):
-            near = tl.where(i == 0, tl.maximum(position + 1 - window, 0), 0)
-            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2, near.to(tl.int32))
-            end = tl.where(i == 0, position + 1, 0)
-            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2 + 1, end.to(tl.int32))
-    for i in range(COUNT):
-        best = tl.max(key, 0)
-        chosen = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
-        some = best >= 0
-        start = tl.where(some, chosen * SIZE, 0)
-        end = tl.where(some, tl.minimum(chosen * SIZE + SIZE, position + 1), 0)
-        tl.store(ranges_ptr + (row * COUNT + i) * 2, start)
-        tl.store(ranges_ptr + (row * COUNT + i) * 2 + 1, end)
-        key = tl.where(key == best, -1, key)
 
 
 def select_blocks(
@@ -99,8 +45,8 @@ def select_blocks(
             blocks than the queries lie in, or too many, wrong device.
     """
     if traced(scores):
-        found: torch.Tensor = _operator(scores, count, block_size, first_position, local)
-        return found
+        spans: torch.Tensor = _operator(scores, count, block_size, first_position, local)
+        return spans
     return _launch(scores, count, block_size, first_position, local)
 
 
@@ -109,22 +55,22 @@ def _launch(
 ) -> torch.Tensor:
     if scores.dtype != torch.float32:
         raise TypeError(f"select_blocks: scores must be float32; got {scores.dtype}")
-    check.require(
+    require(
         scores.dim() == 4 and block_size >= 1 and first_position >= 0 and local >= 0,
         f"select_blocks: expected scores [B,T,H,n_blocks], a block_size of at least 1, and "
         f"first_position and local not negative; got {tuple(scores.shape)}, {block_size}, "
         f"{first_position}, {local}",
     )
     tokens, blocks = first_position + scores.shape[1], scores.shape[3]
-    check.require(
+    require(
         blocks * block_size >= tokens,
         f"select_blocks: {blocks} blocks of {block_size} do not hold {tokens} tokens",
     )
-    return launch(scores, count, block_size, first_position, local)
+    return launch_top_n(scores, count, block_size, first_position, local)
 
 
-@check.on_its_device
-def launch(
+@on_its_device
+def launch_top_n(
     scores: torch.Tensor,
     count: int,
     block_size: int,
@@ -137,24 +83,19 @@ def launch(
     and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
     """
     b, t, h, n_blocks = scores.shape
-    check.check_device("select_blocks", scores)
-    check.require(
+    check_device("select_blocks", scores)
+    require(
         count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
     )
-    check.require(n_blocks <= 65536, f"select_blocks: at most 65536 blocks; got {n_blocks}")
+    require(n_blocks <= 65536, f"select_blocks: at most 65536 blocks; got {n_blocks}")
     sets = 2 if window else t
     ranges = torch.empty((b, sets, h, count, 2), dtype=torch.int32, device=scores.device)
     if ranges.numel() == 0:
         return ranges
-    width = max(16, check.next_power_of_2(n_blocks))
+    width = max(16, next_power_of_2(n_blocks))
     select_blocks_kernel[(b * t * h,)](
-        scores.contiguous(),
-        ranges,
-        t,
-        h,
-        n_blocks,
-        first_position,
-        window,
+        *(scores.contiguous(), ranges),
+        *(t, h, n_blocks, first_position, window),
         COUNT=count,
         SIZE=block_size,
         LOCAL=local,

@@ -1,1 +1,23 @@
-"""The selection branch: attention over the keys that a query has chosen, in four layouts."""
+"""The selection branch: attention over the keys that a query has chosen, in four layouts.
+
+The same two in CUDA C++ are in ``selection.cuda``, which is imported only when asked for.
+"""
+
+from __future__ import annotations
+
+from .blocks import BlockPlan, block_selection_attention, plan_blocks
+from .config import chosen_config
+from .ranges import selection_ranges
+from .rows import selection_rows, selection_rows_per_head
+from .varlen import selection_varlen
+
+__all__ = [
+    "BlockPlan",
+    "block_selection_attention",
+    "chosen_config",
+    "plan_blocks",
+    "selection_ranges",
+    "selection_rows",
+    "selection_rows_per_head",
+    "selection_varlen",
+]

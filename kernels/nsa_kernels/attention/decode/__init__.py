@@ -1,1 +1,21 @@
 """One token with a cache: the branches of a decode step, alone and as one chain of launches."""
+
+from __future__ import annotations
+
+from .api import (
+    decode_compressed,
+    decode_scores,
+    decode_selected,
+    decode_step,
+    decode_window,
+    gated_sum,
+)
+
+__all__ = [
+    "decode_compressed",
+    "decode_scores",
+    "decode_selected",
+    "decode_step",
+    "decode_window",
+    "gated_sum",
+]

@@ -8,44 +8,25 @@ from __future__ import annotations
 
 import torch
 
-from ...band.launch import traced
-from ...jit.compat import narrow, tl, triton
-from ...launch import checks as check
+from ...launch.checks import check_device, check_no_backward, check_qkv, check_strides, require
+from ...launch.device import on_its_device
+from ...launch.mode import traced
+from ...launch.sizes import next_power_of_2
 from ...scoring.top_n import LOCAL_BLOCKS
 from ...selection.ranges.api import selection_ranges
 from ...selection.rows.api import selection_rows
+from .kernels.gated_sum import gated_sum_kernel
 from .scores import launch_scores
 from .step import launch_step
 
 
-@triton.jit
-def gated_sum_kernel(
-    out_ptr,
-    cmp_ptr,
-    sel_ptr,
-    win_ptr,
-    gates_ptr,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """Program (query head of a batch): gates [R,3] times the branches [R,DV], summed."""
-    row = tl.program_id(0).to(tl.int64)
-    dv = tl.arange(0, BLOCK_DV)
-    at = row * DV + dv
-    total = tl.zeros([BLOCK_DV], dtype=tl.float32)
-    total += tl.load(cmp_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3)
-    total += tl.load(sel_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 1)
-    total += tl.load(win_ptr + at, mask=dv < DV).to(tl.float32) * tl.load(gates_ptr + row * 3 + 2)
-    tl.store(out_ptr + at, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
-
-
 def _check_groups(op: str, hq: int, h: int) -> None:
-    check.require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
+    require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
 
 
 def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     fits = q.dim() == 3 and k.dim() == v.dim() == 4
-    check.require(
+    require(
         fits and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0],
         f"{op}: expected q [B,HQ,D], k [B,H,S,D], v [B,H,S,Dv]; "
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
@@ -91,7 +72,7 @@ def decode_window(
     heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
     """
     _check_cache("decode_window", q, k, v)
-    check.require(window >= 1, f"decode_window: window must be at least 1; got {window}")
+    require(window >= 1, f"decode_window: window must be at least 1; got {window}")
     first = max(k.shape[2] - window, 0)
     return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
 
@@ -123,7 +104,7 @@ def decode_selected(
     return out.view(b, hq, -1), lse.view(b, hq)
 
 
-@check.on_its_device
+@on_its_device
 def decode_scores(
     q: torch.Tensor,
     k_cmp: torch.Tensor,
@@ -146,9 +127,9 @@ def decode_scores(
         ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
             ``block`` and ``block_size``, an input that requires a gradient.
     """
-    check.check_qkv("decode_scores", q, k_cmp, k_cmp)
-    check.check_no_backward("decode_scores", q, k_cmp, lse)
-    check.require(
+    check_qkv("decode_scores", q, k_cmp, k_cmp)
+    check_no_backward("decode_scores", q, k_cmp, lse)
+    require(
         q.dim() == 3
         and k_cmp.dim() == 4
         and k_cmp.shape[0] == q.shape[0]
@@ -158,11 +139,11 @@ def decode_scores(
         f"{tuple(q.shape)}, {tuple(k_cmp.shape)}, {tuple(lse.shape)}",
     )
     _check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
-    check.check_strides("decode_scores", block, stride, block_size)
+    check_strides("decode_scores", block, stride, block_size)
     return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
 
 
-@check.on_its_device
+@on_its_device
 def gated_sum(
     compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
@@ -171,9 +152,9 @@ def gated_sum(
     Raises:
         ValueError: shapes or devices that do not fit together, an input that requires a gradient.
     """
-    check.check_device("gated_sum", compressed)
-    check.check_no_backward("gated_sum", compressed, selected, window, gates)
-    check.require(
+    check_device("gated_sum", compressed)
+    check_no_backward("gated_sum", compressed, selected, window, gates)
+    require(
         compressed.shape == selected.shape == window.shape
         and gates.shape == (*compressed.shape[:-1], 3)
         and compressed.device == selected.device == window.device == gates.device,
@@ -192,7 +173,7 @@ def gated_sum(
         window.contiguous(),
         gates.contiguous(),
         DV=dv,
-        BLOCK_DV=check.next_power_of_2(dv),
+        BLOCK_DV=next_power_of_2(dv),
         num_warps=1,
     )
     return out
@@ -211,9 +192,9 @@ def _check_step(
     n_selected: int,
     window: int,
 ) -> None:
-    check.check_qkv("decode_step", q, k, v)
-    check.check_qkv("decode_step", q, k_cmp, v_cmp)
-    check.require(
+    check_qkv("decode_step", q, k, v)
+    check_qkv("decode_step", q, k_cmp, v_cmp)
+    require(
         q.dim() == 3
         and q.shape[1] >= 1
         and all(x.dim() == 4 and x.shape[0] == q.shape[0] for x in (k, v, k_cmp, v_cmp))
@@ -229,9 +210,9 @@ def _check_step(
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
     _check_groups("decode_step", q.shape[1], k.shape[1])
-    check.check_strides("decode_step", block, stride, block_size)
-    check.require(window >= 1, f"decode_step: window must be at least 1; got {window}")
-    check.require(
+    check_strides("decode_step", block, stride, block_size)
+    require(window >= 1, f"decode_step: window must be at least 1; got {window}")
+    require(
         n_selected > LOCAL_BLOCKS,
         f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
     )
@@ -270,7 +251,7 @@ def decode_step(
     Raises:
         TypeError, ValueError: as the branches; an input that requires a gradient.
     """
-    check.check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
+    check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
     scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
     call = _operator if traced(q) else _step
     out: torch.Tensor = call(

@@ -4,64 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ...jit.compat import dot, start_next_launch, tl, triton, wait_for_last_launch
-from ...jit.tiles import load_tile
-from ...launch import checks as check
+from ...launch.device import dependent_launch, device_limits, launch_options
 from ...launch.shares import Shares
-from ...selection.config import dependent_launch, device_limits, launch_options
-
-
-@triton.jit
-def decode_scores_kernel(
-    q_ptr,
-    k_ptr,
-    lse_ptr,
-    scores_ptr,
-    q_sb,
-    q_sh,
-    q_sd,
-    k_sb,
-    k_sh,
-    k_sn,
-    k_sd,
-    N,
-    H,
-    GROUP,
-    n_blocks,
-    scale_log2,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    REACH: tl.constexpr,
-    SPAN: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``)."""
-    row = tl.program_id(0)
-    batch = (row // H).to(tl.int64)
-    kv_head = (row % H).to(tl.int64)
-    blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
-    heads = tl.arange(0, BLOCK_G)
-    ours = heads < GROUP
-    d = tl.arange(0, BLOCK_D)
-    q_base = q_ptr + batch * q_sb + kv_head * GROUP * q_sh
-    q = load_tile(q_base, heads, d, q_sh, q_sd, ours, D, BLOCK_D, True)
-    lse = tl.load(lse_ptr + row.to(tl.int64) * GROUP + heads, mask=ours, other=float("inf"))
-    k_base = k_ptr + batch * k_sb + kv_head * k_sh
-    acc = tl.zeros([BLOCK_J], dtype=tl.float32)
-    for PLACE in tl.static_range(SPAN + REACH - 1):
-        keys = blocks * SPAN + (PLACE - REACH + 1)
-        valid = (keys >= 0) & (keys < N)
-        k = load_tile(k_base, keys.to(tl.int64), d, k_sn, k_sd, valid, D, BLOCK_D, True)
-        s = tl.zeros([BLOCK_G, BLOCK_J], dtype=tl.float32)
-        s = dot(q, tl.trans(k), s, PRECISION)
-        p = tl.exp2(s * scale_log2 - (lse * 1.4426950408889634)[:, None])
-        # Strides that the key, from its place to REACH further, shares with the block.
-        first = tl.maximum(tl.zeros_like(keys) + (PLACE - REACH + 1), 0)
-        shared = tl.minimum(tl.zeros_like(keys) + (PLACE + 1), SPAN) - first
-        acc += tl.where(valid, tl.sum(p, 0), 0.0) * shared
-    tl.store(scores_ptr + row.to(tl.int64) * n_blocks + blocks, acc, mask=blocks < n_blocks)
+from ...launch.sizes import cdiv, next_power_of_2, scale_log2, strides
+from .kernels.scores import decode_scores_kernel, decode_scores_of_logits_kernel
 
 
 def launch_scores(
@@ -79,21 +25,13 @@ def launch_scores(
     h, n = k_cmp.shape[1:3]
     scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
     wide = 16 if q.element_size() == 4 or d > 128 else 64
-    decode_scores_kernel[(b * h, check.cdiv(n_blocks, wide))](
-        q,
-        k_cmp,
-        lse.contiguous(),
-        scores,
-        *q.stride(),
-        *k_cmp.stride(),
-        n,
-        h,
-        hq // h,
-        n_blocks,
-        check.scale_log2(sm_scale, d),
+    decode_scores_kernel[(b * h, cdiv(n_blocks, wide))](
+        *(q, k_cmp, lse.contiguous(), scores),
+        *strides(q, k_cmp),
+        *(n, h, hq // h, n_blocks, scale_log2(sm_scale, d)),
         D=d,
-        BLOCK_D=check.next_power_of_2(d),
-        BLOCK_G=max(16, check.next_power_of_2(hq // h)),
+        BLOCK_D=next_power_of_2(d),
+        BLOCK_G=max(16, next_power_of_2(hq // h)),
         BLOCK_J=wide,
         REACH=block // stride,
         SPAN=block_size // stride,
@@ -102,73 +40,6 @@ def launch_scores(
         num_stages=1,
     )
     return scores
-
-
-@triton.jit
-def decode_scores_of_logits_kernel(
-    logits_ptr,
-    lse_ptr,
-    plse_ptr,
-    scores_ptr,
-    N,
-    padded,
-    GROUP,
-    n_blocks,
-    n_shares,
-    BLOCK_G: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    REACH: tl.constexpr,
-    SPAN: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """As ``decode_scores_kernel``, of logits fp32 [rows, GROUP, padded] that are there already.
-
-    A block's SPAN keys lie side by side and are loaded at once; the REACH - 1 before them reach
-    into it. BLOCK_S: 0 where ``lse_ptr`` holds each head's LSE, else at least the number of shares.
-    """
-    start_next_launch(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
-    heads = tl.arange(0, BLOCK_G)
-    ours = heads < GROUP
-    wait_for_last_launch(PDL)
-    if BLOCK_S > 0:
-        share = tl.arange(0, BLOCK_S)
-        live = (share[:, None] < n_shares) & ours[None, :]
-        at = (row * n_shares + share[:, None]) * GROUP + heads[None, :]
-        shares = tl.load(plse_ptr + at, mask=live, other=float("-inf"))
-        top = tl.max(shares, 0)
-        top = tl.where(ours, top, 0.0)
-        sums = tl.sum(tl.exp2(shares - top[None, :]), 0)
-        lse_log2 = tl.where(ours, top + tl.log2(tl.where(ours, sums, 1.0)), float("inf"))
-    else:
-        lse = tl.load(lse_ptr + row * GROUP + heads, mask=ours, other=float("inf"))
-        lse_log2 = lse * 1.4426950408889634
-    place = tl.arange(0, BLOCK_P)
-    keys = blocks[:, None] * SPAN + place[None, :]
-    # Up to ``padded``, not N: a mask that is the same for a whole line leaves the loads vectors.
-    there = (keys < padded) & (place < SPAN)[None, :]
-    lines = logits_ptr + (row * GROUP + heads) * padded
-    s = tl.load(
-        lines[:, None, None] + keys[None, :, :],
-        mask=ours[:, None, None] & there[None, :, :],
-        other=0.0,
-    )
-    p = tl.where((keys < N) & there, tl.exp2(s - lse_log2[:, None, None]), 0.0)
-    # Strides that a key, from its place to REACH further, shares with the block.
-    shared = tl.minimum(SPAN - place, REACH)
-    acc = tl.sum(tl.sum(p, 0) * shared[None, :], 1)
-    for BEFORE in tl.static_range(1, REACH):
-        key = blocks * SPAN - BEFORE
-        valid = (key >= 0) & (key < N)
-        s = tl.load(
-            lines[:, None] + key[None, :], mask=ours[:, None] & valid[None, :], other=float("-inf")
-        )
-        p = tl.where(valid[None, :], tl.exp2(s - lse_log2[:, None]), 0.0)
-        acc += tl.sum(p, 0) * (REACH - BEFORE if REACH - BEFORE < SPAN else SPAN)
-    tl.store(scores_ptr + row * n_blocks + blocks, acc, mask=blocks < n_blocks)
 
 
 def launch_scores_of_logits(
@@ -185,26 +56,19 @@ def launch_scores_of_logits(
     rows, group, padded = logits.shape
     scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
     span = block_size // stride
-    places = check.next_power_of_2(span)
+    places = next_power_of_2(span)
     wide = min(32, max(1, 128 // places))  # more logits of a head spill
-    tiles = check.cdiv(n_blocks, wide)
+    tiles = cdiv(n_blocks, wide)
     # Programs that wait take room from those that they wait for.
     few = 2 * tiles * rows <= device_limits(logits.device).processors
     pdl = few and dependent_launch(logits.device)
     decode_scores_of_logits_kernel[(rows, tiles)](
-        logits,
-        shares.lse,
-        shares.plse,
-        scores,
-        n,
-        padded,
-        group,
-        n_blocks,
-        shares.splits,
-        BLOCK_G=check.next_power_of_2(group),
+        *(logits, shares.lse, shares.plse, scores),
+        *(n, padded, group, n_blocks, shares.splits),
+        BLOCK_G=next_power_of_2(group),
         BLOCK_J=wide,
         BLOCK_P=places,
-        BLOCK_S=check.next_power_of_2(shares.splits) if shares.splits > 1 else 0,
+        BLOCK_S=next_power_of_2(shares.splits) if shares.splits > 1 else 0,
         REACH=block // stride,
         SPAN=span,
         PDL=pdl,

@@ -16,96 +16,23 @@ from __future__ import annotations
 
 import torch
 
-from ...jit.compat import narrow, tl, triton, wait_for_last_launch
-from ...jit.tiles import combine_shares
-from ...launch import checks as check
+from ...launch.device import dependent_launch, launch_options, on_its_device
 from ...launch.shares import Shares
-from ...scoring import top_n
-from ...selection.config import decode_spans_config, dependent_launch, launch_options
-from ...selection.ranges.api import range_shares
+from ...launch.sizes import cdiv, next_power_of_2
+from ...scoring.top_n import launch_top_n
+from ...selection.ranges.forward import range_shares
 from ...selection.rows.api import selection_rows
 from .compressed import launch_compressed
+from .config import decode_spans_config
+from .kernels.gated_sum import decode_merge_kernel
 from .scores import launch_scores, launch_scores_of_logits
 
 LOGIT_BYTES = 4
 """A logit is written and read; where those of a group are more than a key, keys are read again."""
-
 SETS = 2  # rows of spans a key head: what is selected, and the window
 
 
-@triton.jit
-def decode_merge_kernel(
-    out_ptr,
-    gates_ptr,
-    cmp_out_ptr,
-    cmp_part_ptr,
-    cmp_plse_ptr,
-    spans_out_ptr,
-    spans_part_ptr,
-    spans_plse_ptr,
-    table_ptr,
-    H,
-    GROUP,
-    cmp_shares,
-    spans_slots,
-    DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    CMP_BLOCK_S: tl.constexpr,
-    SPANS_BLOCK_S: tl.constexpr,
-    SETS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Program (key head of a batch, head of its group): gates [.., 3] times the branches, summed.
-
-    CMP_BLOCK_S, SPANS_BLOCK_S: shares that are looked at together; 0 where nothing was split.
-    """
-    wait_for_last_launch(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = row * GROUP + head
-    dv = tl.arange(0, BLOCK_DV)
-    if CMP_BLOCK_S > 0:
-        branch, _ = combine_shares(
-            cmp_part_ptr,
-            cmp_plse_ptr,
-            row * cmp_shares,
-            cmp_shares,
-            head,
-            GROUP,
-            DV,
-            BLOCK_DV,
-            CMP_BLOCK_S,
-        )
-    else:
-        branch = tl.load(cmp_out_ptr + at * DV + dv, mask=dv < DV, other=0.0).to(tl.float32)
-    total = branch * tl.load(gates_ptr + at * 3).to(tl.float32)
-    for i in tl.static_range(SETS):
-        spans_row = row // H * (SETS * H) + i * H + row % H
-        whole = spans_out_ptr + (spans_row * GROUP + head) * DV + dv
-        if SPANS_BLOCK_S > 0:
-            first = tl.load(table_ptr + spans_row * 2).to(tl.int64)
-            count = tl.minimum(tl.load(table_ptr + spans_row * 2 + 1), spans_slots)
-            if count > 1:
-                branch, _ = combine_shares(
-                    spans_part_ptr,
-                    spans_plse_ptr,
-                    first,
-                    count,
-                    head,
-                    GROUP,
-                    DV,
-                    BLOCK_DV,
-                    SPANS_BLOCK_S,
-                )
-            else:
-                branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
-        else:
-            branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
-        total += branch * tl.load(gates_ptr + at * 3 + 1 + i).to(tl.float32)
-    tl.store(out_ptr + at * DV + dv, narrow(total, out_ptr.dtype.element_ty), mask=dv < DV)
-
-
-@check.on_its_device
+@on_its_device
 def launch_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -131,7 +58,7 @@ def launch_step(
     pdl = dependent_launch(q.device)
     rows = q.reshape(b * h, group, d)
     k_rows, v_rows = k_cmp.flatten(0, 1), v_cmp.flatten(0, 1)
-    n_blocks = check.cdiv(context, block_size)
+    n_blocks = cdiv(context, block_size)
     if 2 * group * LOGIT_BYTES > d * q.element_size():
         whole, lse = selection_rows(rows, k_rows, v_rows, sm_scale=sm_scale)
         compressed = Shares(whole, lse, lse, lse, None, 1)
@@ -141,7 +68,7 @@ def launch_step(
         scores = launch_scores_of_logits(
             logits, compressed, k_cmp.shape[2], b, n_blocks, block, stride, block_size
         )
-    ranges = top_n.launch(
+    ranges = launch_top_n(
         scores.unsqueeze(1), n_selected, block_size, context - 1, window=window, pdl=pdl
     )
     sets = q.reshape(b, 1, h, group, d).expand(-1, SETS, -1, -1, -1)
@@ -157,27 +84,17 @@ def _merge(
 ) -> None:
     b, hq, dv = out.shape
     group = hq // h
-    block_dv = check.next_power_of_2(dv)
+    block_dv = next_power_of_2(dv)
 
     def together(shares: Shares) -> int:
         # At most 128 registers a thread of one warp for the tile of shares.
-        return min(check.next_power_of_2(shares.splits), max(4096 // block_dv, 2))
+        return min(next_power_of_2(shares.splits), max(4096 // block_dv, 2))
 
     pdl = dependent_launch(out.device)
     decode_merge_kernel[(b * h, group)](
-        out,
-        gates,
-        compressed.out,
-        compressed.part,
-        compressed.plse,
-        spans.out,
-        spans.part,
-        spans.plse,
-        spans.lse if spans.table is None else spans.table,
-        h,
-        group,
-        compressed.splits,
-        spans.splits,
+        *(out, gates, compressed.out, compressed.part, compressed.plse),
+        *(spans.out, spans.part, spans.plse, spans.lse if spans.table is None else spans.table),
+        *(h, group, compressed.splits, spans.splits),
         DV=dv,
         BLOCK_DV=block_dv,
         CMP_BLOCK_S=together(compressed) if compressed.splits > 1 else 0,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...launch.checks import cdiv, next_power_of_2, require
-from ..config import device_limits
+from ...launch.checks import require
+from ...launch.device import device_limits
+from ...launch.sizes import cdiv, next_power_of_2
 
 WORKSPACE_BYTES = 1 << 30
 BITS_BYTES = 64 << 20

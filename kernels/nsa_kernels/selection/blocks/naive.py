@@ -1,11 +1,12 @@
-"""Block selection in plain torch: the formula, with a mask over all keys. For tests and float64."""
+"""Block selection in plain torch: equation 2 of arXiv 2502.11089 with a mask over all keys, which
+lets through what equation 12 puts together. For tests and float64."""
 
 from __future__ import annotations
 
 import torch
 
 
-def block_selection_reference(
+def naive_blocks(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -20,18 +21,18 @@ def block_selection_reference(
     """
     length, heads = k.shape[1:3]
     group = q.shape[2] // heads
-    at = torch.arange(length, device=q.device)
+    position = torch.arange(length, device=q.device)
     if cu_seqlens is None:
-        begin, inside = torch.zeros_like(at), torch.ones_like(at, dtype=torch.bool)
+        begin, inside = torch.zeros_like(position), torch.ones_like(position, dtype=torch.bool)
         sequence = begin
     else:
         cu = cu_seqlens.long()
-        sequence = torch.searchsorted(cu, at, right=True) - 1
-        inside = (sequence >= 0) & (at < cu[-1])
+        sequence = torch.searchsorted(cu, position, right=True) - 1
+        inside = (sequence >= 0) & (position < cu[-1])
         begin = cu[sequence.clamp(0, cu.numel() - 2)]
-    block_of_key = (at - begin) // block_size
+    block_of_key = (position - begin) // block_size
     chosen = block_indices.long().unsqueeze(-1) == block_of_key
-    seen = chosen.any(3) & (at <= at[:, None]).view(1, length, 1, length)
+    seen = chosen.any(3) & (position <= position[:, None]).view(1, length, 1, length)
     same = (sequence == sequence[:, None]) & inside & inside[:, None]
     seen = (seen & same.view(1, length, 1, length)).movedim(2, 1).repeat_interleave(group, 1)
     keys = k.movedim(2, 1).repeat_interleave(group, 1)

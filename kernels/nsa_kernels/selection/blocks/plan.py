@@ -15,9 +15,17 @@ from dataclasses import dataclass
 
 import torch
 
-from ...jit.compat import tl, triton
-from ...launch.checks import cdiv, next_power_of_2, on_its_device
+from ...launch.device import on_its_device
+from ...launch.sizes import cdiv, next_power_of_2, strides
 from .config import BITS_BYTES
+from .kernels.plan import (
+    _bins_kernel,
+    _count_kernel,
+    _edges_kernel,
+    _entries_kernel,
+    _first_kernel,
+    _items_kernel,
+)
 
 TOKENS = 32
 """Tokens a program of the passes over tokens."""
@@ -26,10 +34,6 @@ CHOICES = 1024
 """The most choices of such a program, so that its code does not grow with S."""
 SCAN = 4096
 """Bins a step of the running sum."""
-UNROLLED = tl.constexpr(16)
-"""Choices of a token in a step of a loop: code for each of 128 takes minutes to compile."""
-CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
-"""Differ from launch to launch: specialised (0, 1, others), each would be compiled three times."""
 
 
 @dataclass(frozen=True)
@@ -81,178 +85,6 @@ class BlockPlan:
             self.first, self.count, items, bins, slots, QUERIES=queries, BLOCK=block
         )
         return items
-
-
-@triton.jit
-def _popcount(x):
-    """Bits set in each int32 of ``x``."""
-    x = x.to(tl.uint32, bitcast=True)
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    return ((x * 0x01010101) >> 24).to(tl.int32)
-
-
-@triton.jit
-def sequence_of(cu_ptr, t, sequences, STEPS: tl.constexpr):
-    """The last sequence that begins at or before each token of ``t`` and is not empty."""
-    low = tl.zeros_like(t)
-    high = low + sequences
-    for _ in tl.static_range(STEPS):
-        middle = (low + high) // 2
-        right = tl.load(cu_ptr + middle) <= t
-        low = tl.where(right, middle, low)
-        high = tl.where(right, high, middle)
-    return low
-
-
-@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
-def _bins_kernel(
-    index_ptr,
-    cu_ptr,
-    places_ptr,
-    bits_ptr,
-    i_st,
-    i_sh,
-    i_ss,
-    H,
-    n_bins,
-    sequences,
-    first_token,
-    end_token,
-    chunk,
-    S: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    STEPS: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Program (tokens, head): the bin of every choice into its place, and its bit."""
-    t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    h = tl.program_id(1)
-    seen = t < end_token
-    sequence = sequence_of(cu_ptr, t, sequences, STEPS)
-    begin = tl.load(cu_ptr + sequence, mask=seen, other=0)
-    # Tokens in no sequence choose nothing.
-    seen = seen & (begin >= 0) & (t >= begin) & (t < tl.load(cu_ptr + sequence + 1, mask=seen))
-    s = tl.arange(0, BLOCK_S)
-    row = index_ptr + t.to(tl.int64) * i_st + h * i_sh
-    held = (t < end_token)[:, None] & (s[None, :] < S)
-    block = tl.load(row[:, None] + s[None, :] * i_ss, mask=held & seen[:, None], other=-1)
-    valid = (block >= 0) & (block <= ((t - begin) // BLOCK_SIZE)[:, None])
-    for first in range(0, S, UNROLLED):
-        for step in tl.static_range(S if S < UNROLLED else UNROLLED):
-            earlier = first + step
-            same = tl.load(row + earlier * i_ss, mask=seen & (earlier < S), other=-1)
-            valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
-    chosen = (begin // BLOCK_SIZE + sequence)[:, None] + block
-    at = (t.to(tl.int64) * H + h) * S
-    tl.store(
-        places_ptr + at[:, None] + s[None, :],
-        tl.where(valid, chosen, -1),
-        mask=held,
-    )
-    local = t - first_token
-    words = chunk // 32
-    row_of_bits = ((local // chunk) * H + h).to(tl.int64)[:, None] * n_bins + chosen
-    word = row_of_bits * words + ((local % chunk) // 32)[:, None]
-    bit = (tl.full([TOKENS], 1, tl.int32) << (local % 32))[:, None]
-    tl.atomic_or(bits_ptr + word, tl.broadcast_to(bit, chosen.shape), mask=valid, sem="relaxed")
-
-
-@triton.jit
-def _count_kernel(bits_ptr, before_ptr, count_ptr, words, BLOCK: tl.constexpr):
-    """Program (chunk, head, bin): the bits set before each word, and all of them."""
-    row = tl.program_id(0).to(tl.int64)
-    total = 0
-    for w0 in range(0, words, BLOCK):
-        w = w0 + tl.arange(0, BLOCK)
-        ones = _popcount(tl.load(bits_ptr + row * words + w, mask=w < words, other=0))
-        tl.store(before_ptr + row * words + w, total + tl.cumsum(ones, 0) - ones, mask=w < words)
-        total += tl.sum(ones, 0)
-    tl.store(count_ptr + row, total)
-
-
-@triton.jit
-def _first_kernel(count_ptr, first_ptr, bins, BLOCK: tl.constexpr):
-    """Program (chunk, head): where each bin's entries begin."""
-    row = tl.program_id(0).to(tl.int64) * bins
-    total = 0
-    for b0 in range(0, bins, BLOCK):
-        b = b0 + tl.arange(0, BLOCK)
-        count = tl.load(count_ptr + row + b, mask=b < bins, other=0)
-        tl.store(first_ptr + row + b, total + tl.cumsum(count, 0) - count, mask=b < bins)
-        total += tl.sum(count, 0)
-
-
-@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
-def _entries_kernel(
-    places_ptr,
-    bits_ptr,
-    before_ptr,
-    first_ptr,
-    entries_ptr,
-    H,
-    n_bins,
-    first_token,
-    end_token,
-    chunk,
-    S: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Program (tokens, head): every choice into its bin's list; its bin becomes its place."""
-    t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    h = tl.program_id(1)
-    s = tl.arange(0, BLOCK_S)
-    at = (t.to(tl.int64) * H + h) * S
-    held = (t < end_token)[:, None] & (s[None, :] < S)
-    spot = places_ptr + at[:, None] + s[None, :]
-    chosen = tl.load(spot, mask=held, other=-1)
-    valid = chosen >= 0
-    local = t - first_token
-    inside = local % chunk
-    row = ((local // chunk) * H + h).to(tl.int64)[:, None] * n_bins + chosen
-    word = row * (chunk // 32) + (inside // 32)[:, None]
-    bits = tl.load(bits_ptr + word, mask=valid, other=0)
-    lower = (tl.full([TOKENS], 1, tl.int32) << (inside % 32)) - 1
-    place = tl.load(first_ptr + row, mask=valid, other=0)
-    place += tl.load(before_ptr + word, mask=valid, other=0) + _popcount(bits & lower[:, None])
-    segment = ((local // chunk) * H + h).to(tl.int64) * chunk * S
-    target = segment[:, None] + place
-    tl.store(entries_ptr + target, tl.broadcast_to(inside[:, None], place.shape), mask=valid)
-    tl.store(spot, place, mask=valid)
-
-
-@triton.jit
-def _edges_kernel(cu_ptr, edges_ptr, N, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (sequence, blocks): first and last key of its bins."""
-    b = tl.program_id(0)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    begin = tl.load(cu_ptr + b)
-    end = tl.minimum(tl.load(cu_ptr + b + 1), N)
-    key = begin + j * BLOCK_SIZE
-    bin_ = begin // BLOCK_SIZE + b + j
-    tl.store(edges_ptr + bin_ * 2, key, mask=(begin >= 0) & (key < end))
-    tl.store(
-        edges_ptr + bin_ * 2 + 1, tl.minimum(key + BLOCK_SIZE, end), mask=(begin >= 0) & (key < end)
-    )
-
-
-@triton.jit
-def _items_kernel(
-    first_ptr, count_ptr, items_ptr, bins, slots, QUERIES: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Program (bins, (chunk, head)): the work items of each bin into its own slots."""
-    b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    segment = tl.program_id(1).to(tl.int64)
-    first = tl.load(first_ptr + segment * bins + b, mask=b < bins, other=0)
-    count = tl.load(count_ptr + segment * bins + b, mask=b < bins, other=0)
-    slot = segment * slots + first // QUERIES + b
-    for start in range(0, tl.max(count, 0), QUERIES):
-        at = (slot + start // QUERIES) * 2
-        tl.store(items_ptr + at, b, mask=start < count)
-        tl.store(items_ptr + at + 1, tl.zeros_like(b) + start, mask=start < count)
 
 
 def plan_sizes(
@@ -320,17 +152,9 @@ def build_plan(
         end = min((c + here) * chunk, tokens)
         grid = (cdiv(end - c * chunk, program_tokens), heads)
         _bins_kernel[grid](
-            index,
-            cu,
-            plan.places,
-            bits,
-            *index.stride(),
-            heads,
-            n_bins,
-            sequences,
-            c * chunk,
-            end,
-            chunk,
+            *(index, cu, plan.places, bits),
+            *strides(index),
+            *(heads, n_bins, sequences, c * chunk, end, chunk),
             S=chosen,
             BLOCK_S=block_s,
             BLOCK_SIZE=block_size,
@@ -345,16 +169,8 @@ def build_plan(
         scan = min(SCAN, next_power_of_2(n_bins))
         _first_kernel[(here * heads,)](count, first, n_bins, BLOCK=scan, num_warps=8)
         _entries_kernel[grid](
-            plan.places,
-            bits,
-            before,
-            first,
-            plan.entries[c:],
-            heads,
-            n_bins,
-            c * chunk,
-            end,
-            chunk,
+            *(plan.places, bits, before, first, plan.entries[c:]),
+            *(heads, n_bins, c * chunk, end, chunk),
             S=chosen,
             BLOCK_S=block_s,
             TOKENS=program_tokens,

@@ -6,7 +6,7 @@ Needs ``nsa-kernels[cuda]``; what it cannot do raises ``Unsupported``, nothing e
 
 from __future__ import annotations
 
-from .attention import (
+from .api import (
     Plan,
     Tile,
     plan_ranges,

@@ -54,7 +54,7 @@ class Variant:
     @property
     def constants(self) -> dict[str, int]:
         """The macros, by name."""
-        found = {
+        macros = {
             "D": self.d,
             "DV": self.dv,
             "BF16": int(self.bf16),
@@ -62,7 +62,7 @@ class Variant:
             "KEYS": self.keys,
             "STAGES": self.stages,
         }
-        return found | ({"SPANS": self.spans} if self.spans else {})
+        return macros | ({"SPANS": self.spans} if self.spans else {})
 
 
 @functools.cache

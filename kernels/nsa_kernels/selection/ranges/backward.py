@@ -18,12 +18,11 @@ from typing import NamedTuple
 import torch
 
 from ...jit.compat import PIPELINES_GATHERS
-from ...launch import checks as check
-from ...launch.fakes import gradients
+from ...launch.device import device_limits, on_its_device
 from ...launch.shares import add_shares, room_for_shares
-from ..config import device_limits
-from .api import check_ranges, launch_ranges
-from .backward_kernels import plan_kernel, ranges_dkdv_kernel, ranges_dq_kernel
+from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2
+from .checks import check_ranges
+from .kernels.backward import plan_kernel, ranges_dkdv_kernel, ranges_dq_kernel
 from .spans import kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
@@ -52,7 +51,7 @@ def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
     return Tiles(32, 1, 2, 64 if max(d, dv) > 64 else 128, 64, 4, 2)
 
 
-@check.on_its_device
+@on_its_device
 def launch_ranges_backward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -83,30 +82,15 @@ def launch_ranges_backward(
     q, k, v, out, lse, grad_out = (t.contiguous() for t in (q, k, v, out, lse, grad_out))
     tiles = tiles or backward_tiles(d, dv, q.dtype)
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
-    dims = check.head_dims(d, dv)
+    dims = head_dims(d, dv)
     given = kernel_spans(ranges, s_kv)
     delta = torch.empty_like(lse)
-    block_h = 16 if q.dtype == torch.float32 else min(max(16, check.next_power_of_2(h)), 64)
-    ranges_dq_kernel[(b * s * g, check.cdiv(h, block_h))](
-        q,
-        k,
-        v,
-        given.spans,
-        given.before,
-        out,
-        grad_out,
-        lse,
-        delta if grad_lse is None else grad_lse.contiguous(),
-        delta,
-        dq,
+    block_h = 16 if q.dtype == torch.float32 else min(max(16, next_power_of_2(h)), 64)
+    ranges_dq_kernel[(b * s * g, cdiv(h, block_h))](
+        *(q, k, v, given.spans, given.before, out, grad_out, lse),
+        *(delta if grad_lse is None else grad_lse.contiguous(), delta, dq),
         *given.strides,
-        s,
-        g,
-        h,
-        s_kv,
-        n_spans,
-        scale,
-        scale * check.LOG2_E,
+        *(s, g, h, s_kv, n_spans, scale, scale * LOG2_E),
         BLOCK_H=block_h,
         BLOCK_L=tiles.keys,
         SPANS=given.padded,
@@ -118,7 +102,7 @@ def launch_ranges_backward(
         **dims,
     )
     spans_by_query = ranges.permute(0, 2, 3, 4, 1).contiguous()
-    key_tiles = check.cdiv(s_kv, tiles.block_n)
+    key_tiles = cdiv(s_kv, tiles.block_n)
     at_once = max(1, min(key_tiles, MAX_PLAN_BYTES // (LISTED_BYTES * b * g * s)))
     lists = torch.empty(b * g * at_once * s, dtype=torch.int32, device=q.device)
     bits = torch.empty(b * g * at_once * s, dtype=torch.int64, device=q.device)
@@ -129,41 +113,15 @@ def launch_ranges_backward(
     for first_tile in range(0, key_tiles, at_once):
         some = min(at_once, key_tiles - first_tile)
         plan_kernel[(some, b * g)](
-            spans_by_query,
-            lists,
-            bits,
-            counts,
-            selected,
-            s,
-            s_kv,
-            n_spans,
-            first_tile,
+            *(spans_by_query, lists, bits, counts, selected),
+            *(s, s_kv, n_spans, first_tile),
             BLOCK_N=tiles.block_n,
-            BLOCK_S=min(max(check.next_power_of_2(s), 16), 1024),
+            BLOCK_S=min(max(next_power_of_2(s), 16), 1024),
             num_warps=4,
         )
         ranges_dkdv_kernel[(some, b * g, shares)](
-            q,
-            k,
-            v,
-            lists,
-            bits,
-            counts,
-            selected,
-            grad_out,
-            lse,
-            delta,
-            dk_parts,
-            dv_parts,
-            s,
-            g,
-            h,
-            s_kv,
-            first_tile,
-            shares,
-            share_stride,
-            scale,
-            scale * check.LOG2_E,
+            *(q, k, v, lists, bits, counts, selected, grad_out, lse, delta, dk_parts, dv_parts),
+            *(s, g, h, s_kv, first_tile, shares, share_stride, scale, scale * LOG2_E),
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.block_n,
             num_warps=tiles.dkdv_warps,
@@ -180,62 +138,3 @@ def _shares(programs: int, rows: int, processors: int) -> int:
     """Into how many shares a list is cut: two programs a multiprocessor, of 512 rows at least if
     all queries are in it."""
     return max(1, min(2 * processors // programs, rows // 512))
-
-
-@torch.library.custom_op("nsa_kernels::selection_ranges", mutates_args=())
-def ranges_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``launch_ranges`` as an operator with a backward: out and lse."""
-    return launch_ranges(q, k, v, ranges, sm_scale, selected_len)
-
-
-@ranges_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty((*q.shape[:4], v.shape[3])), q.new_empty(q.shape[:4], dtype=torch.float32)
-
-
-@torch.library.custom_op("nsa_kernels::selection_ranges_backward", mutates_args=())
-def backward_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    grad_out: torch.Tensor,
-    grad_lse: torch.Tensor,
-    sm_scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``launch_ranges_backward`` as an operator."""
-    return launch_ranges_backward(q, k, v, ranges, out, lse, grad_out, grad_lse, sm_scale)
-
-
-backward_operator.register_fake(gradients)
-
-
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, ranges, ctx.sm_scale, _ = inputs
-    ctx.save_for_backward(q, k, v, ranges, *output)
-
-
-def _backward(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-    grads = torch.ops.nsa_kernels.selection_ranges_backward(
-        *ctx.saved_tensors, grad_out, grad_lse, ctx.sm_scale
-    )
-    return (*grads, None, None, None)
-
-
-ranges_operator.register_autograd(_backward, setup_context=_save)

@@ -9,187 +9,18 @@ from __future__ import annotations
 
 import torch
 
-from ...jit.compat import narrow, start_next_launch, tl, triton
-from ...jit.tiles import attend_span, attend_tile, load_tile, store_row, store_share
-from ...launch import checks as check
+from ...launch.checks import check_no_backward, check_qkv
+from ...launch.config import Config, check_chunks, check_heads
+from ...launch.device import dependent_launch, on_its_device
 from ...launch.shares import Shares, merge, workspace
-from ..config import Config, check_chunks, check_heads, dependent_launch, rows_config
-
-
-@triton.jit
-def rows_group_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    lse_ptr,
-    part_ptr,
-    plse_ptr,
-    q_sn,
-    q_sh,
-    q_sd,
-    k_sn,
-    k_sl,
-    k_sd,
-    v_sn,
-    v_sl,
-    v_sd,
-    H,
-    L,
-    chunk,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ONE_TILE: tl.constexpr,
-    MASKED: tl.constexpr,
-    LATE: tl.constexpr,
-    PDL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Program (row, split, head tile): keys ``split * chunk`` up to ``chunk`` further."""
-    start_next_launch(PDL)
-    n = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    head0 = tl.program_id(2) * BLOCK_H
-    heads = head0 + tl.arange(0, BLOCK_H)
-    heads_ok = heads < H
-    d = tl.arange(0, BLOCK_D)
-    k_base = k_ptr + n * k_sn
-    v_base = v_ptr + n * v_sn
-    q_base = q_ptr + n * q_sn
-    lo = split * chunk
-    hi = tl.minimum(lo + chunk, L)
-    row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-    sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
-    q = load_tile(q_base, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
-    if ONE_TILE:
-        pos = lo + tl.arange(0, BLOCK_L)
-        row_max, sums, acc = attend_tile(
-            q,
-            True,
-            k_base,
-            v_base,
-            pos.to(tl.int64),
-            pos < hi,
-            k_sl,
-            k_sd,
-            v_sl,
-            v_sd,
-            row_max,
-            sums,
-            acc,
-            scale_log2,
-            D,
-            DV,
-            BLOCK_D,
-            BLOCK_DV,
-            MASKED,
-            False,
-            PRECISION,
-        )
-    else:
-        row_max, sums, acc = attend_span(
-            q,
-            k_base,
-            v_base,
-            lo,
-            hi,
-            k_sl,
-            k_sd,
-            v_sl,
-            v_sd,
-            row_max,
-            sums,
-            acc,
-            scale_log2,
-            D,
-            DV,
-            BLOCK_D,
-            BLOCK_DV,
-            BLOCK_L,
-            MASKED,
-            LATE,
-            PRECISION,
-        )
-    row_sum = tl.sum(sums, 1)
-    out_row = out_ptr + n * H * DV
-    lse_row = lse_ptr + n * H
-    if SPLIT:
-        slot = n * tl.num_programs(1) + split
-        store_share(
-            part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
-        )
-    else:
-        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
-
-
-@triton.jit
-def rows_per_head_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    out_ptr,
-    lse_ptr,
-    q_sn,
-    q_sh,
-    q_sd,
-    k_sn,
-    k_sl,
-    k_sd,
-    v_sn,
-    v_sl,
-    v_sd,
-    H,
-    L,
-    scale_log2,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-):
-    """Program (row, head): every head reads the row's K and V again; no tensor cores."""
-    n = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    q = tl.load(q_ptr + n * q_sn + h * q_sh + d * q_sd, mask=d < D, other=0.0).to(tl.float32)
-    row_max = float("-inf")
-    row_sum = 0.0
-    acc = tl.zeros([BLOCK_DV], dtype=tl.float32)
-    for start in range(0, L, BLOCK_L):
-        pos = start + tl.arange(0, BLOCK_L)
-        valid = pos < L
-        k = load_tile(
-            k_ptr + n * k_sn, pos.to(tl.int64), d, k_sl, k_sd, valid, D, BLOCK_D, True
-        ).to(tl.float32)
-        v = load_tile(
-            v_ptr + n * v_sn, pos.to(tl.int64), dv, v_sl, v_sd, valid, DV, BLOCK_DV, True
-        ).to(tl.float32)
-        s = tl.sum(k * q[None, :], 1) * scale_log2
-        s = tl.where(valid, s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 0))
-        p = tl.exp2(s - new_max)
-        alpha = tl.exp2(row_max - new_max)
-        row_sum = row_sum * alpha + tl.sum(p, 0)
-        acc = acc * alpha + tl.sum(v * p[:, None], 0)
-        row_max = new_max
-    safe = tl.where(row_sum > 0, row_sum, 1.0)
-    out = acc / safe
-    lse = tl.where(row_sum > 0, (row_max + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
-    tl.store(out_ptr + (n * H + h) * DV + dv, narrow(out, out_ptr.dtype.element_ty), mask=dv < DV)
-    tl.store(lse_ptr + n * H + h, lse)
+from ...launch.sizes import head_dims, scale_log2, strides
+from .config import rows_config
+from .kernels import rows_group_kernel, rows_per_head_kernel
 
 
 def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    check.check_qkv("selection_rows", q, k, v)
-    check.check_no_backward("selection_rows", q, k, v)
+    check_qkv("selection_rows", q, k, v)
+    check_no_backward("selection_rows", q, k, v)
     if not (
         q.dim() == k.dim() == v.dim() == 3
         and q.shape[0] == k.shape[0] == v.shape[0]
@@ -202,7 +33,7 @@ def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
-@check.on_its_device
+@on_its_device
 def selection_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -259,21 +90,10 @@ def row_shares(
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
     rows_group_kernel[(n, config.splits, config.head_tiles)](
-        q,
-        k,
-        v,
-        out,
-        lse,
-        part,
-        plse,
-        *q.stride(),
-        *k.stride(),
-        *v.stride(),
-        h,
-        length,
-        config.chunk,
-        check.scale_log2(sm_scale, d),
-        **check.head_dims(d, dv),
+        *(q, k, v, out, lse, part, plse),
+        *strides(q, k, v),
+        *(h, length, config.chunk, scale_log2(sm_scale, d)),
+        **head_dims(d, dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
         SPLIT=config.splits > 1,
@@ -288,7 +108,7 @@ def row_shares(
     return Shares(out, lse, part, plse, None, config.splits)
 
 
-@check.on_its_device
+@on_its_device
 def selection_rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -306,18 +126,10 @@ def selection_rows_per_head(
     if n == 0:
         return out, lse
     rows_per_head_kernel[(n, h)](
-        q,
-        k,
-        v,
-        out,
-        lse,
-        *q.stride(),
-        *k.stride(),
-        *v.stride(),
-        h,
-        length,
-        check.scale_log2(sm_scale, d),
-        **check.head_dims(d, dv),
+        *(q, k, v, out, lse),
+        *strides(q, k, v),
+        *(h, length, scale_log2(sm_scale, d)),
+        **head_dims(d, dv),
         BLOCK_L=32,
         num_warps=4,
         num_stages=2,

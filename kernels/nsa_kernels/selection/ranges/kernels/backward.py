@@ -1,13 +1,10 @@
-"""The kernels of the backward of ``selection_ranges`` (``backward.py``)."""
+"""The kernels of the backward of ``selection_ranges``."""
 
 from __future__ import annotations
 
-from ...jit.compat import dot, narrow, tl, triton
-from ...jit.tiles import load_tile
-from ...launch.checks import LOG2_E as _LOG2_E
+from ....jit.compat import dot, narrow, tl, triton
+from ....jit.tiles import base_2, load_tile
 from .spans import key_of, numbered_spans
-
-LOG2_E = tl.constexpr(_LOG2_E)
 
 
 @triton.jit
@@ -16,7 +13,7 @@ def probabilities(q, k, lse, chosen, scale_log2, PRECISION: tl.constexpr):
     s = tl.zeros([q.shape[0], k.shape[0]], dtype=tl.float32)
     s = dot(q, tl.trans(k), s, PRECISION) * scale_log2
     # The exponent of a key that is not chosen may be anything: nothing infinite may come of it.
-    return tl.exp2(tl.where(chosen, s - (lse * LOG2_E)[:, None], float("-inf")))
+    return tl.exp2(tl.where(chosen, s - base_2(lse)[:, None], float("-inf")))
 
 
 @triton.jit
@@ -70,18 +67,18 @@ def ranges_dq_kernel(
     b = r // G // S
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
-    at = r * H + heads
+    offset = r * H + heads
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    q = load_tile(q_ptr, at, d, D, 1, heads_ok, D, BLOCK_D, True)
-    do = load_tile(do_ptr, at, dv, DV, 1, heads_ok, DV, BLOCK_DV, True)
-    out = load_tile(out_ptr, at, dv, DV, 1, heads_ok, DV, BLOCK_DV, True)
-    lse = tl.load(lse_ptr + at, mask=heads_ok, other=0.0)
+    q = load_tile(q_ptr, offset, d, D, 1, heads_ok, D, BLOCK_D, True)
+    do = load_tile(do_ptr, offset, dv, DV, 1, heads_ok, DV, BLOCK_DV, True)
+    out = load_tile(out_ptr, offset, dv, DV, 1, heads_ok, DV, BLOCK_DV, True)
+    lse = tl.load(lse_ptr + offset, mask=heads_ok, other=0.0)
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
         # A row without keys has no LSE to speak of, and no weights either.
-        delta -= tl.load(dlse_ptr + at, mask=heads_ok, other=0.0)
-    tl.store(delta_ptr + at, delta, mask=heads_ok)
+        delta -= tl.load(dlse_ptr + offset, mask=heads_ok, other=0.0)
+    tl.store(delta_ptr + offset, delta, mask=heads_ok)
     k_base = k_ptr + (b * G + g) * S_KV * D
     v_base = v_ptr + (b * G + g) * S_KV * DV
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
@@ -103,7 +100,7 @@ def ranges_dq_kernel(
         ds = score_gradients(p, do, v, delta, PRECISION)
         dq = dot(narrow(ds, k.dtype), k, dq, PRECISION)
     tl.store(
-        dq_ptr + at[:, None] * D + d[None, :],
+        dq_ptr + offset[:, None] * D + d[None, :],
         narrow(dq * scale, dq_ptr.dtype.element_ty),
         mask=heads_ok[:, None] & (d[None, :] < D),
     )
@@ -166,9 +163,9 @@ def plan_kernel(
             end = tl.minimum(tl.maximum(end, 0), S_KV).to(tl.int32)
             bits |= bits_before(end - low, BLOCK_N) & ~bits_before(begin - low, BLOCK_N)
         hit = (bits != 0).to(tl.int32)
-        at = slot * S + filled + tl.cumsum(hit, 0) - hit
-        tl.store(list_ptr + at, s, mask=hit > 0)
-        tl.store(bits_ptr + at, bits, mask=hit > 0)
+        offset = slot * S + filled + tl.cumsum(hit, 0) - hit
+        tl.store(list_ptr + offset, s, mask=hit > 0)
+        tl.store(bits_ptr + offset, bits, mask=hit > 0)
         filled += tl.sum(hit, 0)
         selected |= bits
     tl.store(count_ptr + slot, filled)
@@ -232,11 +229,11 @@ def ranges_dkdv_kernel(
         listed = slot * S + m // H
         s = tl.load(list_ptr + listed, mask=valid, other=0)
         bits = tl.load(bits_ptr + listed, mask=valid, other=0)
-        at = (first_row + s.to(tl.int64) * G) * H + m % H
-        q = load_tile(q_ptr, at, d, D, 1, valid, D, BLOCK_D, True)
-        do = load_tile(do_ptr, at, e, DV, 1, valid, DV, BLOCK_DV, True)
-        lse = tl.load(lse_ptr + at, mask=valid, other=0.0)
-        delta = tl.load(delta_ptr + at, mask=valid, other=0.0)
+        offset = (first_row + s.to(tl.int64) * G) * H + m % H
+        q = load_tile(q_ptr, offset, d, D, 1, valid, D, BLOCK_D, True)
+        do = load_tile(do_ptr, offset, e, DV, 1, valid, DV, BLOCK_DV, True)
+        lse = tl.load(lse_ptr + offset, mask=valid, other=0.0)
+        delta = tl.load(delta_ptr + offset, mask=valid, other=0.0)
         chosen = has_bit(bits[:, None], of_tile[None, :])
         p = probabilities(q, k, lse, chosen, scale_log2, PRECISION)
         dv = dot(tl.trans(narrow(p, do.dtype)), do, dv, PRECISION)

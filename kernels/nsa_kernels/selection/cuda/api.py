@@ -9,11 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from ...launch import checks as check
+from ...launch.checks import check_no_backward, check_qkv, require
+from ...launch.config import check_chunks
+from ...launch.device import device_limits, on_its_device
 from ...launch.shares import merge, workspace
-from ..config import check_chunks, device_limits, ranges_config, rows_config
-from ..ranges.api import check_ranges
+from ...launch.sizes import cdiv, scale_log2
+from ..ranges.checks import check_ranges
+from ..ranges.config import ranges_config
 from ..rows.api import check_rows
+from ..rows.config import rows_config
 from .nvrtc import Unsupported, Variant, launch
 
 HEAD_DIMS = (64, 128)
@@ -62,7 +66,7 @@ def plan_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:
     n, h, d = q.shape
     dv = v.shape[-1]
     config = rows_config(n, h, k.shape[1], d, dv, q.dtype, q.device)
-    few = _few(n * config.splits * check.cdiv(h, HEADS), q.device)
+    few = _few(n * config.splits * cdiv(h, HEADS), q.device)
     return Plan(choose_tile(d, dv, 0, few), config.splits, config.chunk)
 
 
@@ -86,7 +90,7 @@ def plan_ranges(
             f"selection_ranges: the CUDA C++ kernel takes {SPANS[-1]} spans a row, not {n}"
         )
     config = ranges_config(rows, h, n, k.shape[2], d, dv, selected_len, q.dtype, q.device)
-    few = _few(rows * config.splits * check.cdiv(h, HEADS), q.device)
+    few = _few(rows * config.splits * cdiv(h, HEADS), q.device)
     return Plan(choose_tile(d, dv, spans, few), config.splits, 0, spans)
 
 
@@ -115,7 +119,7 @@ def _check(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             )
 
 
-@check.on_its_device
+@on_its_device
 def selection_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -157,12 +161,12 @@ def selection_rows(
         part, plse = workspace(q, n * plan.splits, h, dv)
     launch(
         plan.variant("rows", q, v),
-        (n, plan.splits, check.cdiv(h, HEADS)),
+        (n, plan.splits, cdiv(h, HEADS)),
         q.device,
         (
             *(q, k, v, out, lse, part, plse),
             *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2]),
-            *(h, length, plan.chunk, check.scale_log2(sm_scale, d)),
+            *(h, length, plan.chunk, scale_log2(sm_scale, d)),
         ),
     )
     if plan.splits > 1:
@@ -170,7 +174,7 @@ def selection_rows(
     return out, lse
 
 
-@check.on_its_device
+@on_its_device
 def selection_ranges(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -200,8 +204,8 @@ def selection_ranges(
             input that requires a gradient.
         Unsupported: what this kernel does not take, or no NVRTC.
     """
-    check.check_qkv("selection_ranges", q, k, v)
-    check.check_no_backward("nsa_kernels.cuda.selection_ranges", q, k, v)
+    check_qkv("selection_ranges", q, k, v)
+    check_no_backward("nsa_kernels.cuda.selection_ranges", q, k, v)
     ranges = check_ranges(q, k, v, ranges)
     _check("selection_ranges", q, k, v)
     b, s, g, h, d = q.shape
@@ -209,7 +213,7 @@ def selection_ranges(
     if plan is None:
         plan = plan_ranges(q, k, v, ranges, selected_len)
     else:
-        check.require(
+        require(
             plan.splits >= 1 and plan.spans >= ranges.shape[3],
             f"selection_ranges: the plan is one for up to {plan.spans} spans a row, ranges has "
             f"{ranges.shape[3]}; choose it by plan_ranges from these tensors, or leave it out",
@@ -225,13 +229,13 @@ def selection_ranges(
         table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
     launch(
         plan.variant("ranges", q, v),
-        (rows, plan.splits, check.cdiv(h, HEADS)),
+        (rows, plan.splits, cdiv(h, HEADS)),
         q.device,
         (
             *(q, k, v, ranges, out, lse, part, plse, table),
             *(*q.stride()[:4], *k.stride()[:3], *v.stride()[:3], *ranges.stride()),
             *(int(ranges.dtype == torch.int64), s, g, h, s_kv, ranges.shape[3]),
-            check.scale_log2(sm_scale, d),
+            scale_log2(sm_scale, d),
         ),
     )
     if plan.splits > 1:

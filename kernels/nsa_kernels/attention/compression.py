@@ -1,0 +1,41 @@
+"""How blocks of keys and values become compressed ones (arXiv 2502.11089, section 3.3.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class MeanCompression(nn.Module):
+    """Each ``block`` tokens, one block every ``stride``, to their mean."""
+
+    def __init__(self, block: int, stride: int) -> None:
+        super().__init__()
+        self.block, self.stride = block, stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
+        if x.shape[1] < self.block:
+            return x[:, :0]
+        return x.unfold(1, self.block, self.stride).float().mean(-1).to(x.dtype)
+
+
+class MLPCompression(nn.Module):
+    """Each block through a small MLP, after a learned embedding of the place inside the block
+    (equation 7)."""
+
+    def __init__(self, block: int, stride: int, dim: int) -> None:
+        super().__init__()
+        self.block, self.stride = block, stride
+        self.position = nn.Parameter(torch.randn(block, dim) * dim**-0.5)
+        self.mlp = nn.Sequential(
+            nn.Linear(block * dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
+        if x.shape[1] < self.block:
+            return x[:, :0]
+        blocks = x.unfold(1, self.block, self.stride).transpose(-1, -2) + self.position
+        compressed: torch.Tensor = self.mlp(blocks.flatten(-2))
+        return compressed

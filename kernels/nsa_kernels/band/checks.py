@@ -1,0 +1,35 @@
+"""What the calls under a band take."""
+
+from __future__ import annotations
+
+import torch
+
+from ..launch.checks import check_qkv, require
+
+
+def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+    """Raises TypeError or ValueError for tensors that are not q [B,T,HQ,D], k, v [B,N,H,D|Dv]."""
+    check_qkv(op, q, k, v)
+    fits = (
+        q.dim() == k.dim() == v.dim() == 4
+        and q.shape[0] == k.shape[0] == v.shape[0]
+        and k.shape[1:3] == v.shape[1:3]
+        and k.shape[2] >= 1
+        and q.shape[2] % k.shape[2] == 0
+    )
+    require(
+        fits,
+        f"{op}: expected q [B,T,HQ,D], k [B,N,H,D], v [B,N,H,Dv] with HQ a multiple of H; "
+        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
+    )
+    require(scale > 0, f"{op}: sm_scale must be positive; got {scale}")
+
+
+def check_cu(op: str, name: str, cu: torch.Tensor, q: torch.Tensor) -> None:
+    """Raises TypeError or ValueError for a cu_seqlens that does not fit packed sequences."""
+    if cu.dtype != torch.int32:
+        raise TypeError(f"{op}: {name} must be int32; got {cu.dtype}")
+    require(
+        cu.dim() == 1 and cu.shape[0] >= 2 and cu.device == q.device and q.shape[0] == 1,
+        f"{op}: {name} must be [sequences + 1] on q's device, and the sequences packed in B = 1",
+    )

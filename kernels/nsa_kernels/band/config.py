@@ -1,0 +1,88 @@
+"""The tiles of attention under a band (docs/lab/bands.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..launch.device import device_limits
+from ..launch.sizes import cdiv, next_power_of_2
+from .geometry import Band
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Queries and keys a tile, and how the program is launched."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
+    """``tiles`` made smaller until the device has the shared memory.
+
+    What a loop walks over is staged (keys, or with ``stage_queries`` queries), the other kept.
+    """
+    m, n, warps, stages = tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
+    if q.element_size() == 4:
+        # IEEE fp32 products run on the plain cores with whole operands in registers.
+        m, n, warps, stages = 32, 32, 4, 1
+    row = (next_power_of_2(q.shape[3]) + next_power_of_2(dv)) * q.element_size()
+    limit = device_limits(q.device).shared_bytes
+    while row * (m * stages + n if stage_queries else n * stages + m) > limit and m * n > 256:
+        if stages > 2:
+            stages -= 1
+        elif m > n:
+            m //= 2
+        else:
+            n //= 2
+    return Tiles(m, n, warps, stages)
+
+
+def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
+    """The tiles of the forward pass (docs/lab/bands.md)."""
+    widest = max(q.shape[3], v.shape[3])
+    programs = cdiv(q.shape[1], 64) * q.shape[2] * q.shape[0]
+    few = programs <= 2 * device_limits(q.device).processors
+    if band.window:
+        tiles = Tiles(64, 64, 4, 3 if few or widest <= 32 else 2)
+    elif widest <= 32:
+        tiles = Tiles(64, 64, 4, 2)
+    elif widest <= 64 and not few and band.keys is None:
+        tiles = Tiles(128, 64, 8, 3)
+    else:
+        tiles = Tiles(64, 32, 4, 2)
+    return _fit(tiles, q, v.shape[3])
+
+
+def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:
+    """The tiles of dQ."""
+    stages = 3 if max(q.shape[3], v.shape[3]) <= 64 else 2
+    return _fit(Tiles(64, 32, 4, stages), q, v.shape[3])
+
+
+def dkv_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
+    """The tiles of dK and dV."""
+    if max(q.shape[3], v.shape[3]) > 64:
+        tiles = Tiles(32, 64, 4, 3)
+    else:
+        tiles = Tiles(64, 64, 4, 1) if band.window else Tiles(128, 64, 4, 2)
+    return _fit(tiles, q, v.shape[3], stage_queries=True)
+
+
+def walk_shares(band: Band, programs: int, rows: int, processors: int) -> int:
+    """Into how many shares the walk of a key tile, over about ``rows`` queries at most, is cut.
+
+    In a window all tiles walk about equally far, and two programs a processor do (four of packed
+    sequences, which differ); a share is a step or more. Without a window the first tile walks over
+    all queries and the last over hardly any: small shares even that out, but below 256 queries
+    they cost more to add up than they save.
+    """
+    if band.window:
+        wanted, least = (2 if band.keys is None else 4) * processors // programs, 64
+    else:
+        wanted, least = min(32, 16 * processors // programs), 256
+    return max(1, min(wanted, rows // least))

@@ -1,0 +1,73 @@
+"""Which keys a query sees under a band, and the tables that say it of packed sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..launch.device import on_its_device
+from ..launch.sizes import cdiv
+from .kernels.geometry import band_tables_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Which keys a query sees: ``block`` tokens a key, one every ``stride`` tokens, the last
+    ``window`` of them (0: all). ``keys``, ``queries``: of packed ``sequences``, the tables
+    instead: int32 [2,T], from and before which key a query sees, int32 [2,N], a key's queries."""
+
+    block: int
+    stride: int
+    window: int
+    keys: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
+    sequences: int = 1
+
+    def constants(self) -> dict[str, int | bool]:
+        return {
+            "BLOCK": self.block,
+            "STRIDE": self.stride,
+            "WINDOWED": self.window > 0,
+            "PACKED": self.keys is not None,
+        }
+
+
+@on_its_device
+def packed_band(
+    q: torch.Tensor,
+    keys: int,
+    cu_seqlens: torch.Tensor,
+    cu_keys: torch.Tensor,
+    block: int,
+    stride: int,
+    window: int,
+) -> Band:
+    """The band of sequences packed in q [1,T,HQ,D] and in ``keys`` keys, made on the device.
+
+    A query behind the last sequence sees no key; ``cu_keys`` is clamped to [0, ``keys``].
+    """
+    total = q.shape[1]
+    of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
+    of_key = torch.empty((2, keys), dtype=torch.int32, device=q.device)
+    sequences = cu_seqlens.shape[0] - 1
+    tile = 128
+    band_tables_kernel[(max(1, cdiv(max(total, keys), tile)),)](
+        *(cu_seqlens.contiguous(), cu_keys.contiguous()),
+        *(of_query[0], of_query[1], of_key[0], of_key[1]),
+        *(total, keys, sequences, window),
+        BLOCK=block,
+        STRIDE=stride,
+        WINDOWED=window > 0,
+        STEPS=sequences.bit_length(),
+        TILE=tile,
+        num_warps=4,
+    )
+    return Band(block, stride, window, of_query, of_key, sequences)
+
+
+def tables_of(
+    of: torch.Tensor | None, placeholder: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two rows of a table of the band; where there is none, what no kernel reads."""
+    return (placeholder, placeholder) if of is None else (of[0], of[1])

@@ -1,0 +1,1 @@
+"""Device code of attention under a band."""

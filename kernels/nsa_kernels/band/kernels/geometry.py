@@ -1,0 +1,134 @@
+"""Attention under a band: query t sees keys lo(t) up to hi(t), neither of which ever decreases.
+
+    hi(t) = min(N, (t + 1 - BLOCK) // STRIDE + 1, at least 0)      lo(t) = max(hi(t) - window, 0)
+
+A sliding window is BLOCK = STRIDE = 1; the compressed keys of NSA, which a query sees once all
+their BLOCK tokens are behind it, are a band without a window. Sequences packed one after another
+are a band, too, whose ``lo`` and ``hi`` are read from tables. Logits live in the log2 domain.
+"""
+
+from __future__ import annotations
+
+from ...jit.compat import tl, triton
+from ...jit.sequences import sequence_of
+
+# One key is no special case: as a constant it makes ptxas 12.8 crash in some tiles.
+KEYS = ("N",)
+
+
+@triton.jit
+def band_of(
+    t,
+    ok,
+    lo_ptr,
+    hi_ptr,
+    N,
+    window,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """The keys [lo, hi) of queries ``t`` (int32, scalar or vector)."""
+    if PACKED:
+        lo = tl.load(lo_ptr + t, mask=ok, other=0)
+        hi = tl.load(hi_ptr + t, mask=ok, other=0)
+    else:
+        hi = tl.minimum(tl.maximum(t + (1 - BLOCK + STRIDE), 0) // STRIDE, N)
+        lo = hi * 0
+        if WINDOWED:
+            lo = tl.maximum(hi - window, 0)
+    return lo, hi
+
+
+@triton.jit
+def tiles_of(
+    first,
+    last,
+    lo_ptr,
+    hi_ptr,
+    N,
+    window,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Where the tiles of keys of the queries ``first`` to ``last`` begin, from and before which
+    all of these see a whole tile, and where their keys end."""
+    lo0, hi0 = band_of(first, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    lo1, hi1 = band_of(last, True, lo_ptr, hi_ptr, N, window, BLOCK, STRIDE, WINDOWED, PACKED)
+    whole = tl.minimum(tl.cdiv(lo1, BLOCK_N), hi1 // BLOCK_N) * BLOCK_N
+    partial = tl.maximum(hi0 // BLOCK_N * BLOCK_N, whole)
+    return lo0 // BLOCK_N * BLOCK_N, whole, partial, hi1
+
+
+@triton.jit
+def part_of(PART: tl.constexpr, begin, whole, partial, behind):
+    """Where the walk over tiles of keys begins and ends in each of its three parts, of which only
+    the middle one, PART 1, needs no mask; the bounds are those of ``tiles_of``."""
+    if PART == 0:
+        origin = begin
+        end = whole
+    elif PART == 1:
+        origin = whole
+        end = partial
+    else:
+        origin = partial
+        end = behind
+    return origin, end
+
+
+@triton.jit
+def band_tables_kernel(
+    cu_ptr,
+    cu_keys_ptr,
+    lo_ptr,
+    hi_ptr,
+    begin_ptr,
+    end_ptr,
+    T,
+    N,
+    sequences,
+    window,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    STEPS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program (TILE queries and TILE keys): query t sees keys lo[t] up to hi[t], [T]; key j is
+    seen by no other queries than begin[j] up to end[j], [N]. What lies behind the last sequence
+    sees nothing and is not seen.
+
+    None of the four decreases. Values of cu_keys are clamped to [0, N], as all that is written is.
+    """
+    position = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    last_query = tl.load(cu_ptr + sequences)
+    last_key = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + sequences), 0), N)
+
+    i = sequence_of(cu_ptr, position, sequences, STEPS)
+    k0 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i), 0), N)
+    k1 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i + 1), 0), N)
+    seen = tl.maximum(position - tl.load(cu_ptr + i) + (1 - BLOCK + STRIDE), 0) // STRIDE
+    hi = k0 + tl.minimum(seen, k1 - k0)
+    lo = k0
+    if WINDOWED:
+        lo = tl.maximum(k0, hi - window)
+    tl.store(lo_ptr + position, tl.where(position < last_query, lo, last_key), mask=position < T)
+    tl.store(hi_ptr + position, tl.where(position < last_query, hi, last_key), mask=position < T)
+
+    i = sequence_of(cu_keys_ptr, position, sequences, STEPS)
+    k0 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i), 0), N)
+    behind = tl.load(cu_ptr + i + 1).to(tl.int64)
+    complete = tl.load(cu_ptr + i) + (position - k0).to(tl.int64) * STRIDE + (BLOCK - 1)
+    end = behind
+    if WINDOWED:
+        end = tl.minimum(behind, complete + window * STRIDE)
+    begin = tl.where(position < last_key, tl.minimum(complete, behind), last_query)
+    end = tl.where(position < last_key, end, last_query)
+    tl.store(
+        begin_ptr + position, tl.minimum(tl.maximum(begin, 0), T).to(tl.int32), mask=position < N
+    )
+    tl.store(end_ptr + position, tl.minimum(tl.maximum(end, 0), T).to(tl.int32), mask=position < N)

@@ -1,0 +1,66 @@
+"""The sliding window and the compressed keys."""
+
+from __future__ import annotations
+
+import torch
+
+from nsabench import Unsupported, implementation
+
+from ... import band
+from ...scoring import compressed_attention_with_scores
+from .record import DEVICES
+
+
+@implementation(op="sliding_window", name="band", devices=DEVICES)
+def sliding_window(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float,
+    max_seqlen: int,
+) -> torch.Tensor:
+    """Tiles of queries over the tiles of keys in their window, masked at its edges only."""
+    return band.sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)[0]
+
+
+@implementation(op="compressed", name="band", devices=DEVICES)
+def compressed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_keys: torch.Tensor | None = None,
+    *,
+    block: int,
+    stride: int,
+    sm_scale: float,
+    max_seqlen: int,
+) -> torch.Tensor:
+    """The same kernels over the compressed keys."""
+    return band.compressed_attention(
+        q, k, v, cu_seqlens, cu_keys, block=block, stride=stride, sm_scale=sm_scale
+    )[0]
+
+
+@implementation(op="compressed", name="band_with_scores", devices=DEVICES)
+def compressed_with_scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_keys: torch.Tensor | None = None,
+    *,
+    block: int,
+    stride: int,
+    sm_scale: float,
+    max_seqlen: int,
+) -> torch.Tensor:
+    """With the block scores that selection needs, which no baseline makes."""
+    if cu_seqlens is not None or cu_keys is not None:
+        raise Unsupported("block scores are made of sequences that are not packed")
+    return compressed_attention_with_scores(q, k, v, block=block, stride=stride, sm_scale=sm_scale)[
+        0
+    ]

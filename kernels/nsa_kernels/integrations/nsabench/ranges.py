@@ -1,0 +1,30 @@
+"""Spans read in place."""
+
+from __future__ import annotations
+
+import torch
+
+from nsabench import implementation
+
+from ...selection import selection_ranges
+from .record import DEVICES, config_of
+
+
+@implementation(
+    op="selection_ranges",
+    name="ranges_in_place",
+    devices=DEVICES,
+    config=config_of("selection_ranges"),
+)
+def ranges_in_place(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    sm_scale: float,
+    selected_len: int,
+) -> torch.Tensor:
+    """Spans read where they are, without packing."""
+    out = selection_ranges(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+    return out[0]

@@ -1,0 +1,28 @@
+"""Rows: one span each, all of one length."""
+
+from __future__ import annotations
+
+import torch
+
+from nsabench import implementation
+
+from ...selection import selection_rows, selection_rows_per_head
+from .record import DEVICES, config_of
+
+
+@implementation(
+    op="selection_rows", name="rows_group", devices=DEVICES, config=config_of("selection_rows")
+)
+def rows_group(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
+) -> torch.Tensor:
+    """All heads of a row in one program, split over the keys when rows are few."""
+    return selection_rows(q, k, v, sm_scale=sm_scale)[0]
+
+
+@implementation(op="selection_rows", name="rows_per_head", role="candidate", devices=DEVICES)
+def rows_per_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
+) -> torch.Tensor:
+    """One program a head, kept for comparison."""
+    return selection_rows_per_head(q, k, v, sm_scale=sm_scale)[0]

@@ -1,0 +1,30 @@
+"""Packed rows of any lengths."""
+
+from __future__ import annotations
+
+import torch
+
+from nsabench import implementation
+
+from ...selection import selection_varlen
+from .record import DEVICES, config_of
+
+
+@implementation(
+    op="selection_varlen",
+    name="varlen_items",
+    devices=DEVICES,
+    config=config_of("selection_varlen"),
+)
+def varlen_items(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    sm_scale: float,
+    max_seqlen: int,
+) -> torch.Tensor:
+    """Packed keys cut into equal work items, so that one long row does not hold up the rest."""
+    out = selection_varlen(q, k, v, cu_seqlens, sm_scale=sm_scale, max_seqlen=max_seqlen)
+    return out[0]

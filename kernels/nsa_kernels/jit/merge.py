@@ -1,0 +1,144 @@
+"""Shares of a row merged, in the order of their slots: the result does not depend on timing."""
+
+from __future__ import annotations
+
+from .compat import narrow, tl, triton, wait_for_last_launch
+from .tiles import natural
+
+
+@triton.jit
+def combine_shares(
+    part_ptr,
+    plse_ptr,
+    first_slot,
+    n_slots,
+    h,
+    H,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """The shares of one head ``h`` of a row, in the order of the slots: fp32 [Dv], log2 LSE."""
+    cols = tl.arange(0, BLOCK_DV)
+    slots = tl.arange(0, BLOCK_S)
+    top = float("-inf")
+    total = 0.0
+    merged = tl.zeros([BLOCK_DV], dtype=tl.float32)
+    for s0 in range(0, n_slots, BLOCK_S):
+        live = s0 + slots < n_slots
+        row = (first_slot + s0 + slots) * H + h
+        lses = tl.load(plse_ptr + row, mask=live, other=float("-inf"))
+        parts = tl.load(
+            part_ptr + row[:, None] * DV + cols[None, :],
+            mask=live[:, None] & (cols[None, :] < DV),
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lses, 0))
+        old = tl.exp2(top - new_top)
+        weight = tl.exp2(lses - new_top)
+        merged = merged * old + tl.sum(parts * weight[:, None], 0)
+        total = total * old + tl.sum(weight, 0)
+        top = new_top
+    return merged / total, top + tl.log2(total)
+
+
+@triton.jit
+def merge_shares(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    first_slot,
+    n_slots,
+    offset,
+    h,
+    H,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Merge the shares of one head ``h`` of a row into ``offset``."""
+    cols = tl.arange(0, BLOCK_DV)
+    out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
+    tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
+    tl.store(lse_ptr + offset, natural(lse))
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    table_ptr,
+    H,
+    n_rows,
+    n_slots,
+    slots,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr,
+    TABLE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
+    wait_for_last_launch(PDL)
+    h = tl.program_id(1)
+    if TABLE:
+        row0 = tl.program_id(0).to(tl.int64) * ROWS
+        rows = row0 + tl.arange(0, ROWS)
+        # A table that is not written (malformed cu_seqlens) must not lead out of the workspace.
+        counts = tl.load(table_ptr + rows * 2 + 1, mask=rows < n_rows, other=0)
+        counts = tl.minimum(counts, slots)
+        if tl.max(counts, 0) > 1:
+            for i in range(ROWS):
+                row = row0 + i
+                count = tl.sum(tl.where(rows == row, counts, 0), 0)
+                if count > 1:
+                    first = tl.load(table_ptr + row * 2)
+                    first = tl.maximum(tl.minimum(first, slots - count), 0).to(tl.int64)
+                    merge_shares(
+                        out_ptr,
+                        lse_ptr,
+                        part_ptr,
+                        plse_ptr,
+                        first,
+                        count,
+                        row * H + h,
+                        h,
+                        H,
+                        DV,
+                        BLOCK_DV,
+                        BLOCK_S,
+                    )
+    else:
+        only = tl.program_id(0).to(tl.int64)
+        merge_shares(
+            out_ptr,
+            lse_ptr,
+            part_ptr,
+            plse_ptr,
+            only * n_slots,
+            n_slots,
+            only * H + h,
+            h,
+            H,
+            DV,
+            BLOCK_DV,
+            BLOCK_S,
+        )
+
+
+@triton.jit
+def sum_kernel(parts_ptr, dk_ptr, dv_ptr, shares, share_stride, k_numel, TILE: tl.constexpr):
+    """Program (elements of dk, then of dv): the sum of their shares, in order."""
+    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = offset < share_stride
+    total = tl.zeros([TILE], dtype=tl.float32)
+    for _ in range(shares):
+        total += tl.load(parts_ptr + offset, mask=inside, other=0.0)
+        parts_ptr += share_stride
+    total = narrow(total, dk_ptr.dtype.element_ty)
+    tl.store(dk_ptr + offset, total, mask=offset < k_numel)
+    tl.store(dv_ptr + offset - k_numel, total, mask=inside & (offset >= k_numel))

@@ -1,0 +1,37 @@
+"""How a call is made: eagerly, while a CUDA graph is captured, or by a tracer."""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+_WITH_VALUES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+class Mode(enum.Enum):
+    """How a call is made, which decides what it may do.
+
+    - EAGER: anything; launchers are called directly, since the dispatcher costs more than they do.
+    - CAPTURED: launches only; nothing may wait for the device.
+    - TRACED: the tensors have no values, or Dynamo reads the code; a call must be an operator.
+    """
+
+    EAGER = "eager"
+    CAPTURED = "captured"
+    TRACED = "traced"
+
+
+def traced(x: torch.Tensor) -> bool:
+    """Whether ``mode(x)`` is TRACED, without asking for a capture: 0.1 us."""
+    return type(x) not in _WITH_VALUES or torch.compiler.is_dynamo_compiling()
+
+
+def mode(x: torch.Tensor) -> Mode:
+    """How the call on ``x`` is made: under torch.compile or on a fake tensor, into a CUDA graph
+    that its stream captures, or neither."""
+    if traced(x):
+        return Mode.TRACED
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return Mode.CAPTURED
+    return Mode.EAGER

@@ -1,0 +1,38 @@
+"""Small arithmetic of launches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+LOG2_E = 1.4426950408889634
+
+
+def scale_log2(sm_scale: float | None, head_dim: int) -> float:
+    """The factor that turns q.k into log2-domain logits; the default scale is 1/sqrt(D)."""
+    return (1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)) * LOG2_E
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is >= n (1 for n <= 1)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """Ceiling division of non-negative integers."""
+    return -(-a // b)
+
+
+def head_dims(d: int, dv: int) -> dict[str, int]:
+    """The constants of a kernel that are head dims: of q and k, of v, and padded."""
+    return {"D": d, "DV": dv, "BLOCK_D": next_power_of_2(d), "BLOCK_DV": next_power_of_2(dv)}
+
+
+def strides(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """The strides of ``tensors``, one after another, as every kernel takes them behind its
+    pointers."""
+    flat: tuple[int, ...] = ()
+    for x in tensors:
+        flat += x.stride()
+    return flat

@@ -1,0 +1,61 @@
+"""Block scores and the choice by them as the paper has them (arXiv 2502.11089, section 3.3.2)."""
+
+from __future__ import annotations
+
+import torch
+
+from ..band.naive import complete, weights
+from .top_n import LOCAL_BLOCKS
+
+
+def naive_block_scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """Scores [B, T, H, ceil(T / block_size)] of q [B, T, HQ, D] and k_cmp [B, Nc, H, D].
+
+    Equation 8: the weights of compressed attention. Equation 10: summed over the heads of a group.
+    Equation 9: block j gets, for each m of its ``block_size / stride`` strides, the weights of the
+    ``block / stride`` keys that cover it, (block_size / stride) j + m - n, counted from 0.
+    """
+    tokens, groups = q.shape[1], k_cmp.shape[2]
+    p, _ = weights(q, k_cmp, complete(tokens, k_cmp, block, stride), sm_scale)
+    p = p.unflatten(1, (groups, -1)).sum(2).transpose(1, 2)
+    span = block_size // stride
+    scores = p.new_zeros((*p.shape[:3], -(-tokens // block_size)))
+    for j in range(scores.shape[3]):
+        for m in range(span):
+            for n in range(block // stride):
+                key = span * j + m - n
+                if 0 <= key < p.shape[3]:
+                    scores[..., j] += p[..., key]
+    return scores
+
+
+def naive_select_blocks(
+    scores: torch.Tensor,
+    count: int,
+    *,
+    block_size: int = 64,
+    first_position: int = 0,
+    local: int = LOCAL_BLOCKS,
+) -> torch.Tensor:
+    """Equation 11: the blocks of the ``count`` highest ``scores`` [B, T, H, n_blocks], the first
+    block and the ``local`` last ones before all others, of equal ones the lowest index.
+
+    Returns:
+        int64 [B, T, H, min(count, n_blocks)], in the order of the choice; -1 where a query has
+        fewer blocks.
+    """
+    position = first_position + torch.arange(scores.shape[1], device=scores.device)
+    own = (position // block_size)[:, None, None]
+    block = torch.arange(scores.shape[3], device=scores.device)
+    forced = (block == 0) | (block > own - local)
+    ranked = scores.masked_fill(forced, torch.inf).masked_fill(block > own, -torch.inf)
+    values, chosen = ranked.sort(dim=-1, descending=True, stable=True)
+    return torch.where(values > -torch.inf, chosen, -1)[..., :count]

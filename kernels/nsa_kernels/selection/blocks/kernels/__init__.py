@@ -1,0 +1,1 @@
+"""Device code of ``block_selection_attention``."""

@@ -1,0 +1,195 @@
+"""The operators of block selection: the plan, both forwards, and the backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...launch.fakes import gradients
+from ...launch.sizes import scale_log2
+from .backward import block_major_backward
+from .config import (
+    BlockShape,
+    backward_config,
+    backward_workspace,
+    forward_config,
+    forward_workspace,
+    heads_at_once,
+)
+from .forward import block_major_forward
+from .plan import BlockPlan, build_plan, plan_sizes
+from .query_major import query_major_forward
+
+
+def shape_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: torch.Tensor, block_size: int
+) -> BlockShape:
+    return BlockShape(
+        n=q.shape[0] * q.shape[1],
+        hq=q.shape[2],
+        h=k.shape[2],
+        s=index.shape[3],
+        d=q.shape[3],
+        dv=v.shape[3],
+        block_size=block_size,
+        dtype=q.dtype,
+        device=q.device,
+    )
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """[B, T, …] as [B * T, …] without a copy."""
+    return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def _results(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    b, t, hq, _ = q.shape
+    out = torch.empty((b, t, hq, v.shape[3]), dtype=q.dtype, device=q.device)
+    return out, torch.empty((b, t, hq), dtype=torch.float32, device=q.device)
+
+
+@torch.library.custom_op("nsa_kernels::block_plan", mutates_args=())
+def _plan(
+    block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    plan = build_plan(block_indices, cu_seqlens, block_size, chunk)
+    return plan.entries, plan.places, plan.first, plan.count, plan.edges
+
+
+@_plan.register_fake
+def _(
+    block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    entries, places, first, edges = (
+        block_indices.new_empty(size)
+        for size in plan_sizes(block_indices.shape, sequences, block_size, chunk)
+    )
+    return entries, places, first, torch.empty_like(first), edges
+
+
+def run_query_major(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    block_size: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = _results(q, v)
+    query_major_forward(
+        _flat(q),
+        _flat(k),
+        _flat(v),
+        _flat(block_indices),
+        cu_seqlens,
+        q.shape[1],
+        block_size,
+        scale_log2(sm_scale, q.shape[3]),
+        _flat(out),
+        _flat(lse),
+    )
+    return out, lse
+
+
+_query_major = torch.library.custom_op(
+    "nsa_kernels::block_query_major", run_query_major, mutates_args=()
+)
+
+
+_query_major.register_fake(lambda q, k, v, *others: _results(q, v))
+
+
+@torch.library.custom_op("nsa_kernels::block_major", mutates_args=())
+def _block_major(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    entries: torch.Tensor,
+    places: torch.Tensor,
+    first: torch.Tensor,
+    count: torch.Tensor,
+    edges: torch.Tensor,
+    block_size: int,
+    sm_scale: float,
+    workspace_bytes: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = _results(q, v)
+    plan = BlockPlan(entries, places, first, count, edges, block_size)
+    shape = shape_of(q, k, v, places.view(*k.shape[:3], -1), block_size)
+    block_major_forward(
+        _flat(q),
+        _flat(k),
+        _flat(v),
+        plan,
+        scale_log2(sm_scale, q.shape[3]),
+        _flat(out),
+        _flat(lse),
+        heads_at_once(shape, plan.chunk, forward_workspace(shape, workspace_bytes)),
+        forward_config(shape),
+    )
+    return out, lse
+
+
+_block_major.register_fake(lambda q, k, v, *others: _results(q, v))
+
+
+@torch.library.custom_op("nsa_kernels::block_major_backward", mutates_args=())
+def _backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    entries: torch.Tensor,
+    places: torch.Tensor,
+    first: torch.Tensor,
+    count: torch.Tensor,
+    edges: torch.Tensor,
+    block_size: int,
+    sm_scale: float,
+    workspace_bytes: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    plan = BlockPlan(entries, places, first, count, edges, block_size)
+    shape = shape_of(q, k, v, places.view(*k.shape[:3], -1), block_size)
+    dq, dk, dv = block_major_backward(
+        _flat(q),
+        _flat(k),
+        _flat(v),
+        _flat(out),
+        _flat(lse),
+        # A gradient may come expanded from a sum.
+        _flat(d_out.contiguous()),
+        plan,
+        sm_scale,
+        heads_at_once(shape, plan.chunk, backward_workspace(shape, workspace_bytes)),
+        backward_config(shape),
+    )
+    return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+
+
+_backward.register_fake(gradients)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *lists, block_size, sm_scale, workspace_bytes = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse, *lists)
+    ctx.options = (block_size, sm_scale, workspace_bytes)
+
+
+def _differentiate(
+    ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, out, lse, *lists = ctx.saved_tensors
+    gradients = torch.ops.nsa_kernels.block_major_backward(
+        q, k, v, out, lse, d_out, *lists, *ctx.options
+    )
+    return (*gradients, *[None] * 8)
+
+
+_block_major.register_autograd(_differentiate, setup_context=_keep)

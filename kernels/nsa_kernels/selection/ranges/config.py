@@ -1,0 +1,51 @@
+"""The tiles and splits of ``selection_ranges``."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ...launch.config import Config, Given, class_name, class_tile, crowd_of, fit_tile, is_narrow
+from ...launch.device import device_limits
+from ...launch.sizes import cdiv
+
+
+@functools.lru_cache(maxsize=4096)
+def ranges_config(
+    rows: int,
+    h: int,
+    n_spans: int,
+    s_kv: int,
+    d: int,
+    dv: int,
+    selected_len: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    given: Given = None,
+) -> Config:
+    """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
+
+    How many keys a row selects is known on the device only: a launch may have more splits than a
+    row has shares of 128 keys, and the programs left over end at once.
+    """
+    limits = device_limits(device)
+    programs = max(rows * cdiv(h, 64), 1)
+    bound = s_kv if selected_len is None else min(selected_len, s_kv)
+    splits = 1
+    if 2 * programs < 3 * limits.processors:
+        splits = max(1, min(2 * limits.processors // programs, cdiv(bound, 128), 64))
+    narrow, crowd = is_narrow(d, dv), crowd_of(programs, limits.processors)
+    if splits > 1:
+        crowd, rule = "split", (32, 2, 4)
+    elif crowd == "many":
+        rule = (32, 1, 3) if narrow else (64, 4, 2)
+    else:
+        rule = (64, 4, 3)
+    # The keys of a row are not known, so all lengths are one class.
+    name = class_name("ranges", crowd, narrow, 0)
+    tile, tuned = class_tile(name, rule, dtype.itemsize, device, given)
+    block_h, block_l, warps, stages = fit_tile(h, d, dv, dtype.itemsize, limits, tile)
+    head_tiles = cdiv(h, block_h)
+    late = rows * splits * head_tiles <= 4 * limits.processors
+    return Config(block_h, block_l, splits, 0, head_tiles, warps, stages, late, tuned, name)

@@ -1,0 +1,94 @@
+"""The launches of ``selection_ranges``."""
+
+from __future__ import annotations
+
+import torch
+
+from ...launch.checks import require
+from ...launch.config import Config, check_heads
+from ...launch.device import dependent_launch, launch_options, on_its_device
+from ...launch.shares import Shares, merge, workspace
+from ...launch.sizes import head_dims, scale_log2, strides
+from .checks import check_ranges
+from .config import ranges_config
+from .kernels.forward import ranges_kernel
+from .spans import kernel_spans
+
+MIN_SHARE = 128
+"""Keys of a share at least, a multiple of every tile size used with splits."""
+
+
+@on_its_device
+def launch_ranges(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine."""
+    ranges = check_ranges(q, k, v, ranges)
+    shares = range_shares(q, k, v, ranges, sm_scale, selected_len, config)
+    if shares.splits > 1:
+        slots = shares.plse.numel() // q.shape[3]
+        merge(shares.out, shares.lse, *shares[2:], slots)
+    return shares.out, shares.lse
+
+
+def range_shares(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    sm_scale: float | None,
+    selected_len: int | None,
+    config: Config | None = None,
+    dependent: bool = False,
+) -> Shares:
+    """The first launch of ``selection_ranges``, on inputs that were checked.
+
+    ``dependent``: it starts beside the launch before, which writes ``ranges`` and nothing else that
+    it reads.
+    """
+    b, s, g, h, d = q.shape
+    s_kv, dv = v.shape[2], v.shape[3]
+    n_spans = ranges.shape[3]
+    rows = b * s * g
+    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
+    if rows == 0:
+        return Shares(out, lse, lse, lse, None, 1)
+    if config is None:
+        config = ranges_config(rows, h, n_spans, s_kv, d, dv, selected_len, q.dtype, q.device)
+    else:
+        check_heads("selection_ranges", config, h)
+        require(config.splits >= 1, f"selection_ranges: {config} has no splits")
+    part = plse = table = lse
+    if config.splits > 1:
+        part, plse = workspace(q, rows * config.splits, h, dv)
+        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
+    given = kernel_spans(ranges, s_kv)
+    ranges_kernel[(rows, config.splits, config.head_tiles)](
+        *(q, k, v, given.spans, given.before, out, lse, part, plse, table),
+        *strides(q, k, v),
+        *given.strides,
+        *(s, g, h, s_kv, n_spans, scale_log2(sm_scale, d)),
+        **head_dims(d, dv),
+        BLOCK_H=config.block_h,
+        BLOCK_L=config.block_l,
+        SPANS=given.padded,
+        SEARCH_STEPS=given.search_steps,
+        MIN_SHARE=max(config.block_l, MIN_SHARE),
+        SPLIT=config.splits > 1,
+        LATE=config.late,
+        DEPENDENT=dependent,
+        PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
+        PRECISION="ieee",
+        num_warps=config.num_warps,
+        # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
+        num_stages=1 if given.search_steps else config.num_stages,
+        **launch_options(dependent),
+    )
+    return Shares(out, lse, part, plse, table, config.splits)

@@ -1,0 +1,1 @@
+"""Device code of ``selection_ranges``."""

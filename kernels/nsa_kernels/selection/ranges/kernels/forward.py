@@ -1,0 +1,149 @@
+"""The kernel of ``selection_ranges``."""
+
+from __future__ import annotations
+
+from ....jit.compat import start_next_launch, tl, triton, wait_for_last_launch
+from ....jit.tiles import attend_tile, load_tile, store_row, store_share
+from .spans import key_of, numbered_spans
+
+
+@triton.jit
+def ranges_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    spans_ptr,
+    before_ptr,
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    plse_ptr,
+    table_ptr,
+    q_sb,
+    q_ss,
+    q_sg,
+    q_sh,
+    q_sd,
+    k_sb,
+    k_sg,
+    k_sl,
+    k_sd,
+    v_sb,
+    v_sg,
+    v_sl,
+    v_sd,
+    r_sb,
+    r_ss,
+    r_sg,
+    r_sn,
+    r_se,
+    S,
+    G,
+    H,
+    S_KV,
+    n_spans,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    SPANS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LATE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    PDL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (row, split, head tile); row = (b * S + s) * G + g.
+
+    DEPENDENT: of what it reads, the launch before writes the spans only.
+    """
+    start_next_launch(PDL)
+    r = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    n_splits = tl.num_programs(1)
+    g = r % G
+    s = (r // G) % S
+    b = r // G // S
+    head0 = tl.program_id(2) * BLOCK_H
+    heads = head0 + tl.arange(0, BLOCK_H)
+    heads_ok = heads < H
+    d = tl.arange(0, BLOCK_D)
+    q = load_tile(
+        q_ptr + b * q_sb + s * q_ss + g * q_sg,
+        heads.to(tl.int64),
+        d,
+        q_sh,
+        q_sd,
+        heads_ok,
+        D,
+        BLOCK_D,
+        True,
+    )
+    k_base = k_ptr + b * k_sb + g * k_sg
+    v_base = v_ptr + b * v_sb + g * v_sg
+    spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
+    before = before_ptr + r * (n_spans + 1)
+    wait_for_last_launch(DEPENDENT)
+    number, stop, shift, total = numbered_spans(
+        spans, before, r_sn, r_se, n_spans, S_KV, SPANS, SEARCH_STEPS
+    )
+    tiles = tl.cdiv(total, BLOCK_L)
+    # No share below MIN_SHARE keys: merging it would cost more than it saves.
+    chunk = tl.maximum(tl.cdiv(tiles, n_splits) * BLOCK_L, MIN_SHARE)
+    n_parts = tl.cdiv(total, chunk)
+    lo = split * chunk
+    if split < tl.maximum(n_parts, 1):
+        hi = tl.minimum(lo + chunk, total)
+        row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+        sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
+        acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
+        for start in range(lo, hi, BLOCK_L):
+            pos = start + tl.arange(0, BLOCK_L)
+            valid = pos < hi
+            key = key_of(
+                pos, valid, spans, before, r_sn, number, stop, shift, n_spans, SEARCH_STEPS
+            )
+            row_max, sums, acc = attend_tile(
+                q,
+                start >= lo,
+                k_base,
+                v_base,
+                key.to(tl.int64),
+                valid,
+                k_sl,
+                k_sd,
+                v_sl,
+                v_sd,
+                row_max,
+                sums,
+                acc,
+                scale_log2,
+                D,
+                DV,
+                BLOCK_D,
+                BLOCK_DV,
+                True,
+                LATE,
+                PRECISION,
+            )
+        row_sum = tl.sum(sums, 1)
+        out_row = out_ptr + r * H * DV
+        lse_row = lse_ptr + r * H
+        if SPLIT:
+            slot = r * n_splits + split
+            if (split == 0) & (head0 == 0):
+                tl.store(table_ptr + r * 2, slot.to(tl.int32))
+                tl.store(table_ptr + r * 2 + 1, n_parts)
+            if n_parts > 1:
+                store_share(
+                    part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
+                )
+            else:
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+        else:
+            store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
