@@ -27,7 +27,7 @@ NEWER = replace(STEADY, run_id="20260201T000000Z-abc124", torch="2.13.0", triton
 
 def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
     found = compared(STEADY, NEWER)
-    assert {step.difference for cell in found.cells for step in cell.steps} == {Difference.SAME}
+    assert {shift.difference for cell in found.cells for shift in cell.shifts} == {Difference.SAME}
     assert {cell.role for cell in found.cells} == {Role.CANDIDATE, Role.BASELINE}
     for mean in found.means(0):
         assert mean.value == pytest.approx(1, abs=0.01)
@@ -41,16 +41,16 @@ def test_a_candidate_that_got_slower(compared: Compared) -> None:
     found = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
     slow = found.slower(0)
     assert {cell.length for cell, _ in slow} == {512} and len(slow) == 4
-    for _, step in slow:
-        assert step.ratio == pytest.approx(0.8, rel=0.01)
-        assert step.lo is not None and step.hi is not None and step.lo < step.ratio < step.hi < 0.95
+    for _, shift in slow:
+        assert shift.ratio == pytest.approx(0.8, rel=0.01)
+        assert shift.lo is not None and shift.hi is not None and shift.lo < shift.ratio < shift.hi < 0.95
     assert list(found.failures(slower=False)) == []
     assert len(list(found.failures(slower=True))) == 4
 
 
 def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared) -> None:
     found = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
-    differences = {(c.implementation, c.steps[0].difference) for c in found.cells}
+    differences = {(c.implementation, c.shifts[0].difference) for c in found.cells}
     assert differences == {("mine", Difference.SAME), ("sdpa_gqa", Difference.SLOWER)}
     assert list(found.failures(slower=True)) == []
 
@@ -60,7 +60,7 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
         return Status.CRASHED if length >= 256 else Status.OK
 
     found = compared(STEADY, replace(NEWER, status=crashes))
-    assert [step.change for _, step in found.changes(0)] == [Change.BROKE] * 8
+    assert [shift.change for _, shift in found.changes(0)] == [Change.BROKE] * 8
     [mine] = [m for m in found.means(0) if m.implementation == "mine"]
     assert (mine.valid, mine.invalid) == (8, 8)
     assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
@@ -69,8 +69,8 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
     assert text.index("## Statuses that changed") < text.index("geometric mean")
     assert "| broke | selection\\_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
     for cell in found.cells:
-        for step in cell.steps:
-            assert (step.ratio is None) == (step.difference is Difference.INVALID)
+        for shift in cell.shifts:
+            assert (shift.ratio is None) == (shift.difference is Difference.INVALID)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,9 @@ def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
 
 def test_a_run_that_decides_nothing_compares_to_nothing(compared: Compared) -> None:
     found = compared(STEADY, replace(NEWER, control_caught=False))
-    assert {step.difference for cell in found.cells for step in cell.steps} == {Difference.INVALID}
+    assert {shift.difference for cell in found.cells for shift in cell.shifts} == {
+        Difference.INVALID
+    }
     assert "zero_output not caught" in found.sides[1].objection
     assert list(found.failures(slower=True)) == [found.sides[1].objection]
     assert "**the run run1 decides nothing" in markdown.render(found)
@@ -120,8 +122,8 @@ def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
         table.set_column(column, "clock_event_reasons", reasons), folders[1] / "records.parquet"
     )
     for cell in compare(read(folders)).cells:
-        assert cell.steps[0].difference is Difference.INCONCLUSIVE
-        assert cell.steps[0].ratio is None and "hw_thermal_slowdown" in cell.steps[0].why
+        assert cell.shifts[0].difference is Difference.INCONCLUSIVE
+        assert cell.shifts[0].ratio is None and "hw_thermal_slowdown" in cell.shifts[0].why
 
 
 def test_several_runs_are_held_against_the_first(compared: Compared) -> None:
@@ -232,7 +234,7 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
     found = compare(read(folders))
     assert len(found.cells) == 32
     assert found.cells[0].label == "later T64 block_size=64 fp16 backward dense"
-    assert {cell.steps[0].difference for cell in found.cells} == {Difference.SAME}
+    assert {cell.shifts[0].difference for cell in found.cells} == {Difference.SAME}
 
 
 def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
