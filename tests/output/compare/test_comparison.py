@@ -43,7 +43,11 @@ def test_a_candidate_that_got_slower(compared: Compared) -> None:
     assert {cell.length for cell, _ in slow} == {512} and len(slow) == 4
     for _, shift in slow:
         assert shift.ratio == pytest.approx(0.8, rel=0.01)
-        assert shift.lo is not None and shift.hi is not None and shift.lo < shift.ratio < shift.hi < 0.95
+        assert (
+            shift.lo is not None
+            and shift.hi is not None
+            and shift.lo < shift.ratio < shift.hi < 0.95
+        )
     assert list(found.failures(slower=False)) == []
     assert len(list(found.failures(slower=True))) == 4
 
