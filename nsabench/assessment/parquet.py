@@ -27,9 +27,9 @@ def write(results: Results, run_id: str, folder: Path) -> None:
     replace(folder / "samples.parquet", _samples(run_id, results.samples))
 
 
-def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
+def _samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
     columns: dict[str, list[Any]] = {c.name: [] for c in SAMPLES}
-    for (case_id, implementation), (session, samples) in taken.items():
+    for (case_id, implementation), (session, samples) in by_key.items():
         count = len(samples.time_ms)
         fixed = (run_id, case_id, implementation, session)
         for name, value in zip(
@@ -38,7 +38,7 @@ def _samples(run_id: str, taken: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
             columns[name] += [value] * count
         for name in type(samples).model_fields:
             columns[name] += getattr(samples, name) or [None] * count  # what nobody read
-    columns[SPLIT] = [at and round(at / _TICK) * _TICK for at in columns[SPLIT]]
+    columns[SPLIT] = [seconds and round(seconds / _TICK) * _TICK for seconds in columns[SPLIT]]
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
 
 

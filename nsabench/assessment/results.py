@@ -94,8 +94,8 @@ class Assessed:
             )
             for row in _after_second_look(self.rows, contents.of(PassName.SECOND_LOOK))
         ]
-        taken = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
-        return Results(records, taken, self.findings, judgements)
+        samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
+        return Results(records, samples, self.findings, judgements)
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:
@@ -134,14 +134,14 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
 
 def belongs(plan: Plan, contents: Contents) -> None:
     """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
-    known = {planned.id: set(planned.implementations) for planned in plan.cases}
+    names = {planned.id: set(planned.implementations) for planned in plan.cases}
     wrong = ""
     if any(header.run_id != plan.run_id for header in contents.headers):
         wrong = f"is not of run {plan.run_id}"
     elif any(h.plan_sha256 not in ("", plan.sha256) for h in contents.headers):
         wrong = "was written under another plan than plan.yaml holds now"
     for entry in contents.entries:
-        if not {o.implementation for o in entry.outcomes} <= known.get(entry.case_id, set()):
+        if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):
             wrong = f"holds case {entry.case_id}, which is not in the plan like that"
     if wrong:
         raise UsageError(
@@ -166,7 +166,7 @@ def _rows_of(
     rows = []
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
-        taken = outcome.samples
+        samples = outcome.samples
         rows.append(
             Row(
                 case_id=case.id,
@@ -191,11 +191,11 @@ def _rows_of(
                 rel_l2=outcome.rel_l2,
                 mae_tolerance=case.tolerances.mae,
                 rel_l2_ratio=case.tolerances.rel_l2_ratio,
-                median_ms=quantile(taken.time_ms, 0.5) if taken.time_ms else None,
-                n_samples=len(taken.time_ms),
-                median_mcycles=_mcycles(taken),
-                escaped_share=_share([x > 0 for x in taken.escaped_ms], 0.0),
-                gap_hidden_share=_share(taken.gap_hidden, 1.0),
+                median_ms=quantile(samples.time_ms, 0.5) if samples.time_ms else None,
+                n_samples=len(samples.time_ms),
+                median_mcycles=_mcycles(samples),
+                escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),
+                gap_hidden_share=_share(samples.gap_hidden, 1.0),
                 conditions=conditions.get(outcome.session, Conditions()),
             )
         )
@@ -211,18 +211,18 @@ def _after_second_look(rows: Sequence[Row], seconds: Sequence[Entry]) -> list[Ro
         if outcome.status not in BENIGN
     }
     return [
-        replace(row, status=found.status, reason=f"in a second process: {found.reason}")
+        replace(row, status=outcome.status, reason=f"in a second process: {outcome.reason}")
         if row.role is Role.CANDIDATE
         and row.status is Status.OK
-        and (found := failed.get((row.case_id, row.implementation)))
+        and (outcome := failed.get((row.case_id, row.implementation)))
         else row
         for row in rows
     ]
 
 
-def _mcycles(taken: Samples) -> float | None:
+def _mcycles(samples: Samples) -> float | None:
     cycles = [
-        t * mhz / 1e3 for t, mhz in zip(taken.time_ms, taken.sm_clock_mhz, strict=False) if mhz
+        t * mhz / 1e3 for t, mhz in zip(samples.time_ms, samples.sm_clock_mhz, strict=False) if mhz
     ]
     return quantile(cycles, 0.5) if cycles else None
 
@@ -233,8 +233,8 @@ def _share(flags: Sequence[bool], default: float) -> float:
 
 def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row]:
     """Rows that a check found wrong or implausible are no longer ok, for that reason."""
-    found = by_case(f for f in findings if f.effect in STATUS_OF)
-    return [_with_finding(row, found.get(row.case_id, [])) for row in rows]
+    by_case_id = by_case(f for f in findings if f.effect in STATUS_OF)
+    return [_with_finding(row, by_case_id.get(row.case_id, [])) for row in rows]
 
 
 def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:

@@ -85,12 +85,12 @@ def _resampled_medians(
     """
     n = ordered.size
     k = (n + 1) // 2
-    at = rng.beta(k, n + 1 - k, count)
-    lower: NDArray[np.float64] = ordered[np.minimum((at * n).astype(np.intp), n - 1)]
+    rank = rng.beta(k, n + 1 - k, count)
+    lower: NDArray[np.float64] = ordered[np.minimum((rank * n).astype(np.intp), n - 1)]
     if n % 2:
         return lower
-    at += (1 - at) * (1 - rng.random(count) ** (1 / (n - k)))
-    upper: NDArray[np.float64] = ordered[np.minimum((at * n).astype(np.intp), n - 1)]
+    rank += (1 - rank) * (1 - rng.random(count) ** (1 / (n - k)))
+    upper: NDArray[np.float64] = ordered[np.minimum((rank * n).astype(np.intp), n - 1)]
     middle: NDArray[np.float64] = (lower + upper) / 2
     return middle
 

@@ -31,15 +31,15 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
     )
 
 
-def misfit(found: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
+def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
     """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
     types = {c.name: ARROW[c.type] for c in columns}
     for name in needed:
-        places = found.get_all_field_indices(name)
+        places = schema.get_all_field_indices(name)
         if len(places) != 1:
             return f"has {len(places) or 'no'} column{'s' if places else ''} {name}"
-        if found.field(places[0]).type != types[name]:
-            return f"has {found.field(places[0]).type} in column {name} and not {types[name]}"
+        if schema.field(places[0]).type != types[name]:
+            return f"has {schema.field(places[0]).type} in column {name} and not {types[name]}"
     return ""
 
 

@@ -142,15 +142,15 @@ def _confirmed(judgement: Judgement, name: str, second: Entry) -> Judgement:
         if outcome.implementation == name and outcome.status not in BENIGN:
             why = f"a second process found it {outcome.status}: {outcome.reason}"
             return Judgement(Verdict.INVALID, why)
-    taken = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
+    timed = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
     unconfirmed = "a second process could not confirm the verdict"
     disturbance = next(disturbances(second.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, unconfirmed, disturbance)
-    if name not in taken or judgement.best_baseline not in taken:
+    if name not in timed or judgement.best_baseline not in timed:
         return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
     try:
-        seen = _ratio(taken[judgement.best_baseline], taken[name])
+        seen = _ratio(timed[judgement.best_baseline], timed[name])
     except TooFewRounds as few:
         return _unknown(judgement, unconfirmed, str(few))
     assert judgement.speedup_lo is not None
@@ -176,23 +176,23 @@ def _beside_nobody(judgement: Judgement, candidate: Samples, isolated: Entry) ->
     disturbance = next(disturbances(isolated.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, f"the baselines {untimed}", disturbance)
-    taken = {o.implementation: o.samples.time_ms for o in isolated.outcomes if o.samples.time_ms}
-    lost = [o for o in isolated.outcomes if o.implementation not in taken]
+    timed = {o.implementation: o.samples.time_ms for o in isolated.outcomes if o.samples.time_ms}
+    lost = [o for o in isolated.outcomes if o.implementation not in timed]
     failed = {o.implementation: o.reason for o in lost}
     if judgement.best_baseline in failed:
         # Slower ones do not show that it was not slowed.
         why = failed[judgement.best_baseline] or "it was not timed there"
         return _unknown(judgement, f"{judgement.best_baseline} {untimed}", why)
-    best = min(taken, key=lambda name: quantile(taken[name], 0.5), default=None)
+    best = min(timed, key=lambda name: quantile(timed[name], 0.5), default=None)
     if best is None:
         why = isolated.reason or "none of them was timed there"
         return _unknown(judgement, f"the baselines {untimed}", why)
     assert judgement.speedup is not None and judgement.speedup_lo is not None
-    apart = quantile(taken[best], 0.5)
+    isolated_ms = quantile(timed[best], 0.5)
     beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
-    if beside <= apart * (1 + DRIFT):
+    if beside <= isolated_ms * (1 + DRIFT):
         return judgement
-    moved = ratio_of_independent_medians(taken[best], candidate.time_ms)
+    moved = ratio_of_independent_medians(timed[best], candidate.time_ms)
     # They come from two processes, and two processes differ by that much without a reason.
     lo = min(judgement.speedup_lo, moved.lo / (1 + DRIFT))
     return replace(
@@ -201,7 +201,7 @@ def _beside_nobody(judgement: Judgement, candidate: Samples, isolated: Entry) ->
         speedup=moved.value,
         speedup_lo=lo,
         speedup_hi=moved.hi,
-        why=f"{best} takes {apart:.3g} ms in a process that never imported a candidate, and "
+        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and "
         f"the best baseline beside it {beside:.3g} ms: the ratio to the former counts; to the "
         f"latter would be {judgement.speedup:.3f}",
     )

@@ -33,6 +33,6 @@ def command(
     signer = prepare()
     finished = measure(matrices, device, quick, out, resume, kernels, shard, fit=True)
     signed = finish(finished, signer)
-    terminal.summary(finished, terminal.console())
+    terminal.print_summary(finished, terminal.console())
     click.echo(signed)
     return 1 if failures(finished.results) else 0

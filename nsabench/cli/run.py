@@ -29,5 +29,5 @@ def command(
     Example: nsabench run quick --device cpu
     """
     finished = measure(matrices, device, quick, out, resume, kernels, shard, fit=False)
-    terminal.summary(finished, terminal.console())
+    terminal.print_summary(finished, terminal.console())
     return 1 if failures(finished.results) else 0

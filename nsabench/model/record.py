@@ -234,10 +234,10 @@ def _stored(kind: Any) -> type:
 def _fixed() -> dict[str, tuple[type[Enum] | None, bool]]:
     """The fields of a record: the vocabulary that its words are of, and whether all have it."""
     hints = get_type_hints(Record)
-    found: dict[str, tuple[type[Enum] | None, bool]] = {}
-    for one in fields(Record):
-        kind = _value_type(hints[one.name])
+    fixed: dict[str, tuple[type[Enum] | None, bool]] = {}
+    for column in fields(Record):
+        kind = _value_type(hints[column.name])
         word = kind if isinstance(kind, type) and issubclass(kind, Enum) else None
-        required = one.default is MISSING and one.default_factory is MISSING
-        found[one.name] = word, required
-    return found
+        required = column.default is MISSING and column.default_factory is MISSING
+        fixed[column.name] = word, required
+    return fixed

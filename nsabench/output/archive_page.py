@@ -77,21 +77,21 @@ def render(archive: Archive) -> str:
     )
 
 
-def _row(found: dict[str, Any]) -> dict[str, Any]:
-    created = found["created"]
+def _row(trend: dict[str, Any]) -> dict[str, Any]:
+    created = trend["created"]
     return {
-        **found,
-        "run": found["run_id"],
+        **trend,
+        "run": trend["run_id"],
         "date": f"{created:%Y-%m-%d %H:%M}",
         "at": int(created.timestamp() * 1000),
-        "gpu": found["gpu"] or "no GPU",
+        "gpu": trend["gpu"] or "no GPU",
         "versions": " ".join(
-            f"{name} {found[name]}" for name in ("torch", "triton") if found[name]
+            f"{name} {trend[name]}" for name in ("torch", "triton") if trend[name]
         ),
-        "commit": (found["commit"] or "")[:12],
-        "kernels_commit": (found["kernels_commit"] or "")[:12],
+        "commit": (trend["commit"] or "")[:12],
+        "kernels_commit": (trend["kernels_commit"] or "")[:12],
         "role": "candidate",
-        "status": "ok" if found["controls_caught"] else "invalid",
+        "status": "ok" if trend["controls_caught"] else "invalid",
     }
 
 

@@ -41,33 +41,33 @@ class Meaning:
 @cache
 def meanings() -> dict[str, list[Meaning]]:
     """Every word that can be explained. A word may mean two things: a status and an effect."""
-    found = [
+    listed = [
         Meaning(member.value, kind, member.meaning) for kind, words in _CLOSED for member in words
     ]
-    found += [Meaning(words.__name__.lower(), "vocabulary", _list(words)) for _, words in _CLOSED]
+    listed += [Meaning(words.__name__.lower(), "vocabulary", _list(words)) for _, words in _CLOSED]
     names = [*checks.all_checks(), "controls"]
-    found += [Meaning(n, "check", _docstring(f"nsabench.assessment.checks.{n}")) for n in names]
-    found += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.names()]
-    found += [Meaning(code, "problem of a machine", said) for code, said in codes().items()]
+    listed += [Meaning(n, "check", _docstring(f"nsabench.assessment.checks.{n}")) for n in names]
+    listed += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.names()]
+    listed += [Meaning(code, "problem of a machine", text) for code, text in codes().items()]
     for table, columns in (("records.parquet", RECORDS), ("samples.parquet", SAMPLES)):
-        found += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
+        listed += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
     by_word: dict[str, list[Meaning]] = {}
-    for meaning in found:
+    for meaning in listed:
         by_word.setdefault(meaning.word.lower(), []).append(meaning)
     return by_word
 
 
 def explain(word: str) -> list[Meaning]:
     """All meanings of a word. Raises `UsageError`, naming the nearest words, for an unknown one."""
-    known = meanings()
-    found = known.get(word.strip().lower())
-    if found is None:
-        near = difflib.get_close_matches(word.lower(), known, 3)
+    words = meanings()
+    explained = words.get(word.strip().lower())
+    if explained is None:
+        near = difflib.get_close_matches(word.lower(), words, 3)
         raise UsageError(
             f"{word!r} is no word of nsabench",
             f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
         )
-    return found
+    return explained
 
 
 def _list(words: type[Word]) -> str:

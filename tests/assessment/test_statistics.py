@@ -22,13 +22,13 @@ def test_the_interval_is_that_of_a_bootstrap_that_draws_everything(n: int, m: in
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(4)
-    held = 0
+    covered = 0
     for seed in range(400):
         ratio = ratio_of_independent_medians(
             1.1 * rng.lognormal(0, 0.05, 60), rng.lognormal(0, 0.05, 40), seed=seed
         )
-        held += ratio.lo <= 1.1 <= ratio.hi
-    assert 0.92 < held / 400 < 0.985
+        covered += ratio.lo <= 1.1 <= ratio.hi
+    assert 0.92 < covered / 400 < 0.985
 
 
 def test_an_arm_without_samples() -> None:

@@ -25,14 +25,14 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     limits = Limits.of_sheet(datasheet.find(gpu)) if gpu else Limits()
     read = table.read(path)
     rows = read.rows()
-    found = [_of_the_pair(f) for f in run_all(rows, limits)]
-    found += completeness.check(read)
-    found += speedups.check(read)
-    found += decode.check(read)
-    found += flat.check(read)
-    found += explanation.check(rows, found)
+    findings = [_of_the_pair(f) for f in run_all(rows, limits)]
+    findings += completeness.check(read)
+    findings += speedups.check(read)
+    findings += decode.check(read)
+    findings += flat.check(read)
+    findings += explanation.check(rows, findings)
     gravity = list(Effect)
-    return sorted(found, key=lambda f: gravity.index(f.effect))
+    return sorted(findings, key=lambda f: gravity.index(f.effect))
 
 
 def _of_the_pair(finding: Finding) -> Finding:

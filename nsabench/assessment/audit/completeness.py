@@ -14,11 +14,11 @@ FAILED = re.compile(r"fail|error|crash|timeout|timed out|out of memory|\b(oom|na
 
 def check(table: Table) -> list[Finding]:
     """A finding a failed or incomplete row; one more when no row was measured at all."""
-    found = list(_failed(table))
-    if table.candidate and len(found) == len(table.lines):
+    findings = list(_failed(table))
+    if table.candidate and len(findings) == len(table.lines):
         sentence = f"none of its {len(table.lines)} rows was measured: it decides nothing"
-        found.append(Finding(CHECK, Effect.INVALID, sentence))
-    return [*found, *_without_sizes(table)]
+        findings.append(Finding(CHECK, Effect.INVALID, sentence))
+    return [*findings, *_without_sizes(table)]
 
 
 def _without_sizes(table: Table) -> Iterator[Finding]:
@@ -28,22 +28,22 @@ def _without_sizes(table: Table) -> Iterator[Finding]:
         return
     for line in table.lines:
         if line not in sized and not _says(table, line):
-            said = ", ".join(
+            cells = ", ".join(
                 f"{axis} is {line.cells[c] or 'empty'}" for axis, c in table.sizes.items()
             )
-            sentence = f"line {line.number} gives no sizes of a case ({said}): it was not checked"
+            sentence = f"line {line.number} gives no sizes of a case ({cells}): it was not checked"
             yield Finding(CHECK, Effect.INCONCLUSIVE, sentence, table.label(line))
 
 
 def _failed(table: Table) -> Iterator[Finding]:
     for line in table.lines:
         missing = [c for c in table.times if table.time_ms(line, c) is None]
-        said = _says(table, line)
-        if not missing and not said:
+        status = _says(table, line)
+        if not missing and not status:
             continue
         what = [f"{c} is {line.cells[c] or 'empty'}" for c in missing]
-        if said:
-            what.append(f"its status is {said}")
+        if status:
+            what.append(f"its status is {status}")
         sentence = f"line {line.number} holds no measurement ({', '.join(what)})"
         speedup = line.value(table.others.get("speedup"))
         if speedup is not None:

@@ -27,7 +27,7 @@ SEED = 0
 Array = NDArray[np.float32]
 
 
-def check(rows: Sequence[Row], found: Sequence[Finding]) -> list[Finding]:
+def check(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
     """The mistake that reproduces the table's errors, all its curves taken together."""
     curves: dict[tuple[int, int], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -35,7 +35,10 @@ def check(rows: Sequence[Row], found: Sequence[Finding]) -> list[Finding]:
         if row.mae is not None and math.isfinite(row.mae) and elements <= MOST_ELEMENTS:
             curves[row.shape["D"], row.shape["Dv"]][row.length].append(row)
     stated = {
-        dims: {length: float(np.mean([r.mae or 0.0 for r in at])) for length, at in curve.items()}
+        dims: {
+            length: float(np.mean([r.mae or 0.0 for r in points]))
+            for length, points in curve.items()
+        }
         for dims, curve in curves.items()
         if len(curve) >= LEAST_POINTS
     }
@@ -52,7 +55,7 @@ def check(rows: Sequence[Row], found: Sequence[Finding]) -> list[Finding]:
     dims = max(stated, key=lambda d: len(stated[d]))
     lengths = sorted(stated[dims])
     sentence = (
-        f"the errors over L are explained by {_culprit(rows, found)} that {best}: simulated "
+        f"the errors over L are explained by {_culprit(rows, findings)} that {best}: simulated "
         f"{_curve(simulated[dims], lengths)}, stated {_curve(stated[dims], lengths)} at "
         f"L={', '.join(map(str, lengths))} (off by {deviation:.1%} on average)"
     )
@@ -63,11 +66,11 @@ def _curve(curve: Mapping[int, float], lengths: Sequence[int]) -> str:
     return " ".join(f"{curve[length]:.3f}" for length in lengths)
 
 
-def _culprit(rows: Sequence[Row], found: Sequence[Finding]) -> str:
+def _culprit(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
     """An error says only that two outputs differ; a time that does not grow says which reads too
     little."""
     roles = {row.implementation: row.role for row in rows}
-    flat = {roles.get(f.implementation) for f in found if f.check in ("roofline", "scaling")}
+    flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
     if flat == {Role.BASELINE}:
         return "a baseline"
     return "a candidate" if flat == {Role.CANDIDATE} else "one side"

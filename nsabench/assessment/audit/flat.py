@@ -17,7 +17,7 @@ def check(table: Table) -> list[Finding]:
     axis = next((c for c in table.columns if c not in table.times), None)
     if axis is None or table.rows():
         return []
-    found = []
+    findings = []
     for column in table.times:
         points = [
             (size, time)
@@ -32,5 +32,5 @@ def check(table: Table) -> list[Finding]:
                 f"{column} stays between {min(times):g} and {max(times):g} while {axis} grows from "
                 f"{min(points)[0]:g} to {max(points)[0]:g}: it measures a fixed cost, not the work"
             )
-            found.append(Finding("flat", Effect.INCONCLUSIVE, sentence))
-    return found
+            findings.append(Finding("flat", Effect.INCONCLUSIVE, sentence))
+    return findings

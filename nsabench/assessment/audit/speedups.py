@@ -11,7 +11,7 @@ def check(table: Table) -> list[Finding]:
     column, candidate = table.others.get("speedup"), table.candidate
     if not column or not candidate or not table.baselines:
         return []
-    found = []
+    findings = []
     for line in table.lines:
         stated, mine = line.value(column), table.time_ms(line, candidate)
         theirs = [(table.time_ms(line, b), b) for b in table.baselines]
@@ -27,8 +27,10 @@ def check(table: Table) -> list[Finding]:
                 f"the stated speed-up of {stated:g} is not that of the stated times: "
                 f"{baseline} {best:g} ms over {candidate} {mine:g} ms is {best / mine:.2f}"
             )
-            found.append(Finding("speedup", Effect.WRONG, sentence, table.label(line), candidate))
-    return found
+            findings.append(
+                Finding("speedup", Effect.WRONG, sentence, table.label(line), candidate)
+            )
+    return findings
 
 
 def _rounding(line: Line, column: str) -> float:

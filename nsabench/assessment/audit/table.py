@@ -89,8 +89,8 @@ class Table:
         roles = dict.fromkeys(self.baselines, Role.BASELINE)
         if self.candidate:
             roles[self.candidate] = Role.CANDIDATE
-        found = (self._row(line, c, role) for line in self.lines for c, role in roles.items())
-        return [row for row in found if row is not None]
+        rows = (self._row(line, c, role) for line in self.lines for c, role in roles.items())
+        return [row for row in rows if row is not None]
 
     def shape(self, line: Line) -> Shape | None:
         """The sizes of the line's case; None where they are not all given, or are none."""
@@ -127,10 +127,10 @@ class Table:
         )
 
     def _dtype(self, line: Line) -> DType:
-        said = line.cells.get(self.others.get("dtype", ""), "").lower().removeprefix("torch.")
-        said = DTYPES.get(said, said)
+        name = line.cells.get(self.others.get("dtype", ""), "").lower().removeprefix("torch.")
+        name = DTYPES.get(name, name)
         # Where nothing is said, the smaller format: fewer bytes, so nothing is accused wrongly.
-        return DType(said) if said in set(DType) else DType.FLOAT16
+        return DType(name) if name in set(DType) else DType.FLOAT16
 
 
 def name_of(column: str) -> str:

@@ -30,8 +30,8 @@ Check = Callable[[Sequence[Row], Limits], list[Finding]]
 def all_checks() -> dict[str, Check]:
     """Every check, by the name of its module."""
     modules = (
-        importlib.import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
     )
     return {m.__name__.rpartition(".")[2]: m.check for m in modules if hasattr(m, "check")}
 
@@ -47,8 +47,8 @@ def judge_all(
     """As `run_all`, and what became of each control, by case and name."""
     from nsabench.assessment.checks import controls
 
-    found = [finding for check in all_checks().values() for finding in check(rows, limits)]
-    became = controls.catches(rows, found)
-    found += controls.judge(rows, became)
+    findings = [finding for check in all_checks().values() for finding in check(rows, limits)]
+    catches = controls.catches(rows, findings)
+    findings += controls.judge(rows, catches)
     gravity = list(Effect)
-    return sorted(found, key=lambda f: gravity.index(f.effect)), became
+    return sorted(findings, key=lambda f: gravity.index(f.effect)), catches

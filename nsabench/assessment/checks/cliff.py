@@ -68,8 +68,8 @@ def _growth(foot: Row, row: Row) -> float:
 
 def _say(foot: Row, edge: Row) -> str:
     return (
-        f"{edge.implementation} takes {_ms(foot):.3g} ms at {foot.at} but {_ms(edge):.3g} ms at "
-        f"{edge.at}: {_ms(edge) / _ms(foot):.0f} times as long for "
+        f"{edge.implementation} takes {_ms(foot):.3g} ms at {foot.length_text} but "
+        f"{_ms(edge):.3g} ms at {edge.length_text}: {_ms(edge) / _ms(foot):.0f} times as long for "
         f"{_growth(foot, edge):.1f} times the work looks like another program (uncompiled, or "
         f"another backend)"
     )

@@ -36,23 +36,23 @@ GAINED_ON_HOST = 0.1
 
 def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
     """What became of each control, by case and name, given what the other checks found."""
-    cases, found = by_case(rows), by_case(findings)
+    cases, by_row = by_case(rows), by_case(findings)
     return {
         (row.case_id, row.implementation): catch(
-            row, cases[row.case_id], found.get(row.case_id, [])
+            row, cases[row.case_id], by_row.get(row.case_id, [])
         )
         for row in rows
         if row.role is Role.CONTROL
     }
 
 
-def judge(rows: Sequence[Row], became: Mapping[tuple[str, str], Catch]) -> list[Finding]:
+def judge(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list[Finding]:
     """Speak about each control once, and about each check that no control has put to the proof."""
     by_control: dict[str, list[tuple[Row, Catch]]] = defaultdict(list)
     by_check: dict[tuple[str, str], set[Catch]] = defaultdict(set)
     for row in rows:
         if row.role is Role.CONTROL:
-            caught = became[row.case_id, row.implementation]
+            caught = catches[row.case_id, row.implementation]
             by_control[row.implementation].append((row, caught))
             by_check[row.op, row.caught_by].add(caught)
     spoken = [f for name, own in by_control.items() for f in _judge(name, own)]
@@ -79,8 +79,8 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
     if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
         return Catch.UNPROVEN
     if row.caught_by == "parity":
-        found = row.status is Status.WRONG or any(_names(f, row) for f in findings)
-        return Catch.CAUGHT if found else Catch.MISSED
+        is_wrong = row.status is Status.WRONG or any(_names(f, row) for f in findings)
+        return Catch.CAUGHT if is_wrong else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
         return Catch.UNPROVEN  # another check was there first, or it was never timed
     if row.caught_by in AGAINST_BASELINES:
@@ -114,7 +114,7 @@ def _names(finding: Finding, row: Row) -> bool:
 
 
 def _judge(name: str, outcomes: Sequence[tuple[Row, Catch]]) -> Iterator[Finding]:
-    rows = {c: [row for row, became in outcomes if became is c] for c in Catch}
+    rows = {c: [row for row, caught in outcomes if caught is c] for c in Catch}
     ran = len(rows[Catch.CAUGHT]) + len(rows[Catch.MISSED])
     if rows[Catch.MISSED]:
         first = rows[Catch.MISSED][0]

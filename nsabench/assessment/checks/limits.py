@@ -73,20 +73,20 @@ def bounds(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> list[Bou
     """Every lower bound on the time of this case's compulsory work, allowing `limits.l2_bytes`
     (or the `l2_bytes` given instead) to come from L2."""
     resident = min(limits.l2_bytes if l2_bytes is None else l2_bytes, row.bytes_min)
-    found = []
+    bounds = []
     if limits.memory_gb_s is not None:
         beyond = row.bytes_min - resident
         hits = f" that a full L2 of {resident / 1e6:.0f} MB leaves" if resident else ""
         why = f"the {beyond / 1e6:.1f} MB{hits} at {limits.memory_gb_s:.0f} GB/s"
-        found.append(Bound(beyond / limits.memory_gb_s / 1e6, why))
+        bounds.append(Bound(beyond / limits.memory_gb_s / 1e6, why))
     if resident and limits.l2_gb_s is not None:
         why = f"{row.bytes_min / 1e6:.1f} MB through an L2 of {limits.l2_gb_s:.0f} GB/s"
-        found.append(Bound(row.bytes_min / limits.l2_gb_s / 1e6, why))
+        bounds.append(Bound(row.bytes_min / limits.l2_gb_s / 1e6, why))
     rate = limits.tflop_s.get(row.dtype)
     if rate is not None:
         why = f"{row.flops / 1e9:.2f} GFLOP at {rate:.0f} TFLOP/s"
-        found.append(Bound(row.flops / rate / 1e9, why))
-    return found
+        bounds.append(Bound(row.flops / rate / 1e9, why))
+    return bounds
 
 
 def least(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> Bound | None:
@@ -106,8 +106,8 @@ def _by_any_unit(limits: Limits) -> Limits:
     """What is possible in float32: three TF32 products on tensor cores, which torch's own matrix
     product does not use, make one. TF32 runs at half of the rate of the 16-bit formats."""
     sixteen = [rate for dtype, rate in limits.tflop_s.items() if dtype != DType.FLOAT32]
-    known = limits.tflop_s.get(DType.FLOAT32)
-    if known is None or not sixteen:
+    full_precision = limits.tflop_s.get(DType.FLOAT32)
+    if full_precision is None or not sixteen:
         return limits
-    rates = {**limits.tflop_s, DType.FLOAT32: max(known, max(sixteen) / 2 / 3)}
+    rates = {**limits.tflop_s, DType.FLOAT32: max(full_precision, max(sixteen) / 2 / 3)}
     return replace(limits, tflop_s=rates)

@@ -19,8 +19,8 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Candidates for which "from this length on" is not how it is."""
     cases = by_case(rows)
     candidates = [r for r in rows if r.role is Role.CANDIDATE]
-    found = (_falls(ladder, cases) for ladder in ladders(candidates))
-    return [finding for finding in found if finding is not None]
+    falls = (_falls(ladder, cases) for ladder in ladders(candidates))
+    return [finding for finding in falls if finding is not None]
 
 
 def _falls(ladder: list[Row], cases: dict[str, list[Row]]) -> Finding | None:
@@ -32,8 +32,8 @@ def _falls(ladder: list[Row], cases: dict[str, list[Row]]) -> Finding | None:
         speedup = baseline.median_ms / row.median_ms
         if won is not None and speedup < LOST:
             sentence = (
-                f"{won[0]:.2f} times as fast as the baseline at {won[1].at} but "
-                f"{speedup:.2f} at {row.at} ({row.label}): no length holds from there on"
+                f"{won[0]:.2f} times as fast as the baseline at {won[1].length_text} but "
+                f"{speedup:.2f} at {row.length_text} ({row.label}): no length holds from there on"
             )
             return Finding("monotone", Effect.NOTE, sentence, row.case_id, row.implementation)
         if speedup >= MARGIN and won is None:

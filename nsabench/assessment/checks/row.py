@@ -51,7 +51,7 @@ class Row:
         return self.median_ms if self.status is Status.OK else None
 
     @property
-    def at(self) -> str:
+    def length_text(self) -> str:
         """The length as people say it: `L=512`."""
         return f"{ops.get(self.op).length_axis}={self.length}"
 

@@ -23,8 +23,8 @@ LAUNCH_FLOOR_MS = 0.02
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """The longest flat stretch of each ladder that physics does not explain."""
-    found = (_flat(ladder, limits) for ladder in ladders(rows))
-    return [finding for finding in found if finding is not None]
+    flats = (_flat(ladder, limits) for ladder in ladders(rows))
+    return [finding for finding in flats if finding is not None]
 
 
 def _flat(ladder: list[Row], limits: Limits) -> Finding | None:
@@ -61,8 +61,8 @@ def _say(bottom: Row, top: Row, effect: Effect, limits: Limits) -> Finding:
         if effect is Effect.INCONCLUSIVE and limits.l2_bytes:
             why += "; only a warm L2 could explain it"
     sentence = (
-        f"time is flat while work grows: {bottom.median_ms:.3g} ms at {bottom.at} and "
-        f"{top.median_ms:.3g} ms at {top.at} ({top.label}), for "
+        f"time is flat while work grows: {bottom.median_ms:.3g} ms at {bottom.length_text} and "
+        f"{top.median_ms:.3g} ms at {top.length_text} ({top.label}), for "
         f"{top.bytes_min / bottom.bytes_min:.1f} times the bytes; {why}"
     )
     return Finding("scaling", effect, sentence, top.case_id, top.implementation)

@@ -83,14 +83,16 @@ def _heads(e: Evidence) -> Iterator[Hypothesis]:
         return
     got = e.output.movedim(-2, 0).flatten(1)
     right = e.oracle.movedim(-2, 0).flatten(1)
-    held = torch.cdist(got, right, p=1.0).argmin(1).tolist()
-    if held == list(range(heads)):
+    nearest = torch.cdist(got, right, p=1.0).argmin(1).tolist()
+    if nearest == list(range(heads)):
         return
-    moved = [f"head {i} holds head {j}" for i, j in enumerate(held) if i != j]
-    text = f"holds head {held[0]} in every head" if len(set(held)) == 1 else "has heads permuted"
+    moved = [f"head {i} holds head {j}" for i, j in enumerate(nearest) if i != j]
+    text = (
+        f"holds head {nearest[0]} in every head" if len(set(nearest)) == 1 else "has heads permuted"
+    )
     some = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
     yield Hypothesis(
-        text if len(set(held)) == 1 else f"{text} ({some})", lambda: e.oracle[..., held, :]
+        text if len(set(nearest)) == 1 else f"{text} ({some})", lambda: e.oracle[..., nearest, :]
     )
 
 

@@ -29,8 +29,8 @@ def explain(name: str, got: Tensor, right: Tensor, previous: Tensor | None) -> s
     bad = ~torch.isfinite(got)
     if bad.any():
         return f"{int(bad.sum())} of {got.numel()} elements are NaN or infinite: {locate(bad)}"
-    said = next(_found(got.double(), right, previous), "")
-    return f"{name} {said}" if said else _where(name, (got.double() - right).abs())
+    mistake = next(_found(got.double(), right, previous), "")
+    return f"{name} {mistake}" if mistake else _where(name, (got.double() - right).abs())
 
 
 def _found(got: Tensor, right: Tensor, previous: Tensor | None) -> Iterator[str]:
@@ -40,8 +40,8 @@ def _found(got: Tensor, right: Tensor, previous: Tensor | None) -> Iterator[str]
         return
     factor = float((got * right).sum() / right.square().sum())
     if _leaves(got, right, factor) < EXPLAINS:
-        known = (text for value, text in KNOWN.items() if math.isclose(factor, value, rel_tol=NEAR))
-        yield f"is {factor:.4g} times the right one" + "".join(f" ({text})" for text in known)
+        texts = (text for value, text in KNOWN.items() if math.isclose(factor, value, rel_tol=NEAR))
+        yield f"is {factor:.4g} times the right one" + "".join(f" ({text})" for text in texts)
     if previous is not None and previous.any():
         factor = float((got * previous).sum() / previous.square().sum())
         if _leaves(got, previous, factor) < EXPLAINS:

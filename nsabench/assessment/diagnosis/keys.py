@@ -88,13 +88,13 @@ def prefixes(keys: Keys) -> Iterator[Hypothesis]:
 
 
 def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
-    at = keys.rank.expand(len(keys.v), -1)
+    ranks = keys.rank.expand(len(keys.v), -1)
     if reverse:
-        at = (keys.count - 1 - keys.rank) % keys.length
+        ranks = (keys.count - 1 - keys.rank) % keys.length
     # One head of a few rows tells prefixes apart; every head of every row need not be searched.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
-    weights = keys.weights[:rows, 0].gather(1, at[:rows]).unsqueeze(-1)
-    v = keys.v[:rows].gather(1, at[:rows].unsqueeze(-1).expand(-1, -1, keys.v.shape[-1]))
+    weights = keys.weights[:rows, 0].gather(1, ranks[:rows]).unsqueeze(-1)
+    v = keys.v[:rows].gather(1, ranks[:rows].unsqueeze(-1).expand(-1, -1, keys.v.shape[-1]))
     output = keys.evidence.output.flatten(0, -3)[:rows, None, 0]
     guesses = ((weights * v).cumsum(1) / weights.cumsum(1)).nan_to_num()
     return int((guesses - output).abs().mean((0, 2)).argmin()) + 1
@@ -152,8 +152,8 @@ def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
     for tile in TILES[:4]:
         if keys.length > tile:
             highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
-            known = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
-            stale = keys.weights * torch.exp(keys.top - known)
+            running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
+            stale = keys.weights * torch.exp(keys.top - running)
             for left in (("output",), ("weights",), ("output", "weights")):
                 yield Hypothesis(
                     f"does not rescale the {' and the '.join(left)} summed so far when the maximum "

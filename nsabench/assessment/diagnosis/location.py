@@ -11,9 +11,9 @@ def locate(marked: Tensor) -> str:
     parts = []
     for axis, size in enumerate(marked.shape):
         others = [other for other in range(marked.dim()) if other != axis]
-        at = torch.nonzero(marked.sum(others) if others else marked).flatten().tolist()
-        if at and len(at) < size:
-            span = f"index {at[0]}" if len(at) == 1 else f"{at[0]} to {at[-1]}"
-            gaps = "" if len(at) == at[-1] - at[0] + 1 else f" ({len(at)} of them)"
+        marks = torch.nonzero(marked.sum(others) if others else marked).flatten().tolist()
+        if marks and len(marks) < size:
+            span = f"index {marks[0]}" if len(marks) == 1 else f"{marks[0]} to {marks[-1]}"
+            gaps = "" if len(marks) == marks[-1] - marks[0] + 1 else f" ({len(marks)} of them)"
             parts.append(f"axis {axis} (of {size}): {span}{gaps}")
     return ", ".join(parts) or "every part of it"

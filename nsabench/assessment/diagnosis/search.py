@@ -27,8 +27,8 @@ def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> 
     """The hypothesis that reproduces the output, or else where the output is off."""
     bad = ~torch.isfinite(output)
     if bad.any():
-        said = f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
-        return said + (f"; {UNWRITTEN}" if output.isnan().any() else "")
+        text = f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
+        return text + (f"; {UNWRITTEN}" if output.isnan().any() else "")
     evidence = gather(op, inputs, output, previous, getattr(_of_the_op(op), "take", None))
     mae = _mae(evidence.output, evidence.oracle)
     best, error = _best(evidence)
@@ -47,8 +47,8 @@ def _best(evidence: Evidence) -> tuple[Hypothesis | None, float]:
     best: Hypothesis | None = None
     error = float("inf")
     end = now_s() + TIME_LIMIT_S
-    known = _of_the_op(evidence.op)
-    own = known.hypotheses(evidence) if known is not None else ()
+    module = _of_the_op(evidence.op)
+    own = module.hypotheses(evidence) if module is not None else ()
     for hypothesis in chain(own, generic.hypotheses(evidence)):
         tried = _mae(evidence.output, hypothesis.predict())
         if tried < BETTER * error:

@@ -36,8 +36,8 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
         partial(_without, evidence, chosen == 0),
     )
     if "cu_seqlens" not in inputs.tensors:
-        at = torch.arange(chosen.shape[1], device=chosen.device)
-        own = (at // int(inputs.options["block_size"])).view(-1, 1, 1)
+        positions = torch.arange(chosen.shape[1], device=chosen.device)
+        own = (positions // int(inputs.options["block_size"])).view(-1, 1, 1)
         yield Hypothesis(
             "leaves out the query's own block", partial(_without, evidence, chosen == own)
         )

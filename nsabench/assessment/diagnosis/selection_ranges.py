@@ -34,18 +34,18 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     t = evidence.inputs.tensors
     times = _times_selected(t["ranges"][0, 0], t["k"].shape[2])
     chosen = [row.nonzero().flatten() for row in times]
-    count = torch.tensor([len(at) for at in chosen], device=times.device)
+    count = torch.tensor([len(indices) for indices in chosen], device=times.device)
     if not int(count.max()):
         return
     k, v = (
-        pad_sequence([t[name][0, r][at] for r, at in enumerate(chosen)], batch_first=True)
+        pad_sequence([t[name][0, r][indices] for r, indices in enumerate(chosen)], batch_first=True)
         for name in ("k", "v")
     )
     keys = Keys(evidence, k, v, count)
     yield from of_keys.prefixes(keys)
 
     def if_counted(how_often: Tensor) -> Tensor:
-        rows = [how_often[r][at] for r, at in enumerate(chosen)]
+        rows = [how_often[r][indices] for r, indices in enumerate(chosen)]
         return keys.attend(pad_sequence(rows, batch_first=True).unsqueeze(1).double())
 
     if int(times.max()) > 1:
@@ -66,6 +66,6 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
 
 def _times_selected(ranges: Tensor, keys: int) -> Tensor:
     """How many of its spans [R,n,2] hold each of the keys: [R,keys]."""
-    at = torch.arange(keys, device=ranges.device)
+    positions = torch.arange(keys, device=ranges.device)
     starts, stops = (ranges[..., i].long().unsqueeze(-1) for i in (0, 1))
-    return ((at >= starts) & (at < stops)).sum(1)
+    return ((positions >= starts) & (positions < stops)).sum(1)

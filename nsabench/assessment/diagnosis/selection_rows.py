@@ -46,11 +46,11 @@ def _tiles(keys: Keys) -> Iterator[Hypothesis]:
             partial(of_keys.padded, keys, padded),
         )
     for tile in TILES:
-        again = (length - tile, length - length % tile)
+        overlap = (length - tile, length - length % tile)
         if length > tile and length % tile:
-            twice = 1 + keys.between(*again)
+            twice = 1 + keys.between(*overlap)
             yield Hypothesis(
-                f"counts keys {again[0]} to {again[1] - 1} twice: two tiles of {tile} overlap",
+                f"counts keys {overlap[0]} to {overlap[1] - 1} twice: two tiles of {tile} overlap",
                 partial(keys.attend, twice),
             )
     yield Hypothesis("counts key 0 twice", lambda: keys.attend(1 + keys.between(0, 1)))

@@ -86,25 +86,26 @@ def _decide(
     for row in rows:
         if row.status not in DECLINED:
             by_length[row.length].append(row)
-    found: int | None = None
+    threshold: int | None = None
     stopper: Tested | None = None
     for length in sorted(by_length, reverse=True):
         failing = [row for row in by_length[length] if not passes(row, margin)]
         if failing:
             stopper = min(failing, key=lambda row: row.speedup_lo or 0.0)
             break
-        found = length
+        threshold = length
     reasons = list(objections)
     if not by_length:
         reasons.append("no case was measured")
-    elif found is None:
+    elif threshold is None:
         assert stopper is not None
         reasons.append(
             f"nothing qualifies: at the greatest length, {stopper.axis}={stopper.length}, "
             f"{_why(stopper, margin)}"
         )
     else:
-        reasons += _gaps([r for n, at in by_length.items() if n >= found for r in at], rows, found)
+        above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
+        reasons += _gaps(above, rows, threshold)
     return Decision(
         gpu=rows[0].gpu,
         combo=rows[0].combo,
@@ -112,7 +113,7 @@ def _decide(
         distribution=rows[0].distribution,
         candidate=candidate,
         margin=margin,
-        min_length=None if reasons else found,
+        min_length=None if reasons else threshold,
         reasons=reasons,
         rungs=[_rung(n, by_length[n], margin) for n in sorted(by_length)],
         decided_by=stopper,
@@ -148,8 +149,8 @@ def _gaps(above: Sequence[Tested], rows: Sequence[Tested], length: int) -> Itera
     for axis in sorted({axis for row in rows for axis in row.axes}):
         values = sorted({row.axes[axis] for row in above if axis in row.axes})
         if len(values) < LEAST_VALUES:
-            said = ", ".join(map(str, values)) or "none"
-            yield f"coverage is too small: from {length} on the tested {axis} are {said}"
+            tested = ", ".join(map(str, values)) or "none"
+            yield f"coverage is too small: from {length} on the tested {axis} are {tested}"
 
 
 def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
@@ -172,11 +173,11 @@ def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
 
     A gate compares selected lengths; ops that are decided on another axis are not its business.
     """
-    found: dict[str, list[int | None]] = defaultdict(list)
+    lengths: dict[str, list[int | None]] = defaultdict(list)
     for decision in decisions:
         if decision.gpu and decision.axis == SELECTED:
-            found[decision.gpu].append(decision.min_length)
+            lengths[decision.gpu].append(decision.min_length)
     return {
         gpu: None if None in values else max(v for v in values if v is not None)
-        for gpu, values in found.items()
+        for gpu, values in lengths.items()
     }

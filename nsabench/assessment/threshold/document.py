@@ -70,9 +70,9 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 
 
 def _section(d: Decision) -> list[str]:
-    said = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
+    threshold = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
-        f"## {labels.decided(d.op, d.distribution)} on {d.gpu or 'a CPU'}: {said}",
+        f"## {labels.decided(d.op, d.distribution)} on {d.gpu or 'a CPU'}: {threshold}",
         "",
         f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",

@@ -56,8 +56,8 @@ def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
 
 def _text(value: int | Mapping[str, int | None] | None) -> str:
     plain = dict(value) if isinstance(value, Mapping) else value
-    said: str = yaml.safe_dump(plain, default_flow_style=True, width=10_000)
-    return said.removesuffix("...\n").strip()
+    text: str = yaml.safe_dump(plain, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()
 
 
 def _edited(before: str, root: yaml.Node, text: str, path: Path) -> str:

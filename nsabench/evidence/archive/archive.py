@@ -29,7 +29,7 @@ class Added(StrEnum):
 
 
 @dataclass(frozen=True)
-class Kept:
+class ArchivedRun:
     """A whole run of an archive. `prefix` ends in `/`."""
 
     prefix: str
@@ -88,17 +88,17 @@ class Archive:
             )
         return Added.THERE, prefix
 
-    def runs(self) -> list[Kept]:
+    def runs(self) -> list[ArchivedRun]:
         """All whole runs, by id. Raises `VerificationFailed` when a manifest cannot be read."""
-        return self._kept([n for n in self.store.names() if n.endswith("/" + MANIFEST)])
+        return self._read_runs([n for n in self.store.names() if n.endswith("/" + MANIFEST)])
 
-    def _kept(self, manifests: list[str]) -> list[Kept]:
-        def read(name: str) -> Kept:
+    def _read_runs(self, manifests: list[str]) -> list[ArchivedRun]:
+        def read(name: str) -> ArchivedRun:
             content = Envelope.parse(self.store.read(name)).content()
-            return Kept(name.removesuffix(MANIFEST), Statement.parse(content))
+            return ArchivedRun(name.removesuffix(MANIFEST), Statement.parse(content))
 
         with ThreadPoolExecutor(READERS) as pool:
-            return sorted(pool.map(read, manifests), key=lambda kept: kept.run_id)
+            return sorted(pool.map(read, manifests), key=lambda run: run.run_id)
 
     def check(self, trusted: frozenset[str], require: Trust) -> tuple[list[str], list[str], int]:
         """Ids of the sound runs, a sentence for each broken one, objects without a manifest."""
@@ -117,15 +117,15 @@ class Archive:
     def _check(self, name: str, trusted: frozenset[str], require: Trust) -> str:
         statement, keyid = signed(Envelope.parse(self.store.read(name)))
         predicate = statement.predicate
-        kept = Kept(name.removesuffix(MANIFEST), statement)
-        if f"/run={predicate.run_id}/" not in "/" + kept.prefix:
+        run = ArchivedRun(name.removesuffix(MANIFEST), statement)
+        if f"/run={predicate.run_id}/" not in "/" + run.prefix:
             raise VerificationFailed(f"it holds the run {predicate.run_id}")
         trust = Trust.PINNED if keyid in trusted else predicate.signer.trust
         if not trust.reaches(require):
             raise VerificationFailed(f"it is {trust} and {require} is required")
         for table in TABLES:
-            data = self.store.read(kept.object(table))
-            if hashlib.sha256(data).hexdigest() != kept.digest(table):
+            data = self.store.read(run.object(table))
+            if hashlib.sha256(data).hexdigest() != run.digest(table):
                 raise VerificationFailed(f"{table}.parquet was changed after the signature")
         return predicate.run_id
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.evidence.archive.archive import READERS, TABLES, Archive, Kept
+from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
 
 try:
@@ -29,24 +29,24 @@ def query(archive: Archive, sql: str) -> pa.Table:
             # A view and each question to it read the footer of every file; once is enough.
             connection.execute("SET parquet_metadata_cache = true")
             # Only what the query may mean is opened: a view reads the schema of every file.
-            asked = {word.lower() for word in re.findall(r"\w+", sql)}
-            kept = archive.runs()
-            if not kept and asked.intersection(["runs", *TABLES]):
+            words = {word.lower() for word in re.findall(r"\w+", sql)}
+            runs = archive.runs()
+            if not runs and words.intersection(["runs", *TABLES]):
                 raise UsageError(
                     f"{archive.store.location} holds no runs", "add one: archive add RUN."
                 )
-            if "runs" in asked:
-                connection.register("runs", _runs(kept))
-            for table in asked.intersection(TABLES):
-                _view(connection, archive, kept, table, Path(scratch))
+            if "runs" in words:
+                connection.register("runs", _runs(runs))
+            for table in words.intersection(TABLES):
+                _view(connection, archive, runs, table, Path(scratch))
             answer = connection.sql(sql)
             if answer is None:
                 raise UsageError("that is no question", "ask with SELECT.")
             return answer.to_arrow_table()
         except duckdb.Error as error:
-            said = " ".join(str(error).split())[:300]
+            sentence = " ".join(str(error).split())[:300]
             raise UsageError(
-                f"the query cannot be answered: {said}",
+                f"the query cannot be answered: {sentence}",
                 "it may select from runs, records and samples, in DuckDB's SQL.",
             ) from None
 
@@ -54,11 +54,11 @@ def query(archive: Archive, sql: str) -> pa.Table:
 def _view(
     connection: duckdb.DuckDBPyConnection,
     archive: Archive,
-    kept: list[Kept],
+    runs: list[ArchivedRun],
     table: str,
     scratch: Path,
 ) -> None:
-    names = [k.object(table) for k in kept]
+    names = [run.object(table) for run in runs]
     folder = archive.store.folder
     if folder is None:
         with ThreadPoolExecutor(READERS) as pool:
@@ -70,10 +70,10 @@ def _view(
     connection.read_parquet(paths, union_by_name=True, hive_partitioning=False).create_view(table)
 
 
-def _runs(kept: list[Kept]) -> pa.Table:
+def _runs(runs: list[ArchivedRun]) -> pa.Table:
     rows = []
-    for k in kept:
-        p = k.statement.predicate
+    for run in runs:
+        p = run.statement.predicate
         rows.append(
             {
                 "run_id": p.run_id,

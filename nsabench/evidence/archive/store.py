@@ -58,8 +58,8 @@ class Store:
     def names(self) -> list[str]:
         """Names of all objects, sorted."""
         with self._errors():
-            found = obstore.list(self._store).collect()
-        return sorted(entry["path"] for entry in found)
+            entries = obstore.list(self._store).collect()
+        return sorted(entry["path"] for entry in entries)
 
     def read(self, name: str) -> bytes:
         """Raises `VerificationFailed` when there is no such object."""
@@ -83,9 +83,9 @@ class Store:
         try:
             yield
         except (exceptions.BaseError, OSError) as error:
-            said = " ".join(str(error).split())[:300]
+            sentence = " ".join(str(error).split())[:300]
             raise EnvironmentRefused(
-                f"{self.location}: {said}",
+                f"{self.location}: {sentence}",
                 "check the address, the AWS_* variables and what they may do there.",
             ) from error
 

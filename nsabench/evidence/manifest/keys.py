@@ -153,11 +153,11 @@ def trusted_keyids(
     Raises `UsageError` when one of them holds no key.
     """
     variables = os.environ if variables is None else variables
-    found = list(files)
+    paths = list(files)
     for part in filter(None, variables.get(TRUSTED, "").split(os.pathsep)):
         path = Path(part)
-        found += sorted(path.glob("*.pub")) if path.is_dir() else [path]
-    return frozenset(keyid_of(read_public(path)) for path in found)
+        paths += sorted(path.glob("*.pub")) if path.is_dir() else [path]
+    return frozenset(keyid_of(read_public(path)) for path in paths)
 
 
 def _read(path: Path, what: str) -> bytes:

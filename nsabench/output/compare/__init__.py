@@ -4,8 +4,18 @@ Runs are joined by case and implementation, and every later one is held against 
 is the median time in the first run over that in the later one: above 1 the later one is faster.
 """
 
-from nsabench.output.compare.comparison import BAND, Cell, Comparison, Mean, compare
+from nsabench.output.compare.comparison import BAND, ComparedCell, Comparison, Mean, compare
 from nsabench.output.compare.side import Side, read
 from nsabench.output.compare.vocabulary import Change, Difference
 
-__all__ = ["BAND", "Cell", "Change", "Comparison", "Difference", "Mean", "Side", "compare", "read"]
+__all__ = [
+    "BAND",
+    "Change",
+    "ComparedCell",
+    "Comparison",
+    "Difference",
+    "Mean",
+    "Side",
+    "compare",
+    "read",
+]

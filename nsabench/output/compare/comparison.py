@@ -27,7 +27,7 @@ MISSING = "missing"  # in place of a status: planned, and not measured
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Measurement:
     """An implementation on a case in one run. Times in ms; the speed-up is that run's own, against
     its best baseline, with its 95 % interval."""
 
@@ -42,7 +42,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Step:
+class Shift:
     """A later run against the first: ratio = time in the first / time in the later one, with its
     95 % interval. `difference` is None where both runs declined the case."""
 
@@ -55,15 +55,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """An implementation on a case: `outcomes`, one a run; `steps`, one a later run."""
+class ComparedCell:
+    """An implementation on a case: `measurements`, one a run; `shifts`, one a later run."""
 
     planned: PlannedCase
     implementation: str
     role: Role
     length: int | None
-    outcomes: tuple[Outcome, ...]
-    steps: tuple[Step, ...]
+    measurements: tuple[Measurement, ...]
+    shifts: tuple[Shift, ...]
 
     @property
     def case(self) -> Case:
@@ -98,7 +98,7 @@ class Comparison:
     sentence each; what they do not share was left out."""
 
     sides: tuple[Side, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[ComparedCell, ...]
     disagreements: tuple[str, ...]
     band: float
 
@@ -114,31 +114,31 @@ class Comparison:
     def differing(self) -> dict[str, list[str]]:
         """Versions that are not the same in all runs: name -> value in each, "" where unknown."""
         names = dict.fromkeys(name for side in self.sides for name in side.versions)
-        found = {name: [side.versions.get(name, "") for side in self.sides] for name in names}
-        return {name: values for name, values in found.items() if len(set(values)) > 1}
+        values = {name: [side.versions.get(name, "") for side in self.sides] for name in names}
+        return {name: row for name, row in values.items() if len(set(row)) > 1}
 
-    def changes(self, later: int) -> list[tuple[Cell, Step]]:
+    def changes(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         """Cells whose status in the later run of that index is another, the worst first."""
         order = list(Change)
-        found = [(c, c.steps[later]) for c in self.cells if c.steps[later].change is not None]
-        return sorted(found, key=lambda pair: order.index(pair[1].change or Change.OTHER))
+        changed = [(c, c.shifts[later]) for c in self.cells if c.shifts[later].change is not None]
+        return sorted(changed, key=lambda pair: order.index(pair[1].change or Change.OTHER))
 
     def means(self, later: int) -> list[Mean]:
         """One a implementation, in the order of the plan."""
-        groups: dict[tuple[str, str], list[Cell]] = {}
+        groups: dict[tuple[str, str], list[ComparedCell]] = {}
         for cell in self.cells:
             groups.setdefault((cell.case.op, cell.implementation), []).append(cell)
         return [_mean(op, name, cells, later) for (op, name), cells in groups.items()]
 
-    def broken(self, later: int) -> list[tuple[Cell, Step]]:
+    def broken(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         """Status changes for the worse, and what is planned but was not measured."""
         return [pair for pair in self.changes(later) if pair[1].change is Change.BROKE]
 
-    def slower(self, later: int) -> list[tuple[Cell, Step]]:
+    def slower(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         """Candidates that lost time by more than the band; all implementations if none is one."""
         judged = [c for c in self.cells if c.role is Role.CANDIDATE] or self.cells
-        found = [(c, c.steps[later]) for c in judged]
-        return [pair for pair in found if pair[1].difference is Difference.SLOWER]
+        pairs = [(c, c.shifts[later]) for c in judged]
+        return [pair for pair in pairs if pair[1].difference is Difference.SLOWER]
 
     def failures(self, *, slower: bool) -> Iterator[str]:
         """Why a gate stays shut, a sentence each: what broke, and, if asked for, what got slower.
@@ -146,10 +146,10 @@ class Comparison:
         yield from (side.objection for side in self.sides if side.objection and slower)
         for later, side in enumerate(self.later):
             for cell, _ in self.broken(later):
-                before, after = cell.outcomes[0], cell.outcomes[later + 1]
+                before, after = cell.measurements[0], cell.measurements[later + 1]
                 yield f"{cell.name} in {side.name}: {before.status} became {after.status}"
-            for cell, step in self.slower(later) if slower else ():
-                yield f"{cell.name} in {side.name}: {step.ratio:.3f} of the speed"
+            for cell, shift in self.slower(later) if slower else ():
+                yield f"{cell.name} in {side.name}: {shift.ratio:.3f} of the speed"
 
 
 def compare(
@@ -181,23 +181,24 @@ def compare(
 
 def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
     first = sides[0]
-    known = first.plan.by_id
+    ours = first.plan.by_id
     for side in sides[1:]:
         cases = side.plan.by_id
-        for one, other, name in ((known, cases, first.name), (cases, known, side.name)):
+        for one, other, name in ((ours, cases, first.name), (cases, ours, side.name)):
             alone = [one[i] for i in one if i not in other]
             if alone:
                 example = labels.of_case(alone[0].case)
                 yield f"{len(alone)} cases are only in {name}, such as {example}"
-        shared = [i for i in known if i in cases]
+        shared = [i for i in ours if i in cases]
         for what in ("seed", "tolerances", "timing"):
-            differing = [
-                i for i in shared if _settings(known[i])[what] != _settings(cases[i])[what]
-            ]
+            differing = [i for i in shared if _settings(ours[i])[what] != _settings(cases[i])[what]]
             if differing:
                 yield f"{len(differing)} cases have another {what} in {side.name}"
-        ours, theirs = set(compared(first)), set(compared(side))
-        for alone_in, name in ((ours - theirs, first.name), (theirs - ours, side.name)):
+        own_keys, other_keys = set(compared(first)), set(compared(side))
+        for alone_in, name in (
+            (own_keys - other_keys, first.name),
+            (other_keys - own_keys, side.name),
+        ):
             counts = Counter(who for case_id, who in alone_in if case_id in set(shared))
             for who, count in sorted(counts.items()):
                 yield f"{who} is measured only in {name} ({count} cases)"
@@ -213,7 +214,7 @@ def _settings(planned: PlannedCase) -> dict[str, object]:
     }
 
 
-def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[Cell]:
+def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[ComparedCell]:
     common = [compared(side) for side in sides]
     for (case_id, name), role in common[0].items():
         if not all((case_id, name) in other for other in common):
@@ -225,18 +226,20 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
             continue
         key = (case_id, name)
         records = [side.records.get(key) for side in sides]
-        steps = tuple(
-            _step(sides[0], side, records[0], record, key, band)
+        shifts = tuple(
+            _shift(sides[0], side, records[0], record, key, band)
             for side, record in zip(sides[1:], records[1:], strict=True)
         )
         length = next((r.length for r in records if r), None)
-        yield Cell(planned[0], name, role, length, tuple(map(_outcome, records)), steps)
+        yield ComparedCell(
+            planned[0], name, role, length, tuple(map(_measurement, records)), shifts
+        )
 
 
-def _outcome(record: Record | None) -> Outcome:
+def _measurement(record: Record | None) -> Measurement:
     if record is None:
-        return Outcome(MISSING, "it was planned and not measured")
-    return Outcome(
+        return Measurement(MISSING, "it was planned and not measured")
+    return Measurement(
         record.status,
         record.reason,
         record.median_ms,
@@ -248,30 +251,30 @@ def _outcome(record: Record | None) -> Outcome:
     )
 
 
-def _step(
+def _shift(
     first: Side, later: Side, before: Record | None, after: Record | None, key: Key, band: float
-) -> Step:
+) -> Shift:
     statuses = [record.status if record else MISSING for record in (before, after)]
     change = Change.between(*statuses)
     for side, record in ((first, before), (later, after)):
         if record is None or record.status is not Status.OK:
             if change is None and statuses[0] in BENIGN:
-                return Step(None, record.reason if record else "")
-            said = f"{record.status}: {record.reason}" if record else "not measured"
-            return Step(Difference.INVALID, f"in {side.name} {said}", change=change)
+                return Shift(None, record.reason if record else "")
+            outcome = f"{record.status}: {record.reason}" if record else "not measured"
+            return Shift(Difference.INVALID, f"in {side.name} {outcome}", change=change)
     for side in (first, later):
         if side.objection:
-            return Step(Difference.INVALID, side.objection, change=change)
+            return Shift(Difference.INVALID, side.objection, change=change)
     if key not in first.samples or key not in later.samples:
-        return Step(Difference.INCONCLUSIVE, "parity only: it was not timed")
+        return Shift(Difference.INCONCLUSIVE, "parity only: it was not timed")
     for side, record in ((first, before), (later, after)):
-        held = set(record.clock_event_reasons.split(", ") if record else ()) & THROTTLING
-        if held:
-            why = f"in {side.name} the device was throttled: {', '.join(sorted(held))}"
-            return Step(Difference.INCONCLUSIVE, why)
+        throttles = set(record.clock_event_reasons.split(", ") if record else ()) & THROTTLING
+        if throttles:
+            why = f"in {side.name} the device was throttled: {', '.join(sorted(throttles))}"
+            return Shift(Difference.INCONCLUSIVE, why)
     ratio = ratio_of_independent_medians(first.samples[key], later.samples[key])
     difference, why = _difference(ratio.lo, ratio.hi, band)
-    return Step(difference, why, ratio.value, ratio.lo, ratio.hi, change)
+    return Shift(difference, why, ratio.value, ratio.lo, ratio.hi, change)
 
 
 def _difference(lo: float, hi: float, band: float) -> tuple[Difference, str]:
@@ -285,10 +288,10 @@ def _difference(lo: float, hi: float, band: float) -> tuple[Difference, str]:
     return Difference.INCONCLUSIVE, f"the 95 % interval of the ratio is {lo:.3f} to {hi:.3f}"
 
 
-def _mean(op: str, name: str, cells: Sequence[Cell], later: int) -> Mean:
-    steps = [cell.steps[later] for cell in cells]
-    ratios = [step.ratio for step in steps if step.ratio is not None]
-    counts = Counter(step.difference for step in steps)
+def _mean(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean:
+    shifts = [cell.shifts[later] for cell in cells]
+    ratios = [shift.ratio for shift in shifts if shift.ratio is not None]
+    counts = Counter(shift.difference for shift in shifts)
     differences = {d: counts[d] for d in Difference}
     return Mean(
         op,

@@ -36,8 +36,8 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
                 "op": cell.case.op,
                 "implementation": cell.implementation,
                 "role": cell.role.value,
-                "runs": [asdict(outcome) for outcome in cell.outcomes],
-                "later": [asdict(step) for step in cell.steps],
+                "runs": [asdict(measurement) for measurement in cell.measurements],
+                "later": [asdict(shift) for shift in cell.shifts],
             }
             for cell in comparison.cells
         ],

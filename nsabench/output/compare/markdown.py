@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsabench.model.vocabulary import Role, Status
-from nsabench.output.compare.comparison import Comparison, Mean, Outcome, Step
+from nsabench.output.compare.comparison import Comparison, Mean, Measurement, Shift
 from nsabench.output.compare.vocabulary import Difference
 from nsabench.output.report.markdown import code, plain, table
 
@@ -23,15 +23,15 @@ def render(comparison: Comparison) -> str:
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
-def ratio(step: Step) -> str:
-    if step.ratio is None:
+def ratio(shift: Shift) -> str:
+    if shift.ratio is None:
         return "–"
-    return f"{step.ratio:.3f} [{step.lo:.3f}, {step.hi:.3f}]"
+    return f"{shift.ratio:.3f} [{shift.lo:.3f}, {shift.hi:.3f}]"
 
 
 def counts(mean: Mean) -> str:
-    said = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
-    return ", ".join(said) or "declined by both"
+    words = [f"{mean.differences[d]} {d}" for d in Difference if mean.differences[d]]
+    return ", ".join(words) or "declined by both"
 
 
 def _head(comparison: Comparison) -> Iterator[str]:
@@ -70,25 +70,25 @@ def _runs(comparison: Comparison) -> Iterator[str]:
 
 def _changes(comparison: Comparison, later: int, name: str) -> Iterator[str]:
     yield f"## Statuses that changed in {plain(name)}\n"
-    found = comparison.changes(later)
-    if not found:
+    changes = comparison.changes(later)
+    if not changes:
         yield "None."
         return
     yield from table(
         ("change", "case", "implementation", "before", "after", "reason"),
         (
             (
-                str(step.change),
+                str(shift.change),
                 plain(cell.label),
                 code(cell.implementation),
-                cell.outcomes[0].status,
-                cell.outcomes[later + 1].status,
-                plain(cell.outcomes[later + 1].reason or cell.outcomes[0].reason),
+                cell.measurements[0].status,
+                cell.measurements[later + 1].status,
+                plain(cell.measurements[later + 1].reason or cell.measurements[0].reason),
             )
-            for cell, step in found[:MOST]
+            for cell, shift in changes[:MOST]
         ),
     )
-    yield from _left_out(len(found))
+    yield from _left_out(len(changes))
 
 
 def _means(comparison: Comparison, later: int, name: str) -> Iterator[str]:
@@ -112,8 +112,8 @@ def _means(comparison: Comparison, later: int, name: str) -> Iterator[str]:
 
 def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
     yield f"### Slower in {plain(name)}\n"
-    found = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
-    if not found:
+    slower = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
+    if not slower:
         yield "No candidate."
         return
     yield from table(
@@ -122,14 +122,14 @@ def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
             (
                 plain(cell.label),
                 code(cell.implementation),
-                _ms(cell.outcomes[0]),
-                _ms(cell.outcomes[later + 1]),
-                ratio(step),
+                _ms(cell.measurements[0]),
+                _ms(cell.measurements[later + 1]),
+                ratio(shift),
             )
-            for cell, step in found[:MOST]
+            for cell, shift in slower[:MOST]
         ),
     )
-    yield from _left_out(len(found))
+    yield from _left_out(len(slower))
 
 
 def _candidates(comparison: Comparison) -> Iterator[str]:
@@ -142,18 +142,18 @@ def _candidates(comparison: Comparison) -> Iterator[str]:
     yield from table(
         ("case", "candidate", *(plain(side.name) for side in comparison.sides)),
         (
-            (plain(cell.label), code(cell.implementation), *map(standing, cell.outcomes))
+            (plain(cell.label), code(cell.implementation), *map(standing, cell.measurements))
             for cell in cells[:MOST]
         ),
     )
     yield from _left_out(len(cells))
 
 
-def standing(outcome: Outcome) -> str:
+def standing(measurement: Measurement) -> str:
     """`1.23x faster`, or the status that keeps it from having a ratio."""
-    if outcome.status != Status.OK or outcome.speedup is None:
-        return outcome.status
-    return f"{outcome.speedup:.2f}x {outcome.verdict}"
+    if measurement.status != Status.OK or measurement.speedup is None:
+        return measurement.status
+    return f"{measurement.speedup:.2f}x {measurement.verdict}"
 
 
 def _left_out(count: int) -> Iterator[str]:
@@ -161,5 +161,5 @@ def _left_out(count: int) -> Iterator[str]:
         yield f"\nand {count - MOST} more: `nsabench compare --json` has them all."
 
 
-def _ms(outcome: Outcome) -> str:
-    return "–" if outcome.median_ms is None else f"{outcome.median_ms:.4g}"
+def _ms(measurement: Measurement) -> str:
+    return "–" if measurement.median_ms is None else f"{measurement.median_ms:.4g}"

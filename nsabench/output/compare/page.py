@@ -91,8 +91,10 @@ def _later(comparison: Comparison, number: int) -> dict[str, Any]:
 def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """One a cell and run; what compares it with the first run is null in the first."""
     for cell in comparison.cells:
-        for number, (side, outcome) in enumerate(zip(comparison.sides, cell.outcomes, strict=True)):
-            step = cell.steps[number - 1] if number else None
+        for number, (side, measurement) in enumerate(
+            zip(comparison.sides, cell.measurements, strict=True)
+        ):
+            shift = cell.shifts[number - 1] if number else None
             yield {
                 "label": labels.case(cell.case),
                 "shape": labels.shape(cell.case),
@@ -105,20 +107,20 @@ def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 "distribution": cell.case.distribution,
                 "mode": cell.case.timing.mode.value,
                 "run": side.name,
-                "status": outcome.status,
-                "verdict": outcome.verdict,
-                "reason": outcome.reason,
-                "best_baseline": outcome.best_baseline,
-                "difference": step.difference.value if step and step.difference else None,
-                "change": step.change.value if step and step.change else None,
-                "why": step.why if step else "",
+                "status": measurement.status,
+                "verdict": measurement.verdict,
+                "reason": measurement.reason,
+                "best_baseline": measurement.best_baseline,
+                "difference": shift.difference.value if shift and shift.difference else None,
+                "change": shift.change.value if shift and shift.change else None,
+                "why": shift.why if shift else "",
                 "length": cell.length,
                 "streams": cell.case.streams,
-                "median_ms": outcome.median_ms,
-                "speedup": outcome.speedup,
-                "speedup_lo": outcome.speedup_lo,
-                "speedup_hi": outcome.speedup_hi,
-                "ratio": step.ratio if step else None,
-                "ratio_lo": step.lo if step else None,
-                "ratio_hi": step.hi if step else None,
+                "median_ms": measurement.median_ms,
+                "speedup": measurement.speedup,
+                "speedup_lo": measurement.speedup_lo,
+                "speedup_hi": measurement.speedup_hi,
+                "ratio": shift.ratio if shift else None,
+                "ratio_lo": shift.lo if shift else None,
+                "ratio_hi": shift.hi if shift else None,
             }

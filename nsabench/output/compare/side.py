@@ -126,12 +126,12 @@ def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:
         codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
         names.append(encoded.dictionary.to_pylist())
     times = table["time_ms"].to_numpy()
-    place = codes[0] * max(len(names[1]), 1) + codes[1]
-    order = np.lexsort((times, place))
-    places, starts = np.unique(place[order], return_index=True)
+    cells = codes[0] * max(len(names[1]), 1) + codes[1]
+    order = np.lexsort((times, cells))
+    places, starts = np.unique(cells[order], return_index=True)
     return {
-        (names[0][at // len(names[1])], names[1][at % len(names[1])]): part
-        for at, part in zip(
+        (names[0][place // len(names[1])], names[1][place % len(names[1])]): part
+        for place, part in zip(
             places.tolist(), np.split(times[order], starts[1:].tolist()), strict=True
         )
     }

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.vocabulary import Role, Status, Verdict
-from nsabench.output.compare.comparison import Cell, Comparison
+from nsabench.output.compare.comparison import ComparedCell, Comparison
 from nsabench.output.compare.markdown import counts, ratio, standing
 from nsabench.output.compare.vocabulary import Change, Difference
 
@@ -51,18 +51,18 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
 
 
 def _changes(comparison: Comparison, later: int, name: str) -> Iterator[RenderableType]:
-    found = comparison.changes(later)
-    if not found:
+    changes = comparison.changes(later)
+    if not changes:
         yield Text(f"{name}: every status is what it was in {comparison.first.name}")
         return
     table = _table(
         f"statuses that changed in {name}",
         *((n, "left") for n in ("change", "case", "implementation", "before", "after", "reason")),
     )
-    for cell, step in found[:MOST]:
-        before, after = cell.outcomes[0], cell.outcomes[later + 1]
+    for cell, shift in changes[:MOST]:
+        before, after = cell.measurements[0], cell.measurements[later + 1]
         table.add_row(
-            Text(str(step.change), STYLES[step.change] if step.change else ""),
+            Text(str(shift.change), STYLES[shift.change] if shift.change else ""),
             Text(cell.label),
             Text(cell.implementation),
             before.status,
@@ -70,26 +70,26 @@ def _changes(comparison: Comparison, later: int, name: str) -> Iterator[Renderab
             Text((after.reason or before.reason)[:120]),
         )
     yield table
-    yield from _left_out(len(found))
+    yield from _left_out(len(changes))
 
 
 def _slower(comparison: Comparison, later: int, name: str) -> Iterator[RenderableType]:
-    found = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
-    if not found:
+    slower = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
+    if not slower:
         return
     table = _table(
         f"slower in {name}", ("case", "left"), ("implementation", "left"), ("ratio [95 %]", "right")
     )
-    for cell, step in found[:MOST]:
-        table.add_row(Text(cell.label), Text(cell.implementation), ratio(step))
+    for cell, shift in slower[:MOST]:
+        table.add_row(Text(cell.label), Text(cell.implementation), ratio(shift))
     yield table
-    yield from _left_out(len(found))
+    yield from _left_out(len(slower))
 
 
 def version_matrix(comparison: Comparison) -> Table:
     """Each candidate in each run: cases that are ok, the mean speed-up over the best baseline of
     that run, and its verdicts."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    groups: dict[tuple[str, str], list[ComparedCell]] = {}
     for cell in comparison.cells:
         if cell.role is Role.CANDIDATE:
             groups.setdefault((cell.case.op, cell.implementation), []).append(cell)
@@ -106,15 +106,15 @@ def version_matrix(comparison: Comparison) -> Table:
     return table
 
 
-def _tally(cells: list[Cell], number: int) -> str:
+def _tally(cells: list[ComparedCell], number: int) -> str:
     if len(cells) == 1:
-        return standing(cells[0].outcomes[number])
-    outcomes = [cell.outcomes[number] for cell in cells]
-    good = sum(outcome.status == Status.OK for outcome in outcomes)
-    mean = geometric_mean(o.speedup for o in outcomes if o.speedup is not None)
-    faster = sum(outcome.verdict == Verdict.FASTER for outcome in outcomes)
-    said = f"{good}/{len(cells)} ok"
-    return said if mean is None else f"{said}, {mean:.2f}x, {faster} faster"
+        return standing(cells[0].measurements[number])
+    measurements = [cell.measurements[number] for cell in cells]
+    good = sum(measurement.status == Status.OK for measurement in measurements)
+    mean = geometric_mean(m.speedup for m in measurements if m.speedup is not None)
+    faster = sum(measurement.verdict == Verdict.FASTER for measurement in measurements)
+    tally = f"{good}/{len(cells)} ok"
+    return tally if mean is None else f"{tally}, {mean:.2f}x, {faster} faster"
 
 
 def _means(comparison: Comparison, later: int, name: str) -> Table:

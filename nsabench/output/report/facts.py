@@ -78,9 +78,9 @@ class Facts:
         """What the doctor says of the machine as it was before the first case."""
         if self.environment is None:
             return []
-        found = doctor.examine(self.environment, results=self.folder.path)
+        problems = doctor.examine(self.environment, results=self.folder.path)
         # The disk is as it is now, not as it was during the run.
-        return [problem for problem in found if problem.code not in doctor.OF_THE_FOLDER]
+        return [problem for problem in problems if problem.code not in doctor.OF_THE_FOLDER]
 
     @cached_property
     def thresholds(self) -> dict[str, Any] | None:
@@ -188,9 +188,9 @@ class Standing:
 
     @property
     def sentence(self) -> str:
-        said = [f"{self.verdicts[v]} {v}" for v in Verdict if self.verdicts[v]]
-        said += [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
-        return f"{', '.join(said)} of {self.cases} cases"
+        counts = [f"{self.verdicts[v]} {v}" for v in Verdict if self.verdicts[v]]
+        counts += [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
+        return f"{', '.join(counts)} of {self.cases} cases"
 
 
 def standings(facts: Facts) -> list[Standing]:

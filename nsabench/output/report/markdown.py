@@ -35,10 +35,10 @@ def render(facts: Facts) -> str:
 
 def plain(text: object) -> str:
     """Text of a run as Markdown shows it and does not obey it."""
-    said = " ".join(str(text).split())
+    escaped = " ".join(str(text).split())
     for mark in "\\`*_[]<>|#":
-        said = said.replace(mark, "\\" + mark)
-    return said.replace("&", "&amp;")
+        escaped = escaped.replace(mark, "\\" + mark)
+    return escaped.replace("&", "&amp;")
 
 
 def code(text: object) -> str:
@@ -67,7 +67,7 @@ def _summary(facts: Facts) -> Iterator[str]:
         yield f"- {code(standing.implementation)} ({standing.op}): {standing.sentence}"
     if not facts.candidates:
         yield "- No candidate took part."
-    catches = Counter(r.caught or "not judged" for r in facts.controls)
+    catches = Counter(r.caught for r in facts.controls if r.caught)
     words = ", ".join(f"{n} {word}" for word, n in sorted(catches.items())) or "none took part"
     yield f"- controls: {words}"
     yield f"- failures: {len(facts.failures) or 'none'}"
@@ -104,8 +104,8 @@ def _method(facts: Facts) -> Iterator[str]:
     rates = ", ".join(f"{k} {v:.3g} TFLOP/s" for k, v in sorted(ceilings.tflop_s.items()))
     yield f"\n- ceilings measured in this run: copy {copy}, {rates or 'no matmul rate'}"
     error = ceilings.known_duration_error
-    said = "not measured" if error is None else f"{error:+.2%} off"
-    yield f"- the timer on a kernel of known duration: {said}"
+    accuracy = "not measured" if error is None else f"{error:+.2%} off"
+    yield f"- the timer on a kernel of known duration: {accuracy}"
     matrices = ", ".join(f"{code(m.name)} ({m.sha256[:12]})" for m in facts.plan.matrices)
     yield f"- matrices: {matrices}"
     yield f"- {facts.measured_cases} cases, {len(facts.records)} records"

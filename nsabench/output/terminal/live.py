@@ -48,13 +48,13 @@ class LiveTable:
                 )
 
     def _baselines(self, planned: PlannedCase, entry: Entry, beside: Outcome) -> list[float]:
-        found = [
+        times = [
             _median(o)
             for o in entry.outcomes
             if o.session == beside.session
             and self.roles.get((planned.case.op, o.implementation)) is Role.BASELINE
         ]
-        return [time for time in found if time is not None]
+        return [time for time in times if time is not None]
 
     def render(self, head: str) -> RenderableType:
         """The table, and one line on what is being done."""

@@ -39,45 +39,45 @@ def test_an_honest_table_is_clean(audit):
     ],
 )
 def test_columns_are_found_under_other_names_and_units(audit, header):
-    found = audit(header, "1024,8,128,128,1024,136.2,64.0,0.47,0.151,SLOWER")
-    assert [f.check for f in found] == ["parity", "roofline"]
+    findings = audit(header, "1024,8,128,128,1024,136.2,64.0,0.47,0.151,SLOWER")
+    assert [f.check for f in findings] == ["parity", "roofline"]
 
 
 def test_speedups_that_follow_from_a_slow_baseline(audit):
-    found = audit(HEADER, "256,4,64,64,64,0.0202,42.0,2079,2e-5,FASTER")
-    assert [(f.check, f.effect) for f in found] == [("baseline", Effect.INCONCLUSIVE)]
+    findings = audit(HEADER, "256,4,64,64,64,0.0202,42.0,2079,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in findings] == [("baseline", Effect.INCONCLUSIVE)]
 
 
 def test_a_speedup_that_is_not_the_ratio_of_the_times(audit):
-    found = audit(HEADER, "1024,8,128,128,1024,0.1362,0.1368,1.50,2e-5,FASTER")
-    assert [(f.check, f.effect) for f in found] == [("speedup", Effect.WRONG)]
-    assert "is 1.00" in found[0].sentence
+    findings = audit(HEADER, "1024,8,128,128,1024,0.1362,0.1368,1.50,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in findings] == [("speedup", Effect.WRONG)]
+    assert "is 1.00" in findings[0].sentence
 
 
 def test_duplicated_rows(audit):
-    found = audit(*HONEST, HONEST[1])
-    assert {f.check for f in found} == {"duplicates"}
-    assert {f.implementation for f in found} == {"triton", "sdpa"}
+    findings = audit(*HONEST, HONEST[1])
+    assert {f.check for f in findings} == {"duplicates"}
+    assert {f.implementation for f in findings} == {"triton", "sdpa"}
 
 
 def test_an_advantage_that_does_not_last(audit):
-    found = audit(
+    findings = audit(
         HEADER,
         "1024,8,128,128,64,0.0177,0.0237,1.34,2e-5,FASTER",
         "1024,8,128,128,256,0.0602,0.0484,0.80,2e-5,SLOWER",
     )
-    assert [(f.check, f.effect) for f in found] == [("monotone", Effect.NOTE)]
+    assert [(f.check, f.effect) for f in findings] == [("monotone", Effect.NOTE)]
 
 
 @pytest.mark.parametrize("cell", ["nan", "inf"])
 def test_an_error_that_is_no_number_is_over_tolerance(audit, cell):
-    found = audit(HEADER, f"1024,8,128,128,64,0.0177,0.0237,1.34,{cell},FASTER")
-    assert [f.check for f in found] == ["parity"]
+    findings = audit(HEADER, f"1024,8,128,128,64,0.0177,0.0237,1.34,{cell},FASTER")
+    assert [f.check for f in findings] == ["parity"]
 
 
 def test_failed_rows_do_not_count_as_times(audit):
-    found = audit(*HONEST, "1024,8,128,128,512,ERROR,0.001,0.0,inf,FAILED")
-    assert [f.check for f in found if f.implementation == ""] == ["completeness"]
+    findings = audit(*HONEST, "1024,8,128,128,512,ERROR,0.001,0.0,inf,FAILED")
+    assert [f.check for f in findings if f.implementation == ""] == ["completeness"]
 
 
 def curve(mistake):
@@ -90,15 +90,15 @@ def curve(mistake):
 
 def test_other_mistakes_are_told_apart(audit):
     key_0 = {64: 0.796, 256: 0.800, 1024: 0.805}
-    (found,) = [f for f in audit(*curve(key_0)) if f.check == "explanation"]
-    assert "one side that read key 0 only" in found.sentence
+    [finding] = [f for f in audit(*curve(key_0)) if f.check == "explanation"]
+    assert "one side that read key 0 only" in finding.sentence
 
 
 def test_errors_that_nothing_explains_are_not_explained(audit):
     odd = {64: 0.5, 256: 1e-5, 1024: 0.01}
-    (found,) = [f for f in audit(*curve(odd)) if f.check == "explanation"]
-    assert found.effect is Effect.NOTE
-    assert "no simulated mistake" in found.sentence
+    [finding] = [f for f in audit(*curve(odd)) if f.check == "explanation"]
+    assert finding.effect is Effect.NOTE
+    assert "no simulated mistake" in finding.sentence
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_the_sheets_are_plausible():
 
 
 def test_a_row_without_sizes_is_named(audit):
-    found = audit(*HONEST, "1024,8,128,128,many,0.0452,0.0484,1.07,2e-5,FASTER")
-    assert [(f.check, f.effect) for f in found] == [("completeness", Effect.INCONCLUSIVE)]
-    assert "line 5 gives no sizes of a case" in found[0].sentence
-    assert "L is many" in found[0].sentence
+    findings = audit(*HONEST, "1024,8,128,128,many,0.0452,0.0484,1.07,2e-5,FASTER")
+    assert [(f.check, f.effect) for f in findings] == [("completeness", Effect.INCONCLUSIVE)]
+    assert "line 5 gives no sizes of a case" in findings[0].sentence
+    assert "L is many" in findings[0].sentence
 
 
 def test_a_length_beyond_any_memory_is_audited(audit):
@@ -166,8 +166,8 @@ def test_a_length_beyond_any_memory_is_audited(audit):
 
 
 def test_a_speedup_of_times_with_exponents(audit):
-    found = audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,9.0,2e-5,FASTER")
-    assert "speedup" in {f.check for f in found}
+    findings = audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,9.0,2e-5,FASTER")
+    assert "speedup" in {f.check for f in findings}
     assert audit(HEADER, "1024,8,128,128,1024,1.362e-1,1.368e-1,1.00,2e-5,SAME") == []
 
 
@@ -176,15 +176,15 @@ def test_a_speedup_of_times_with_exponents(audit):
     [("inference ok", False), ("financed", False), ("inf", True), ("OOM", True), ("IOError", True)],
 )
 def test_a_status_is_read_by_words(audit, status, failed):
-    found = audit(HEADER, f"1024,8,128,128,1024,0.1362,0.1368,1.00,2e-5,{status}")
-    assert bool(found) is failed
+    findings = audit(HEADER, f"1024,8,128,128,1024,0.1362,0.1368,1.00,2e-5,{status}")
+    assert bool(findings) is failed
 
 
 def test_empty_cells_of_a_decode_table(audit):
-    found = audit(
+    findings = audit(
         "S,total_ms,cmp_ms,sel_ms,win_ms,reads_actual",
         "1024,1.0,0.95,,0.96,512",
         "4096,1.0,0.95,0.97,0.96,",
     )
-    assert [f.effect for f in found if f.check == "decode"] == [Effect.IMPLAUSIBLE] * 2
-    assert not any("in every row" in f.sentence for f in found)
+    assert [f.effect for f in findings if f.check == "decode"] == [Effect.IMPLAUSIBLE] * 2
+    assert not any("in every row" in f.sentence for f in findings)

@@ -58,29 +58,30 @@ def test_nothing_else_is_said_of_it(dense):
 
 
 def test_without_the_device_the_errors_are_still_explained():
-    found = audit_csv(TABLES / "m4_rtx4090_dense.csv")
-    assert of(found, "roofline") == []
-    assert "read the first 64 keys" in of(found, "explanation")[0].sentence
+    findings = audit_csv(TABLES / "m4_rtx4090_dense.csv")
+    assert of(findings, "roofline") == []
+    assert "read the first 64 keys" in of(findings, "explanation")[0].sentence
 
 
 def test_decode_branches_cost_the_total_and_counts_do_not_change():
-    found = of(audit_csv(TABLES / "rtx4090_decode.csv", GPU), "decode")
-    branches = [f for f in found if "each branch costs as much as the total" in f.sentence]
+    findings = of(audit_csv(TABLES / "rtx4090_decode.csv", GPU), "decode")
+    branches = [f for f in findings if "each branch costs as much as the total" in f.sentence]
     assert len(branches) == 4
-    assert sum("is 1044 in every row while context grows" in f.sentence for f in found) == 2
-    assert any("4 of 4 rows" in f.sentence and "1044 against 1600" in f.sentence for f in found)
+    assert sum("is 1044 in every row while context grows" in f.sentence for f in findings) == 2
+    assert any("4 of 4 rows" in f.sentence and "1044 against 1600" in f.sentence for f in findings)
 
 
 def test_a_failed_row_is_no_measurement():
-    found = audit_csv(TABLES / "m4_rtx4090_varlen.csv", GPU)
-    assert {(f.check, f.effect) for f in found} == {("completeness", Effect.INVALID)}
-    assert any("yet it stands in the table with a speed-up of 0" in f.sentence for f in found)
-    assert any("none of its 1 rows was measured" in f.sentence for f in found)
+    findings = audit_csv(TABLES / "m4_rtx4090_varlen.csv", GPU)
+    assert {(f.check, f.effect) for f in findings} == {("completeness", Effect.INVALID)}
+    assert any("yet it stands in the table with a speed-up of 0" in f.sentence for f in findings)
+    assert any("none of its 1 rows was measured" in f.sentence for f in findings)
 
 
 def test_times_that_do_not_follow_the_size():
-    found = audit_csv(TABLES / "rtx4090_fa2_compressed.csv", GPU)
-    assert [f.check for f in found] == ["flat", "flat"]
+    findings = audit_csv(TABLES / "rtx4090_fa2_compressed.csv", GPU)
+    assert [f.check for f in findings] == ["flat", "flat"]
     assert (
-        "masked_ms stays between 0.55 and 0.64 while S grows from 128 to 512" in found[0].sentence
+        "masked_ms stays between 0.55 and 0.64 while S grows from 128 to 512"
+        in findings[0].sentence
     )

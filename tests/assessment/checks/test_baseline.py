@@ -12,12 +12,12 @@ def test_a_sleeping_wrapper_is_not_the_best_baseline(make_row):
         make_row("gqa", "baseline", 0.1368),
         make_row("mine", median_ms=9.0),
     ]
-    found = check(rows, H200)
-    assert [(f.implementation, f.effect) for f in found] == [
+    findings = check(rows, H200)
+    assert [(f.implementation, f.effect) for f in findings] == [
         ("sleeping", Effect.NOTE),
         ("expand", Effect.NOTE),
     ]
-    assert "38.7 times the 0.137 ms of gqa" in found[0].sentence
+    assert "38.7 times the 0.137 ms of gqa" in findings[0].sentence
 
 
 def test_an_invalid_or_wrong_baseline_is_no_yardstick(make_row):

@@ -17,14 +17,14 @@ def test_a_baseline_that_is_no_longer_compiled_leaves_its_cases_open(make_row):
     """The third shape of the ladder and all that follow, until it is itself again."""
     rows = ladder(make_row, [0.0103, 0.0128, 3.09, 4.04, 0.03])
     rows += ladder(make_row, [0.02] * 5, "sdpa")
-    found = check(rows, Limits())
-    assert [(f.effect, f.case_id, f.implementation) for f in found] == [
+    findings = check(rows, Limits())
+    assert [(f.effect, f.case_id, f.implementation) for f in findings] == [
         (Effect.INCONCLUSIVE, rows[2].case_id, ""),
         (Effect.INCONCLUSIVE, rows[3].case_id, ""),
     ]
-    assert "flex_attention takes 0.0128 ms at L=128 but 3.09 ms at L=256" in found[0].sentence
-    assert found[1].sentence == found[0].sentence
-    assert "241 times as long for 2.0 times the work" in found[0].sentence
+    assert "flex_attention takes 0.0128 ms at L=128 but 3.09 ms at L=256" in findings[0].sentence
+    assert findings[1].sentence == findings[0].sentence
+    assert "241 times as long for 2.0 times the work" in findings[0].sentence
 
 
 def test_a_baseline_that_was_out_of_the_running_is_a_note(make_row):

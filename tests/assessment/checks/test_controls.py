@@ -10,8 +10,8 @@ def judge(rows, findings):
     return controls.judge(rows, controls.catches(rows, findings))
 
 
-def effects(found):
-    return [f.effect for f in found]
+def effects(findings):
+    return [f.effect for f in findings]
 
 
 def control(make_row, **fields):
@@ -41,8 +41,8 @@ def test_it_must_be_caught_by_the_check_that_is_meant_for_it(make_row):
     elsewhere = Finding("roofline", Effect.NOTE, "x", "another case", row.implementation)
     assert judge([row], [other, elsewhere])
     assert judge([row], [other, meant]) == []
-    found = judge([wrong(make_row, caught_by="roofline")], [])
-    assert effects(found) == [Effect.NOTE, Effect.INVALID]
+    findings = judge([wrong(make_row, caught_by="roofline")], [])
+    assert effects(findings) == [Effect.NOTE, Effect.INVALID]
 
 
 def test_where_a_control_declines_it_need_not_be_caught(make_row):
@@ -101,8 +101,8 @@ def test_a_trick_on_the_clock_is_defeated_if_it_gained_nothing(make_row):
 @pytest.mark.parametrize("check", ["timer", "baseline"])
 def test_without_a_valid_baseline_nothing_is_proven(make_row, check):
     broken = make_row("b", "baseline", 1.0, status=Status.WRONG)
-    found = judge([control(make_row, caught_by=check), broken], [])
-    assert effects(found) == [Effect.NOTE, Effect.INVALID]
+    findings = judge([control(make_row, caught_by=check), broken], [])
+    assert effects(findings) == [Effect.NOTE, Effect.INVALID]
 
 
 def test_a_check_that_no_control_reached_decides_nothing(make_row):

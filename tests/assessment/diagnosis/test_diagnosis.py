@@ -116,9 +116,9 @@ def online(inputs, tile, output=True, weights=True):
 @pytest.mark.parametrize("expected", MISTAKES)
 def test_it_names_the_mistake(expected):
     inputs = draw()
-    said = diagnose(OP, inputs, MISTAKES[expected](inputs))
-    assert expected in said
-    assert "against that hypothesis" in said
+    text = diagnose(OP, inputs, MISTAKES[expected](inputs))
+    assert expected in text
+    assert "against that hypothesis" in text
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_it_names_mistakes_in_the_last_tile(expected, make):
 
 def test_it_names_a_stale_output():
     earlier, inputs = attend(draw(seed=2)), draw(seed=1)
-    said = diagnose(OP, inputs, earlier, previous_output=earlier)
-    assert "is the output of an earlier call" in said
+    text = diagnose(OP, inputs, earlier, previous_output=earlier)
+    assert "is the output of an earlier call" in text
 
 
 def test_it_names_a_low_precision_accumulator():
@@ -151,8 +151,8 @@ def test_it_names_a_low_precision_accumulator():
 
 def test_the_sentence_holds_both_errors():
     inputs = draw(N=16, H=8, L=1024)
-    said = diagnose(OP, inputs, attend(inputs, slice(0, 64)))
-    hypothesis, op = (float(x.split()[0]) for x in said.split("(MAE ")[1].split(", "))
+    text = diagnose(OP, inputs, attend(inputs, slice(0, 64)))
+    hypothesis, op = (float(x.split()[0]) for x in text.split("(MAE ")[1].split(", "))
     assert hypothesis < 1e-4
     assert 0.14 < op < 0.16
 
@@ -161,25 +161,25 @@ def test_what_nothing_explains_is_at_least_located():
     inputs = draw()
     output = attend(inputs)
     output[6:, 1] += torch.randn(64, generator=torch.Generator().manual_seed(0))
-    said = diagnose(OP, inputs, output)
-    assert said.startswith("no hypothesis explains it")
-    assert "axis 0 (of 8): 6 to 7, axis 1 (of 4): index 1" in said
+    text = diagnose(OP, inputs, output)
+    assert text.startswith("no hypothesis explains it")
+    assert "axis 0 (of 8): 6 to 7, axis 1 (of 4): index 1" in text
 
 
 def test_a_mistake_in_a_few_rows_of_many_is_found():
     inputs = draw(N=300, D=32, L=512)
     output = attend(inputs)
     output[101:104] = attend(inputs, slice(0, 448))[101:104]
-    said = diagnose(OP, inputs, output)
-    assert said.startswith("attends to the first 448 of 512 keys in axis 0 (of 300): 101 to 103")
+    text = diagnose(OP, inputs, output)
+    assert text.startswith("attends to the first 448 of 512 keys in axis 0 (of 300): 101 to 103")
 
 
 def test_nan_is_located():
     inputs = draw()
     output = attend(inputs)
     output[5:] = math.nan
-    said = diagnose(OP, inputs, output)
-    assert "768 of 2048 elements are NaN or infinite: axis 0 (of 8): 5 to 7; NaN is also" in said
+    text = diagnose(OP, inputs, output)
+    assert "768 of 2048 elements are NaN or infinite: axis 0 (of 8): 5 to 7; NaN is also" in text
     output[5:] = math.inf
     assert diagnose(OP, inputs, output).endswith("axis 0 (of 8): 5 to 7")
 
@@ -190,9 +190,9 @@ def test_it_is_quick_and_thins_large_cases_out(dtype, monkeypatch):
     inputs = draw(N=256, H=8, D=128, L=512, dtype=dtype)
     wrong = attend(inputs, slice(0, 64))
     start = time.process_time()  # of all threads; the machine may be busy
-    said = diagnose(OP, inputs, wrong)
+    text = diagnose(OP, inputs, wrong)
     assert time.process_time() - start < 3
-    assert "first 64 of 512" in said
+    assert "first 64 of 512" in text
 
 
 def test_the_smallest_case():
@@ -227,21 +227,24 @@ def with_keys(op, inputs, change):
     if op.name == "selection_varlen":
         starts = t["cu_seqlens"].tolist()
         rows = {(i,): range(starts[i], starts[i + 1]) for i in range(len(starts) - 1)}
-        k, v = (lambda i, at: t["k"][at]), (lambda i, at: t["v"][at])
+        k, v = (lambda i, indices: t["k"][indices]), (lambda i, indices: t["v"][indices])
     else:
         keys = t["k"].shape[2]
         rows = {}
         for i in itertools.product(*map(range, t["q"].shape[:3])):
             spans = t["ranges"][i].tolist()
-            held = [at for a, b in spans for at in range(max(a, 0), min(b, keys))]
-            rows[i] = sorted(held)
-        k, v = (lambda i, at: t["k"][i[0], i[2], at]), (lambda i, at: t["v"][i[0], i[2], at])
+            members = [key for a, b in spans for key in range(max(a, 0), min(b, keys))]
+            rows[i] = sorted(members)
+        k, v = (
+            (lambda i, indices: t["k"][i[0], i[2], indices]),
+            (lambda i, indices: t["v"][i[0], i[2], indices]),
+        )
     out = torch.zeros(*t["q"].shape[:-1], t["v"].shape[-1])
     for i, selected in rows.items():
-        at = change(list(selected))
-        if at:
-            scores = t["q"][i].double() @ k(i, at).double().mT * inputs.options["sm_scale"]
-            out[i] = (torch.softmax(scores, -1) @ v(i, at).double()).float()
+        indices = change(list(selected))
+        if indices:
+            scores = t["q"][i].double() @ k(i, indices).double().mT * inputs.options["sm_scale"]
+            out[i] = (torch.softmax(scores, -1) @ v(i, indices).double()).float()
     return out.half()
 
 
@@ -256,11 +259,11 @@ def in_tiles(keys, tile=32):
 
 # What is said of rows of different lengths, and of rows that all select 150 keys.
 RAGGED = [
-    ("first 40 keys of each row", "first 40 of 150 keys", lambda at: at[:40]),
-    ("attends to key 0 only", "attends to key 0 only", lambda at: at[:1]),
-    ("last 33 keys of each row", "last 33 of 150 keys", lambda at: at[-33:]),
-    ("leaves out the first key of each row", "last 149 of 150 keys", lambda at: at[1:]),
-    ("leaves out the last key of each row", "first 149 of 150 keys", lambda at: at[:-1]),
+    ("first 40 keys of each row", "first 40 of 150 keys", lambda indices: indices[:40]),
+    ("attends to key 0 only", "attends to key 0 only", lambda indices: indices[:1]),
+    ("last 33 keys of each row", "last 33 of 150 keys", lambda indices: indices[-33:]),
+    ("leaves out the first key of each row", "last 149 of 150 keys", lambda indices: indices[1:]),
+    ("leaves out the last key of each row", "first 149 of 150 keys", lambda indices: indices[:-1]),
     ("fill no tile of 32", "first 128 of 150 keys", in_tiles),
 ]
 
@@ -271,15 +274,15 @@ def test_mistakes_in_packed_rows_and_spans_are_named(name, ragged, even, change)
     op, inputs = draw_packed(name, "empty_rows")
     right = with_keys(op, inputs, once)
     torch.testing.assert_close(right.double(), op.oracle(inputs), atol=1e-3, rtol=1e-2)
-    said = diagnose(op, inputs, with_keys(op, inputs, lambda at: change(once(at))))
-    assert (ragged if name == "selection_varlen" else even) in said
-    assert "against that hypothesis" in said
+    text = diagnose(op, inputs, with_keys(op, inputs, lambda indices: change(once(indices))))
+    assert (ragged if name == "selection_varlen" else even) in text
+    assert "against that hypothesis" in text
 
 
 def test_overlaps_counted_twice_are_named():
     op, inputs = draw_packed("selection_ranges", "overlapping")
-    said = diagnose(op, inputs, with_keys(op, inputs, lambda at: at))
-    assert said.startswith("counts keys as often as spans hold them")
+    text = diagnose(op, inputs, with_keys(op, inputs, lambda indices: indices))
+    assert text.startswith("counts keys as often as spans hold them")
 
 
 @pytest.mark.parametrize(("end", "shift"), [("first", (1, 0)), ("last", (0, -1))])
@@ -293,9 +296,9 @@ def test_spans_that_are_one_short_are_named(end, shift):
 def test_wrong_queries_of_many_are_found_and_said():
     op, inputs = draw_packed("selection_ranges", "disjoint")
     output = op.oracle(inputs).half()
-    output[1, 2:4, 0] = with_keys(op, inputs, lambda at: at[:64])[1, 2:4, 0]
-    said = diagnose(op, inputs, output)
-    assert "attends to the first 64 of 150 keys in axis 0 (of 2): index 1, axis 1 (of 6)" in said
+    output[1, 2:4, 0] = with_keys(op, inputs, lambda indices: indices[:64])[1, 2:4, 0]
+    text = diagnose(op, inputs, output)
+    assert "attends to the first 64 of 150 keys in axis 0 (of 2): index 1, axis 1 (of 6)" in text
 
 
 def test_nothing_selected_has_nothing_to_be_mistaken_in():

@@ -67,7 +67,7 @@ def wins_but_at_the_top(length: int) -> float:
 def test_null_says_why(tmp_path: Path, made: Made, reason: str) -> None:
     decision = decide(tmp_path, made)
     assert decision.min_length is None
-    assert any(reason in said for said in decision.reasons), decision.reasons
+    assert any(reason in stated for stated in decision.reasons), decision.reasons
 
 
 def test_a_crash_below_the_threshold_does_not_matter_and_above_it_does(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_a_backward_has_no_say(tmp_path: Path) -> None:
 
 def test_the_size_that_a_threshold_is_of_is_named(tmp_path: Path) -> None:
     decision = decide(tmp_path, Made())
-    [told] = as_data([replace(decision, axis="T")])["decisions"]
-    assert (told["axis"], told["min_L"]) == ("T", 256)
+    [document] = as_data([replace(decision, axis="T")])["decisions"]
+    assert (document["axis"], document["min_L"]) == ("T", 256)
 
 
 def test_records_without_a_column_decide_nothing(tmp_path: Path) -> None:
@@ -330,8 +330,8 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
         )
         for one in [A_RECORD]
     ]
-    found = of_records([Record.from_row(row) for row in rows])
-    assert found.objections == []
-    assert found.of_op.keys() == {"sliding_window", "compressed"}
-    assert found.of_op["sliding_window"].endswith("none was caught")
-    assert found.of_op["compressed"].endswith("none ran")
+    evidence = of_records([Record.from_row(row) for row in rows])
+    assert evidence.objections == []
+    assert evidence.of_op.keys() == {"sliding_window", "compressed"}
+    assert evidence.of_op["sliding_window"].endswith("none was caught")
+    assert evidence.of_op["compressed"].endswith("none ran")

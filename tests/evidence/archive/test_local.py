@@ -52,8 +52,8 @@ def test_eight_writers_at_once(archive: Archive, signed: MakeSigned) -> None:
     run = signed()
     line = command("archive", "add", run, "--to", archive.store.folder)
     writers = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    said = sorted(writer.communicate(timeout=100)[0].partition(":")[0] for writer in writers)
-    assert said == ["added"] + ["already there"] * 7
+    answers = sorted(writer.communicate(timeout=100)[0].partition(":")[0] for writer in writers)
+    assert answers == ["added"] + ["already there"] * 7
     assert check(archive) == (1, [], 0)
 
 

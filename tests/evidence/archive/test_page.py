@@ -82,8 +82,8 @@ def test_only_means_of_the_same_cases_are_joined(archived: Path, browser: Browse
         ".map(p => (p.getAttribute('d').match(/[ML]/g) || []).length).sort()"
     )
     assert lines == [1, 3], "the run with crashes has a mean of other cases"
-    found = browser.rows("runs")
-    assert [row[7] for row in found] == ["16 of 16", "16 of 16", "12 of 16", "16 of 16"]
+    lines = browser.rows("runs")
+    assert [row[7] for row in lines] == ["16 of 16", "16 of 16", "12 of 16", "16 of 16"]
     browser.choose("pick-what", "time_ms")
     assert browser.errors() == []
 

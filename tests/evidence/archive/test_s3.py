@@ -121,7 +121,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def at(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def locate(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Set the variables of an identity; returns an address of its own for each test."""
     prefix = f"{random.getrandbits(32):08x}"
 
@@ -135,8 +135,8 @@ def at(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return enter
 
 
-def test_add_list_verify_query(at: Callable[..., str], signed: MakeSigned) -> None:
-    archive = Archive(at(), create=True)
+def test_add_list_verify_query(locate: Callable[..., str], signed: MakeSigned) -> None:
+    archive = Archive(locate(), create=True)
     runs = [signed(0), signed(1)]
     assert [archive.add(run)[0] for run in runs] == [Added.ADDED] * 2
     assert archive.add(runs[0])[0] is Added.THERE
@@ -147,24 +147,24 @@ def test_add_list_verify_query(at: Callable[..., str], signed: MakeSigned) -> No
     assert answer.to_pylist() == [{"n": 96}]
 
 
-def test_eight_writers_at_once(at: Callable[..., str], signed: MakeSigned) -> None:
-    location, run = at(), signed()
+def test_eight_writers_at_once(locate: Callable[..., str], signed: MakeSigned) -> None:
+    location, run = locate(), signed()
     with ThreadPoolExecutor(8) as pool:
         outcomes = list(pool.map(lambda _: Archive(location).add(run)[0], range(8)))
     assert sorted(outcomes) == [Added.ADDED] + [Added.THERE] * 7
     assert len(Archive(location).runs()) == 1
 
 
-def test_a_wrong_secret(at: Callable[..., str], signed: MakeSigned) -> None:
+def test_a_wrong_secret(locate: Callable[..., str], signed: MakeSigned) -> None:
     with pytest.raises(EnvironmentRefused) as refused:
-        Archive(at(secret="guessed"), create=True).add(signed())
+        Archive(locate(secret="guessed"), create=True).add(signed())
     assert "guessed" not in str(refused.value) and refused.value.exit_code == 3
 
 
-def test_an_identity_that_may_only_read(at: Callable[..., str], signed: MakeSigned) -> None:
+def test_an_identity_that_may_only_read(locate: Callable[..., str], signed: MakeSigned) -> None:
     run = signed()
-    Archive(at()).add(run)
-    archive = Archive(at("reader"))
+    Archive(locate()).add(run)
+    archive = Archive(locate("reader"))
     assert len(archive.runs()) == 1
     with pytest.raises(EnvironmentRefused):
         archive.add(signed(1))
@@ -223,7 +223,7 @@ def _hand_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def test_a_server_that_is_killed_in_the_middle_of_an_upload(
-    tmp_path: Path, at: Callable[..., str], signed: MakeSigned
+    tmp_path: Path, locate: Callable[..., str], signed: MakeSigned
 ) -> None:
     """The run is not there, half of it is not taken for a run, and it can be added again."""
     own = start(tmp_path)
@@ -232,13 +232,13 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload(
     assert big > 500_000
     tap = Tap(own, b"samples-", after=big // 2)
     try:
-        location = at(on=Server(own.process, tap.port))
+        location = locate(on=Server(own.process, tap.port))
         with pytest.raises(EnvironmentRefused):
             Archive(location).add(run)
         assert own.process.returncode == -signal.SIGKILL
         assert tap.size == big and big // 2 < tap.handed_on < big
         own = start(tmp_path)
-        archive = Archive(at(on=own))
+        archive = Archive(locate(on=own))
         assert archive.runs() == []
         sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
         assert (sound, broken) == ([], [])

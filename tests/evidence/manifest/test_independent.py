@@ -85,11 +85,11 @@ def test_nacl(run: Path, signer: Signer) -> None:
 def test_keyid_is_what_openssl_and_sha256sum_say(tmp_path: Path, signer: Signer) -> None:
     pem = tmp_path / "key.pub"
     pem.write_bytes(public_pem(signer.key.public_key()))
-    said = subprocess.run(
+    output = subprocess.run(
         f"openssl pkey -pubin -in {pem} -outform DER | sha256sum",
         shell=True,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout.split()[0] == signer.keyid
+    assert output.stdout.split()[0] == signer.keyid

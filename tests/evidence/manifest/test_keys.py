@@ -89,8 +89,8 @@ def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[
     by_key = json.loads(nsabench("key", "show", "--json", **made).stdout)
     assert shown == by_key
     seal(run, keys.load_signer(made))
-    said = json.loads(nsabench("verify", run, "--key", public, "--json").stdout)
-    assert (said["ok"], said["trust"], said["keyid"]) == (True, "pinned", shown["keyid"])
+    report = json.loads(nsabench("verify", run, "--key", public, "--json").stdout)
+    assert (report["ok"], report["trust"], report["keyid"]) == (True, "pinned", shown["keyid"])
 
     (run / "records.parquet").write_bytes(b"PAR1")
     done = nsabench("verify", run)

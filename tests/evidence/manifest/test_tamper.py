@@ -31,9 +31,9 @@ def test_an_unharmed_run_passes_every_check(run: Path, signer: Signer) -> None:
     assert (report.trust, report.keyid) == (Trust.PINNED, signer.keyid)
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[at] ^= 1
+    data[offset] ^= 1
     path.write_bytes(data)
 
 
@@ -58,16 +58,16 @@ def test_every_byte_of_the_manifest(run: Path) -> None:
     path = run / MANIFEST
     original = path.read_bytes()
     envelope = json.loads(original)
-    for at in range(0, len(original), 3):
+    for offset in range(0, len(original), 3):
         changed = bytearray(original)
-        changed[at] ^= 1
+        changed[offset] ^= 1
         path.write_bytes(changed)
         broken = verify(run).broken
         try:
             same = json.loads(changed) == envelope
         except ValueError:
             same = False
-        assert same or broken, f"byte {at} ({original[at : at + 1]!r})"
+        assert same or broken, f"byte {offset} ({original[offset : offset + 1]!r})"
 
 
 Change = Callable[[Path], object]
@@ -328,5 +328,5 @@ def test_columns_that_are_none(run: Path, signer: Signer) -> None:
         "cannot be read": put("status", lambda n: pa.array([b"\xff"] * n).view(pa.string())),
     }.items():
         pq.write_table(original, run / "records.parquet")
-        said = unit(run, "records.parquet", change, signer)
-        assert said.startswith("records: records.parquet") and broken in said, said
+        sentence = unit(run, "records.parquet", change, signer)
+        assert sentence.startswith("records: records.parquet") and broken in sentence, sentence

@@ -26,51 +26,57 @@ NEWER = replace(STEADY, run_id="20260201T000000Z-abc124", torch="2.13.0", triton
 
 
 def test_two_runs_of_the_same_are_the_same(compared: Compared) -> None:
-    found = compared(STEADY, NEWER)
-    assert {step.difference for cell in found.cells for step in cell.steps} == {Difference.SAME}
-    assert {cell.role for cell in found.cells} == {Role.CANDIDATE, Role.BASELINE}
-    for mean in found.means(0):
+    comparison = compared(STEADY, NEWER)
+    assert {shift.difference for cell in comparison.cells for shift in cell.shifts} == {
+        Difference.SAME
+    }
+    assert {cell.role for cell in comparison.cells} == {Role.CANDIDATE, Role.BASELINE}
+    for mean in comparison.means(0):
         assert mean.value == pytest.approx(1, abs=0.01)
         assert (mean.valid, mean.invalid) == (16, 0)
-    assert found.changes(0) == [] and list(found.failures(slower=True)) == []
-    assert found.differing.keys() == {"torch", "triton"}
-    assert found.differing["torch"] == ["2.11.0", "2.13.0"]
+    assert comparison.changes(0) == [] and list(comparison.failures(slower=True)) == []
+    assert comparison.differing.keys() == {"torch", "triton"}
+    assert comparison.differing["torch"] == ["2.11.0", "2.13.0"]
 
 
 def test_a_candidate_that_got_slower(compared: Compared) -> None:
-    found = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
-    slow = found.slower(0)
+    comparison = compared(STEADY, replace(NEWER, ratio=lambda n: 1.2 if n == 512 else 1.5))
+    slow = comparison.slower(0)
     assert {cell.length for cell, _ in slow} == {512} and len(slow) == 4
-    for _, step in slow:
-        assert step.ratio == pytest.approx(0.8, rel=0.01)
-        assert step.lo is not None and step.hi is not None and step.lo < step.ratio < step.hi < 0.95
-    assert list(found.failures(slower=False)) == []
-    assert len(list(found.failures(slower=True))) == 4
+    for _, shift in slow:
+        assert shift.ratio == pytest.approx(0.8, rel=0.01)
+        assert (
+            shift.lo is not None
+            and shift.hi is not None
+            and shift.lo < shift.ratio < shift.hi < 0.95
+        )
+    assert list(comparison.failures(slower=False)) == []
+    assert len(list(comparison.failures(slower=True))) == 4
 
 
 def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared) -> None:
-    found = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
-    differences = {(c.implementation, c.steps[0].difference) for c in found.cells}
+    comparison = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
+    differences = {(c.implementation, c.shifts[0].difference) for c in comparison.cells}
     assert differences == {("mine", Difference.SAME), ("sdpa_gqa", Difference.SLOWER)}
-    assert list(found.failures(slower=True)) == []
+    assert list(comparison.failures(slower=True)) == []
 
 
 def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
     def crashes(length: int) -> Status:
         return Status.CRASHED if length >= 256 else Status.OK
 
-    found = compared(STEADY, replace(NEWER, status=crashes))
-    assert [step.change for _, step in found.changes(0)] == [Change.BROKE] * 8
-    [mine] = [m for m in found.means(0) if m.implementation == "mine"]
+    comparison = compared(STEADY, replace(NEWER, status=crashes))
+    assert [shift.change for _, shift in comparison.changes(0)] == [Change.BROKE] * 8
+    [mine] = [m for m in comparison.means(0) if m.implementation == "mine"]
     assert (mine.valid, mine.invalid) == (8, 8)
     assert mine.value == pytest.approx(1, abs=0.01), "of what there is, and not 0 for the rest"
-    assert len(list(found.failures(slower=False))) == 8
-    text = markdown.render(found)
+    assert len(list(comparison.failures(slower=False))) == 8
+    text = markdown.render(comparison)
     assert text.index("## Statuses that changed") < text.index("geometric mean")
     assert "| broke | selection\\_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
-    for cell in found.cells:
-        for step in cell.steps:
-            assert (step.ratio is None) == (step.difference is Difference.INVALID)
+    for cell in comparison.cells:
+        for shift in cell.shifts:
+            assert (shift.ratio is None) == (shift.difference is Difference.INVALID)
 
 
 @pytest.mark.parametrize(
@@ -92,23 +98,25 @@ def test_changes(earlier: str, later: str, change: Change | None) -> None:
 
 def test_what_both_declined_counts_for_nothing(compared: Compared) -> None:
     declines = replace(STEADY, status=lambda _: Status.UNSUPPORTED)
-    found = compared(declines, replace(NEWER, status=lambda _: Status.UNSUPPORTED))
-    [mine] = [m for m in found.means(0) if m.implementation == "mine"]
+    comparison = compared(declines, replace(NEWER, status=lambda _: Status.UNSUPPORTED))
+    [mine] = [m for m in comparison.means(0) if m.implementation == "mine"]
     assert (mine.value, mine.valid, mine.invalid) == (None, 0, 0)
 
 
 def test_a_run_that_decides_nothing_compares_to_nothing(compared: Compared) -> None:
-    found = compared(STEADY, replace(NEWER, control_caught=False))
-    assert {step.difference for cell in found.cells for step in cell.steps} == {Difference.INVALID}
-    assert "zero_output not caught" in found.sides[1].objection
-    assert list(found.failures(slower=True)) == [found.sides[1].objection]
-    assert "**the run run1 decides nothing" in markdown.render(found)
+    comparison = compared(STEADY, replace(NEWER, control_caught=False))
+    assert {shift.difference for cell in comparison.cells for shift in cell.shifts} == {
+        Difference.INVALID
+    }
+    assert "zero_output not caught" in comparison.sides[1].objection
+    assert list(comparison.failures(slower=True)) == [comparison.sides[1].objection]
+    assert "**the run run1 decides nothing" in markdown.render(comparison)
 
 
 def test_a_run_whose_checks_no_control_has_proven_shuts_the_gate(compared: Compared) -> None:
-    found = compared(STEADY, replace(NEWER, control_crashed=True))
-    assert "no control showed that each check works" in found.sides[1].objection
-    assert list(found.failures(slower=True)) == [found.sides[1].objection]
+    comparison = compared(STEADY, replace(NEWER, control_crashed=True))
+    assert "no control showed that each check works" in comparison.sides[1].objection
+    assert list(comparison.failures(slower=True)) == [comparison.sides[1].objection]
 
 
 def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
@@ -120,15 +128,15 @@ def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
         table.set_column(column, "clock_event_reasons", reasons), folders[1] / "records.parquet"
     )
     for cell in compare(read(folders)).cells:
-        assert cell.steps[0].difference is Difference.INCONCLUSIVE
-        assert cell.steps[0].ratio is None and "hw_thermal_slowdown" in cell.steps[0].why
+        assert cell.shifts[0].difference is Difference.INCONCLUSIVE
+        assert cell.shifts[0].ratio is None and "hw_thermal_slowdown" in cell.shifts[0].why
 
 
 def test_several_runs_are_held_against_the_first(compared: Compared) -> None:
     third = replace(NEWER, run_id="20260301T000000Z-abc125", seed=2, base_ms=0.1)
-    found = compared(STEADY, NEWER, third)
-    assert [side.name for side in found.later] == ["run1", "run2"]
-    means = [[m.value for m in found.means(later)] for later in (0, 1)]
+    comparison = compared(STEADY, NEWER, third)
+    assert [side.name for side in comparison.later] == ["run1", "run2"]
+    means = [[m.value for m in comparison.means(later)] for later in (0, 1)]
     assert means[0] == pytest.approx([1, 1], abs=0.01)
     assert means[1] == pytest.approx([2, 2], rel=0.01)
 
@@ -137,20 +145,20 @@ def test_different_plans_are_refused_and_named(compared: Compared) -> None:
     other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
     with pytest.raises(UsageError) as refused:
         compared(STEADY, other)
-    said = str(refused.value)
-    assert "8 cases are only in run0, such as selection_rows" in said
-    assert "4 cases are only in run1" in said
-    assert "also is measured only in run1 (8 cases)" in said
+    sentence = str(refused.value)
+    assert "8 cases are only in run0, such as selection_rows" in sentence
+    assert "4 cases are only in run1" in sentence
+    assert "also is measured only in run1 (8 cases)" in sentence
     assert "--intersection" in refused.value.remedy
 
 
 def test_the_intersection_of_different_plans(compared: Compared, tmp_path: Path) -> None:
     other = replace(NEWER, lengths=(64, 128, 1024), implementations=("mine", "also"))
-    found = compared(STEADY, other, intersection=True)
-    assert {cell.length for cell in found.cells} == {64, 128}
-    assert {cell.implementation for cell in found.cells} == {"mine", "sdpa_gqa"}
-    assert len(found.disagreements) == 3
-    assert "only in run0" in markdown.render(found)
+    comparison = compared(STEADY, other, intersection=True)
+    assert {cell.length for cell in comparison.cells} == {64, 128}
+    assert {cell.implementation for cell in comparison.cells} == {"mine", "sdpa_gqa"}
+    assert len(comparison.disagreements) == 3
+    assert "only in run0" in markdown.render(comparison)
     with pytest.raises(UsageError, match="nothing in common"):
         sides = [tmp_path / "run0", make_run(tmp_path / "run9", replace(NEWER, lengths=(96,)))]
         compare(read(sides), intersection=True)
@@ -164,13 +172,13 @@ def test_cases_that_were_timed_another_way_are_not_compared(tmp_path: Path) -> N
     (folders[1] / "plan.yaml").write_text(yaml.safe_dump(plan))
     with pytest.raises(UsageError, match="1 cases have another timing in b"):
         compare(read(folders))
-    found = compare(read(folders), intersection=True)
-    assert len({cell.planned.id for cell in found.cells}) == 15
+    comparison = compare(read(folders), intersection=True)
+    assert len({cell.planned.id for cell in comparison.cells}) == 15
 
 
 def test_only_some_implementations(compared: Compared) -> None:
-    found = compared(STEADY, NEWER, only=("sdpa_*",))
-    assert {cell.implementation for cell in found.cells} == {"sdpa_gqa"}
+    comparison = compared(STEADY, NEWER, only=("sdpa_*",))
+    assert {cell.implementation for cell in comparison.cells} == {"sdpa_gqa"}
 
 
 def test_runs_of_one_name_can_be_told_apart(tmp_path: Path) -> None:
@@ -199,9 +207,9 @@ def test_a_run_without_records(tmp_path: Path) -> None:
 
 
 def test_the_json_holds_every_cell(compared: Compared) -> None:
-    found = compared(STEADY, NEWER)
-    data = json.loads(json.dumps(document.as_data(found), allow_nan=False))
-    assert len(data["cells"]) == len(found.cells) == 2 * 2 * 2 * len(LENGTHS)
+    comparison = compared(STEADY, NEWER)
+    data = json.loads(json.dumps(document.as_data(comparison), allow_nan=False))
+    assert len(data["cells"]) == len(comparison.cells) == 2 * 2 * 2 * len(LENGTHS)
     assert [run["versions"]["torch"] for run in data["runs"]] == ["2.11.0", "2.13.0"]
     assert data["cells"][0]["later"][0]["difference"] == "same"
     assert {m["run"] for m in data["means"]} == {"run1"}
@@ -229,13 +237,13 @@ def test_cases_of_an_op_that_is_not_installed(tmp_path: Path) -> None:
                 row["case_id"] = ids[row["case_id"]]
             pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
         (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
-    found = compare(read(folders))
-    assert len(found.cells) == 32
-    assert found.cells[0].label == "later T64 block_size=64 fp16 backward dense"
-    assert {cell.steps[0].difference for cell in found.cells} == {Difference.SAME}
+    comparison = compare(read(folders))
+    assert len(comparison.cells) == 32
+    assert comparison.cells[0].label == "later T64 block_size=64 fp16 backward dense"
+    assert {cell.shifts[0].difference for cell in comparison.cells} == {Difference.SAME}
 
 
 def test_runs_in_which_nothing_was_timed(compared: Compared) -> None:
     nothing = Made(status=lambda length: Status.CRASHED, samples=0)
-    found = compared(nothing, nothing)
-    assert {len(side.samples) for side in found.sides} == {0}
+    comparison = compared(nothing, nothing)
+    assert {len(side.samples) for side in comparison.sides} == {0}

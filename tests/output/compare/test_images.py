@@ -17,10 +17,10 @@ def test_only_finished_combos_are_compared(tmp_path: Path) -> None:
         Outcome("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 0),
         Outcome("torch2.13.0", make_run(tmp_path / "torch2.13.0", newer), 1),
     ]
-    found = compared(outcomes)
-    assert found is not None
-    assert [side.name for side in found.sides] == ["torch2.11.0", "torch2.13.0"]
-    assert found.disagreements == (
+    comparison = compared(outcomes)
+    assert comparison is not None
+    assert [side.name for side in comparison.sides] == ["torch2.11.0", "torch2.13.0"]
+    assert comparison.disagreements == (
         "needs_a_newer_torch is measured only in torch2.13.0 (16 cases)",
     )
     assert compared(outcomes[:2]) is None

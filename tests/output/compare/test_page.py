@@ -82,5 +82,5 @@ def test_filters_and_the_table(compared: Path, browser: Browser) -> None:
         "const i = document.querySelector('[data-table=cells] input');"
         "i.value = 'broke other'; i.dispatchEvent(new Event('input'))"
     )
-    found = browser.rows("cells")
-    assert len(found) == 2 and all(row[2] == "other" and row[5] == "crashed" for row in found)
+    lines = browser.rows("cells")
+    assert len(lines) == 2 and all(row[2] == "other" and row[5] == "crashed" for row in lines)

@@ -68,13 +68,13 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Every address that was asked for since the page was opened, but the page itself."""
-        asked = []
+        requests = []
         for line in self.driver.get_log("performance"):
             message = json.loads(line["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
-                asked.append(message["params"]["request"]["url"])
+                requests.append(message["params"]["request"]["url"])
         page = self.driver.current_url.partition("#")[0]
-        return [url for url in asked if url.partition("#")[0] != page and url != "data:,"]
+        return [url for url in requests if url.partition("#")[0] != page and url != "data:,"]
 
     def check(self, charts: set[str], *, dark: bool) -> None:
         """What holds of every page: it drew all its charts, asked for nothing, said nothing, does
@@ -95,12 +95,12 @@ class Browser:
 
     def rows(self, table: str) -> list[list[str]]:
         """The texts of the cells of a table."""
-        found: list[list[str]] = self.js(
+        texts: list[list[str]] = self.js(
             "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tbody tr`)]"
             ".map(r => [...r.cells].map(c => c.textContent))",
             table,
         )
-        return found
+        return texts
 
     def choose(self, select: str, value: str) -> None:
         """What a reader does with a select, and wait until the page has followed."""
@@ -115,12 +115,12 @@ class Browser:
 
     def texts(self, chart: str) -> list[str]:
         """All texts in a chart."""
-        found: list[str] = self.js(
+        texts: list[str] = self.js(
             "return [...document.querySelectorAll(`[data-chart=${arguments[0]}] svg text`)]"
             ".map(t => t.textContent)",
             chart,
         )
-        return found
+        return texts
 
     def screenshot(self, path: Path, *, full: bool = True) -> None:
         shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=full, **self._clip(full))

@@ -62,8 +62,8 @@ def block_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType(f"nsabench.ops.{NAME}")
     module.OP = BlockThing()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    known = ops.names()
-    monkeypatch.setattr(ops, "names", lambda: (*known, NAME))
+    names_before = ops.names()
+    monkeypatch.setattr(ops, "names", lambda: (*names_before, NAME))
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
 
 def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:
     """The branches of a decode step were cut off the ends of their names."""
-    kept = decode_run(tmp_path)
-    browser.open(write_html(Facts.read(kept), tmp_path), width=1200)
+    published = decode_run(tmp_path)
+    browser.open(write_html(Facts.read(published), tmp_path), width=1200)
     names = [text for text in browser.texts("heat") if text.startswith("HQ")]
     assert len(names) == len(set(names)) > 20
     assert not [name for name in names if name.endswith("…")]

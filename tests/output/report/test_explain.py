@@ -47,8 +47,8 @@ def test_an_unknown_word_names_its_neighbours() -> None:
 def test_every_problem_that_the_doctor_reports_can_be_looked_up() -> None:
     """The codes that its tests see are all known here, each with a remedy."""
     seen = set(re.findall(r'"((?:gpu|driver|torch|cpu)_[a-z_]+)"', DOCTOR.read_text()))
-    known = {word for word in seen if word in meanings()}
-    assert len(known) > 20
+    explained = {word for word in seen if word in meanings()}
+    assert len(explained) > 20
     for code in codes():
         [meaning] = explain(code)
         assert meaning.kind == "problem of a machine"

@@ -75,9 +75,9 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
         "const i = document.querySelector('[data-table=candidates] input');"
         "i.value = 'nasty crashed'; i.dispatchEvent(new Event('input'))"
     )
-    found = browser.rows("candidates")
-    assert len(found) == 6
-    assert all("nasty_one" in row[1] for row in found)
+    lines = browser.rows("candidates")
+    assert len(lines) == 6
+    assert all("nasty_one" in row[1] for row in lines)
     browser.js(
         "const i = document.querySelector('[data-table=candidates] input');"
         "i.value = ''; i.dispatchEvent(new Event('input'))"
@@ -87,19 +87,19 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
         browser.js(f"{head}.click()")
         assert browser.js(f"return {head}.parentElement.ariaSort") == direction
         times = [row[5] for row in browser.rows("candidates")]
-        known = [float(t) for t in times if t != "–"]
-        assert known == sorted(known, key=lambda t: sign * t)
-        assert times[len(known) :] == ["–"] * 6, "what has no time comes last"
+        numbers = [float(t) for t in times if t != "–"]
+        assert numbers == sorted(numbers, key=lambda t: sign * t)
+        assert times[len(numbers) :] == ["–"] * 6, "what has no time comes last"
 
 
 def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:
     browser.open(page)
     browser.js("document.querySelector('[data-table=candidates] button.link').click()")
-    said = browser.until(
+    text = browser.until(
         "const t = document.getElementById('samples-case').textContent;"
         "return t.includes('L64 ') && t"
     )
-    assert said.startswith("N256 H4 D64 L64 fp16")
+    assert text.startswith("N256 H4 D64 L64 fp16")
     assert browser.js("return document.activeElement.dataset.chart") == "samples"
     assert browser.rows("case")[0][0] == "quick_one"
 
@@ -157,5 +157,5 @@ def test_it_stays_small(page: Path) -> None:
 
 
 def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:
-    again = write_html(Facts.read(run), tmp_path)
-    assert again.read_bytes() == page.read_bytes()
+    rewritten = write_html(Facts.read(run), tmp_path)
+    assert rewritten.read_bytes() == page.read_bytes()

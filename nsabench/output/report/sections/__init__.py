@@ -27,9 +27,9 @@ class Section:
 def sections(facts: Facts) -> list[Section]:
     """All sections, in their order."""
     modules = [
-        importlib.import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
-        if not found.name.startswith("_")
+        importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+        if not module.name.startswith("_")
     ]
     made = []
     for module in sorted(modules, key=lambda m: int(m.ORDER)):

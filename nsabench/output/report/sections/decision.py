@@ -55,9 +55,9 @@ def _checks(facts: Facts) -> list[dict[str, Any]]:
     findings = [*facts.results.findings, *found_while_measuring(facts.results)]
     lines = []
     for name in [*checks.all_checks(), CHECK]:
-        found = [f for f in findings if f.check == name]
-        expected = [f for f in found if (f.case_id, f.implementation) in controls]
-        others = [f for f in found if f not in expected]
+        own = [f for f in findings if f.check == name]
+        expected = [f for f in own if (f.case_id, f.implementation) in controls]
+        others = [f for f in own if f not in expected]
         counts = Counter(f.effect for f in others)
         lines.append(
             {

@@ -1,0 +1,111 @@
+"""The tables at the end of a run: candidates, and what they were held against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.ops import labels
+
+STYLES = {
+    Status.OK: "green",
+    Status.SKIPPED: "dim",
+    Status.UNSUPPORTED: "dim",
+    Verdict.FASTER: "bold green",
+    Verdict.SLOWER: "red",
+    Verdict.SAME: "cyan",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.INVALID: "bold red",
+}
+
+
+def candidates_table(records: Sequence[Record]) -> Table:
+    """One line a case and candidate, with the baseline it has to beat."""
+    table = Table(
+        title="candidates",
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name, justify in (
+        ("case", "left"),
+        ("candidate", "left"),
+        ("status", "left"),
+        ("MAE", "right"),
+        ("ms", "right"),
+        ("roof", "right"),
+        ("best baseline", "left"),
+        ("its ms", "right"),
+        ("speed-up [95 %]", "right"),
+        ("verdict", "left"),
+    ):
+        # Names may take a second line; a number that is cut off is none.
+        long = name in ("case", "candidate", "best baseline")
+        table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
+    times = {r.key: r.median_ms for r in records}
+    for r in records:
+        if r.role is not Role.CANDIDATE:
+            continue
+        ratio = (
+            ""
+            if r.speedup is None
+            else (f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]")
+        )
+        table.add_row(
+            labels.case(r),
+            r.implementation,
+            Text(r.status, STYLES.get(r.status, "bold red")),
+            number(r.mae, ".1e"),
+            number(r.median_ms, ".4g"),
+            number(r.roofline_fraction, ".0%"),
+            r.best_baseline,
+            number(times.get((r.case_id, r.best_baseline)), ".4g"),
+            ratio,
+            Text(r.verdict or "-", STYLES[r.verdict] if r.verdict else ""),
+        )
+    return table
+
+
+def baselines_table(records: Sequence[Record]) -> Table:
+    """One line a baseline or control: how often it was what, and how often it was the best."""
+    table = Table(title="baselines and controls", title_justify="left", header_style="bold")
+    for name in ("implementation", "role", "outcomes", "best of, caught", "example"):
+        table.add_column(name)
+    best = Counter(
+        r.best_baseline for r in {r.case_id: r for r in records if r.best_baseline}.values()
+    )
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in records:
+        if r.role is not Role.CANDIDATE:
+            groups.setdefault((r.implementation, r.role), []).append(r)
+    for (name, role), rows in groups.items():
+        counts = Counter(r.status for r in rows)
+        reasons = [r.diagnosis or r.reason for r in rows if r.status is not Status.OK]
+        table.add_row(
+            name,
+            role,
+            ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
+            str(best[name]) if role == Role.BASELINE else _catches(rows),
+            _short(reasons[0]) if reasons else "",
+        )
+    return table
+
+
+def _short(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _catches(rows: Sequence[Record]) -> str:
+    counts = Counter(r.caught for r in rows)
+    return ", ".join(f"{n} {caught}" for caught, n in sorted(counts.items()))
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
