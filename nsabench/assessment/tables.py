@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.record import Column, Record, Sample, columns
+from nsabench.model.record import Column, Record, Sample, columns, size_columns
 
 SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
@@ -44,8 +44,11 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
 
 
 def of_records(records: Sequence[Record]) -> pa.Table:
-    """The table that records.parquet holds."""
-    return pa.Table.from_pylist([record.row() for record in records], schema=schema(RECORDS))
+    """The table that records.parquet holds: sizes of ops that are not installed come last."""
+    others = {size for record in records for size in record.shape} - SIZES
+    return pa.Table.from_pylist(
+        [record.row() for record in records], schema=schema([*RECORDS, *size_columns(others)])
+    )
 
 
 def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:

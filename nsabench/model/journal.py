@@ -117,17 +117,17 @@ class Contents:
 
 
 def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:
-    def known(choose: Callable[..., float], *values: float | None) -> float | None:
+    def best(choose: Callable[..., float], *values: float | None) -> float | None:
         return choose((v for v in values if v is not None), default=None)
 
     rates = one.tflop_s.keys() | other.tflop_s.keys()
     return Ceilings(
-        copy_gb_s=known(max, one.copy_gb_s, other.copy_gb_s),
-        l2_gb_s=known(max, one.l2_gb_s, other.l2_gb_s),
+        copy_gb_s=best(max, one.copy_gb_s, other.copy_gb_s),
+        l2_gb_s=best(max, one.l2_gb_s, other.l2_gb_s),
         tflop_s={d: max(one.tflop_s.get(d, 0.0), other.tflop_s.get(d, 0.0)) for d in sorted(rates)},
-        timer_floor_ms=known(min, one.timer_floor_ms, other.timer_floor_ms),
-        timer_offset_ms=known(min, one.timer_offset_ms, other.timer_offset_ms),
-        known_duration_error=known(
+        timer_floor_ms=best(min, one.timer_floor_ms, other.timer_floor_ms),
+        timer_offset_ms=best(min, one.timer_offset_ms, other.timer_offset_ms),
+        known_duration_error=best(
             partial(max, key=abs), one.known_duration_error, other.known_duration_error
         ),
     )

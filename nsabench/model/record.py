@@ -158,8 +158,8 @@ class Record:
 
         Raises `ValueError` when it lacks what no record lacks, or holds a word that is none.
         """
-        values: dict[str, Any] = {}
-        for name, (word, required) in _fixed().items():
+        fixed, values = _fixed(), {}
+        for name, (word, required) in fixed.items():
             value = row.get(name) if name != SHAPE else None
             if value is None:
                 if required:
@@ -172,9 +172,7 @@ class Record:
                 except ValueError:
                     raise ValueError(f"has the {name} {value!r}, which is none") from None
         values[SHAPE] = {
-            name: value
-            for name, value in row.items()
-            if type(value) is int and name not in _fixed()
+            name: value for name, value in row.items() if name not in fixed and type(value) is int
         }
         return cls(**values)
 
@@ -202,15 +200,23 @@ class Sample:
 
 def columns(table: type[Record] | type[Sample], sizes: Iterable[str] = ()) -> list[Column]:
     """The columns of a table in their order, with one for each of `sizes`, by name."""
-    return list(_columns(table, sorted(sizes)))
+    return list(_columns(table, sizes))
+
+
+def size_columns(sizes: Iterable[str]) -> list[Column]:
+    """The columns of a record's shape, by name."""
+    _, column = get_args(get_type_hints(Record, include_extras=True)[SHAPE])
+    return [
+        replace(column, name=size, type=int, meaning=column.meaning.format(size))
+        for size in sorted(sizes)
+    ]
 
 
 def _columns(table: type[Record] | type[Sample], sizes: Iterable[str]) -> Iterator[Column]:
     for name, hint in get_type_hints(table, include_extras=True).items():
         kind, column = get_args(hint)
         if name == SHAPE:
-            for size in sizes:
-                yield replace(column, name=size, type=int, meaning=column.meaning.format(size))
+            yield from size_columns(sizes)
         else:
             yield replace(column, name=name, type=_stored(kind))
 

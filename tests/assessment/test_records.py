@@ -88,15 +88,18 @@ def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:
     newer = {
         **dict.fromkeys(("N", "H", "D", "Dv", "L")),
         "op": "later",
-        "block_size": 64,
+        "n_pages": 64,
         "graph": "replayed",
         "energy_j": 0.5,
         "caught": "missed",
     }
     record = Record.from_row({**OLDEST, **newer})
-    assert record.shape == {"block_size": 64}
+    assert record.shape == {"n_pages": 64}
     assert record.caught is Catch.MISSED
-    assert labels.named(record) == "later block_size=64 bf16 dense [c]"
+    assert labels.named(record) == "later n_pages=64 bf16 dense [c]"
+    table = of_records([record])
+    assert table.column_names[-1] == "n_pages"
+    assert Record.from_row(table.to_pylist()[0]) == record
 
 
 @pytest.mark.parametrize(

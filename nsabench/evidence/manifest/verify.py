@@ -130,7 +130,7 @@ def _verify(
     if MANIFEST in names or require is not Trust.UNSIGNED:
         envelope = run("manifest", lambda: _envelope(folder, names))
         statement, report.keyid = run(
-            "signature", lambda: signed(envelope), lambda found: f"by the key {found[1]}"
+            "signature", lambda: signed(envelope), lambda signature: f"by the key {signature[1]}"
         )
         report.predicate = statement.predicate
         report.digests = run("statement", lambda: _subjects(statement, report.keyid))

@@ -118,7 +118,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("query", "name"),
     [
         ("RTX 4090", "RTX 4090"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
@@ -132,16 +132,16 @@ def test_a_missing_file_is_refused(tmp_path):
         ("b200", "B200"),
     ],
 )
-def test_devices_are_found_under_the_names_they_are_given(said, name):
-    assert datasheet.find(said).name == name
+def test_devices_are_found_under_the_names_they_are_given(query, name):
+    assert datasheet.find(query).name == name
 
 
-@pytest.mark.parametrize(("said", "hint"), [("H100", "say which"), ("RTX 409O", "did you mean")])
-def test_an_unknown_or_ambiguous_device_is_refused(said, hint):
+@pytest.mark.parametrize(("query", "hint"), [("H100", "say which"), ("RTX 409O", "did you mean")])
+def test_an_unknown_or_ambiguous_device_is_refused(query, hint):
     with pytest.raises(UsageError) as refused:
-        datasheet.find(said)
+        datasheet.find(query)
     assert hint in refused.value.remedy
-    assert datasheet.known(said) is None
+    assert datasheet.known(query) is None
 
 
 def test_the_sheets_are_plausible():

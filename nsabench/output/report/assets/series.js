@@ -33,8 +33,8 @@ function bestOf(records) {
   const best = new Map();
   for (const r of records) {
     if (r.role !== "baseline" || r.median_ms === null) continue;
-    const known = best.get(r.case_id);
-    if (!known || r.median_ms < known.median_ms) best.set(r.case_id, r);
+    const fastest = best.get(r.case_id);
+    if (!fastest || r.median_ms < fastest.median_ms) best.set(r.case_id, r);
   }
   return best;
 }
@@ -111,18 +111,18 @@ function roofs(rows) {
   if (!gbs || !rows.length) return [];
   const low = Math.min(...rows.map((r) => r.intensity)) / 2;
   const points = [];
-  const said = [];
+  const rates = [];
   for (const dtype of distinct(rows, "dtype")) {
     const rate = report.ceilings.tflop_s[dtype];
     if (!rate) continue;
     const ridge = rate * 1000 / gbs, high = Math.max(ridge * 3, Math.max(...rows.map((r) => r.intensity)) * 2);
     const name = SHORT[dtype] || dtype;
-    said.push(`${name} ${digits(rate, 3)}`);
+    rates.push(`${name} ${digits(rate, 3)}`);
     points.push({ name, intensity: low, tflops: low * gbs / 1000 }, { name, intensity: ridge, tflops: rate }, { name, intensity: high, tflops: rate, last: true });
   }
   // Roofs lie close together, so one label names them all.
   const tops = points.filter((p) => p.last).sort((a, b) => b.tflops - a.tflops);
-  if (tops.length) tops[0].said = `${said.join(", ")} TFLOP/s`;
+  if (tops.length) tops[0].said = `${rates.join(", ")} TFLOP/s`;
   return points;
 }
 

@@ -41,8 +41,8 @@ function dataTable(host, name, columns, rows, options = {}) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = column.title || column.key;
-    const known = report.columns[column.key];
-    if (known) button.title = known.meaning + (known.unit && known.unit !== "1" ? ` (${known.unit})` : "");
+    const about = report.columns[column.key];
+    if (about) button.title = about.meaning + (about.unit && about.unit !== "1" ? ` (${about.unit})` : "");
     button.addEventListener("click", () => {
       order = { key: column.key, down: order.key === column.key ? !order.down : Boolean(column.number) };
       draw();
@@ -55,10 +55,10 @@ function dataTable(host, name, columns, rows, options = {}) {
 
   function matching() {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = rows.filter((_, i) => words.every((word) => texts[i].includes(word)));
-    if (order.key === null) return found;
+    const matches = rows.filter((_, i) => words.every((word) => texts[i].includes(word)));
+    if (order.key === null) return matches;
     const sign = order.down ? -1 : 1;
-    return found.slice().sort((a, b) => {
+    return matches.slice().sort((a, b) => {
       const x = a[order.key], y = b[order.key];
       // What does not exist comes last, whichever way the rest is sorted.
       if (x === null || x === undefined || x === "") return y === null || y === undefined || y === "" ? 0 : 1;
@@ -68,8 +68,8 @@ function dataTable(host, name, columns, rows, options = {}) {
   }
 
   function draw() {
-    const found = matching();
-    body.replaceChildren(...found.slice(0, shown).map((row) => {
+    const matches = matching();
+    body.replaceChildren(...matches.slice(0, shown).map((row) => {
       const line = document.createElement("tr");
       for (const column of columns) {
         const cell = line.insertCell();
@@ -84,9 +84,9 @@ function dataTable(host, name, columns, rows, options = {}) {
       const sorted = columns[i].key === order.key;
       cell.ariaSort = sorted ? (order.down ? "descending" : "ascending") : "none";
     });
-    count.textContent = found.length === rows.length ? `${rows.length} rows` : `${found.length} of ${rows.length} rows`;
-    more.hidden = found.length <= shown;
-    more.textContent = `show all ${found.length} rows`;
+    count.textContent = matches.length === rows.length ? `${rows.length} rows` : `${matches.length} of ${rows.length} rows`;
+    more.hidden = matches.length <= shown;
+    more.textContent = `show all ${matches.length} rows`;
   }
   search.addEventListener("input", () => { query = search.value; draw(); });
   more.addEventListener("click", () => { shown = Infinity; draw(); });
