@@ -40,8 +40,8 @@ def code(folder: Path, chosen: int) -> dict[str, list[int]]:
 
 def test_code_does_not_grow_with_the_chosen_blocks(tmp_path: Path) -> None:
     few, more = code(tmp_path, 16), code(tmp_path, 256)
-    assert few.keys() == more.keys() and {"merge_kernel", "dq_kernel", "_bins_kernel"} <= few.keys()
+    assert few.keys() == more.keys() and {"merge_kernel", "dq_kernel", "bins_kernel"} <= few.keys()
     for kernel, sizes in more.items():
         assert max(sizes) <= 4 * max(few[kernel]), kernel
         # Heads in turns: the first, the second and the others must not be compiled apart.
-        assert len(sizes) <= len(few[kernel]) + (kernel == "_count_kernel"), (kernel, sizes)
+        assert len(sizes) <= len(few[kernel]) + (kernel == "count_kernel"), (kernel, sizes)

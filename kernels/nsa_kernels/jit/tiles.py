@@ -1,4 +1,4 @@
-"""Device functions that every forward kernel shares: tile load, softmax step, merge of shares.
+"""Device functions that forward kernels share: tile load, softmax steps, the end of a row.
 
 Logits live in the log2 domain (scaled by ``sm_scale * log2(e)``) so that ``exp2`` can be used; the
 LSE that leaves a kernel is the natural logarithm.

@@ -19,12 +19,12 @@ from ...launch.device import on_its_device
 from ...launch.sizes import cdiv, next_power_of_2, strides
 from .config import BITS_BYTES
 from .kernels.plan import (
-    _bins_kernel,
-    _count_kernel,
-    _edges_kernel,
-    _entries_kernel,
-    _first_kernel,
-    _items_kernel,
+    bins_kernel,
+    count_kernel,
+    edges_kernel,
+    entries_kernel,
+    first_kernel,
+    items_kernel,
 )
 
 TOKENS = 32
@@ -81,7 +81,7 @@ class BlockPlan:
         shape = (chunks, heads, slots, 2)
         items = torch.full(shape, -1, dtype=torch.int32, device=self.first.device)
         block = min(128, next_power_of_2(bins))
-        _items_kernel[(cdiv(bins, block), chunks * heads)](
+        items_kernel[(cdiv(bins, block), chunks * heads)](
             self.first, self.count, items, bins, slots, QUERIES=queries, BLOCK=block
         )
         return items
@@ -137,7 +137,7 @@ def build_plan(
     )
     chunks, n_bins = plan.chunks, plan.n_bins
     edge_block = min(256, next_power_of_2(cdiv(longest, block_size)))
-    _edges_kernel[(sequences, cdiv(cdiv(longest, block_size), edge_block))](
+    edges_kernel[(sequences, cdiv(cdiv(longest, block_size), edge_block))](
         cu, plan.edges, tokens, BLOCK_SIZE=block_size, BLOCK=edge_block
     )
     words = chunk // 32
@@ -151,7 +151,7 @@ def build_plan(
         bits = torch.zeros((here, heads * n_bins, words), dtype=torch.int32, device=device)
         end = min((c + here) * chunk, tokens)
         grid = (cdiv(end - c * chunk, program_tokens), heads)
-        _bins_kernel[grid](
+        bins_kernel[grid](
             *(index, cu, plan.places, bits),
             *strides(index),
             *(heads, n_bins, sequences, c * chunk, end, chunk),
@@ -163,12 +163,12 @@ def build_plan(
             num_warps=WARPS,
         )
         count, first = plan.count[c : c + here], plan.first[c : c + here]
-        _count_kernel[(here * heads * n_bins,)](
+        count_kernel[(here * heads * n_bins,)](
             bits, before, count, words, BLOCK=min(1024, next_power_of_2(words)), num_warps=1
         )
         scan = min(SCAN, next_power_of_2(n_bins))
-        _first_kernel[(here * heads,)](count, first, n_bins, BLOCK=scan, num_warps=8)
-        _entries_kernel[grid](
+        first_kernel[(here * heads,)](count, first, n_bins, BLOCK=scan, num_warps=8)
+        entries_kernel[grid](
             *(plan.places, bits, before, first, plan.entries[c:]),
             *(heads, n_bins, c * chunk, end, chunk),
             S=chosen,

@@ -22,7 +22,7 @@ def _popcount(x):
 
 
 @triton.jit(do_not_specialize=CHUNK_AND_HEAD)
-def _bins_kernel(
+def bins_kernel(
     index_ptr,
     cu_ptr,
     places_ptr,
@@ -76,7 +76,7 @@ def _bins_kernel(
 
 
 @triton.jit
-def _count_kernel(bits_ptr, before_ptr, count_ptr, words, BLOCK: tl.constexpr):
+def count_kernel(bits_ptr, before_ptr, count_ptr, words, BLOCK: tl.constexpr):
     """Program (chunk, head, bin): the bits set before each word, and all of them."""
     row = tl.program_id(0).to(tl.int64)
     total = 0
@@ -89,7 +89,7 @@ def _count_kernel(bits_ptr, before_ptr, count_ptr, words, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _first_kernel(count_ptr, first_ptr, bins, BLOCK: tl.constexpr):
+def first_kernel(count_ptr, first_ptr, bins, BLOCK: tl.constexpr):
     """Program (chunk, head): where each bin's entries begin."""
     row = tl.program_id(0).to(tl.int64) * bins
     total = 0
@@ -101,7 +101,7 @@ def _first_kernel(count_ptr, first_ptr, bins, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=CHUNK_AND_HEAD)
-def _entries_kernel(
+def entries_kernel(
     places_ptr,
     bits_ptr,
     before_ptr,
@@ -140,7 +140,7 @@ def _entries_kernel(
 
 
 @triton.jit
-def _edges_kernel(cu_ptr, edges_ptr, N, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def edges_kernel(cu_ptr, edges_ptr, N, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Program (sequence, blocks): first and last key of its bins."""
     b = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -155,7 +155,7 @@ def _edges_kernel(cu_ptr, edges_ptr, N, BLOCK_SIZE: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _items_kernel(
+def items_kernel(
     first_ptr, count_ptr, items_ptr, bins, slots, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Program (bins, (chunk, head)): the work items of each bin into its own slots."""
