@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from nsabench import ops
 from nsabench.assessment.columns import RECORDS, SAMPLES, Column
-from nsabench.model import plan
 from nsabench.model.case import FixedCount, RatioCI, TimeBudget, Timing, Tolerances
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.planning.matrix import COMMON_AXES, Matrix, Selection
+from nsabench.planning.resolve import shipped_matrices
 
 MADE = "<!-- Made by docs/generate.py from the code: do not edit. -->\n"
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ def columns() -> str:
 def _matrices() -> Iterator[str]:
     yield f"{MADE}\n# Matrices\n"
     yield "A matrix is a YAML file that spans cases. `nsabench plan FILE` shows which.\n"
-    shipped = plan.shipped_matrices()
+    shipped = shipped_matrices()
     yield f"Those that ship are found by name: {', '.join(f'`{name}`' for name in shipped)}.\n"
     yield f"```yaml\n{shipped['quick'].read_text().rstrip()}\n```\n"
     yield from _model("The file", Matrix)

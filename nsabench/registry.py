@@ -301,7 +301,7 @@ def _validate(found: Sequence[Implementation]) -> None:
                 f"devices are among {', '.join(Runs)}.",
             )
         _validate_control(item)
-        op = ops.get(item.op, f"implementation {item.name!r} ({item.source})")
+        op = ops.to_measure(item.op, f"implementation {item.name!r} ({item.source})")
         unknown = [d for d in item.distributions if d not in op.distributions]
         if unknown:
             raise UsageError(

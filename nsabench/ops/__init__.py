@@ -10,11 +10,30 @@ from functools import cache, lru_cache
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops.contract import Op, Shape, Work
+from nsabench.ops._decode import DecodeSizes
+from nsabench.ops._retired import RETIRED, current_name, successors
+from nsabench.ops.contract import Inputs, Op, Shape, Size, Work
+
+__all__ = [
+    "DecodeSizes",
+    "Inputs",
+    "Op",
+    "Shape",
+    "Size",
+    "Work",
+    "current_name",
+    "find",
+    "get",
+    "names",
+    "sizes",
+    "to_measure",
+    "work",
+]
 
 
 @cache
 def names() -> tuple[str, ...]:
+    """The ops that a run can be made of."""
     return tuple(
         sorted(
             m.name
@@ -24,17 +43,43 @@ def names() -> tuple[str, ...]:
     )
 
 
-def get(name: str, asked_by: str = "") -> Op:
-    """The op of that name. Raises `UsageError`, naming `asked_by`, when there is none."""
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
-        raise UsageError(
-            f"{asked_by + ': ' if asked_by else ''}there is no op {name!r}",
-            f"did you mean {near[0]!r}?" if near else f"the ops are {', '.join(names())}.",
-        )
-    op = importlib.import_module(f"{__name__}.{name}").OP
-    assert isinstance(op, Op)
+def find(name: str) -> Op | None:
+    """The op of that name, also one that is retired; None where it is not installed."""
+    if name in names():
+        op = importlib.import_module(f"{__name__}.{name}").OP
+        assert isinstance(op, Op)
+        return op
+    return RETIRED.get(name)
+
+
+def get(name: str) -> Op:
+    """The op of a record. Raises `UsageError` when it is not installed."""
+    op = find(name)
+    if op is None:
+        raise _unknown(name, "")
     return op
+
+
+def to_measure(name: str, asked_by: str) -> Op:
+    """The op that a matrix or an implementation names. Raises `UsageError`, naming `asked_by`,
+    where there is none, or one that no run is made of any more."""
+    if name in RETIRED:
+        raise UsageError(
+            f"{asked_by}: {name!r} is no op any more",
+            f"name one of those that took its place: {', '.join(successors(name))}.",
+        )
+    op = find(name)
+    if op is None:
+        raise _unknown(name, f"{asked_by}: ")
+    return op
+
+
+def _unknown(name: str, who: str) -> UsageError:
+    near = difflib.get_close_matches(name, names(), 1)
+    return UsageError(
+        f"{who}there is no op {name!r}",
+        f"did you mean {near[0]!r}?" if near else f"the ops are {', '.join(names())}.",
+    )
 
 
 def sizes(case: Case) -> Shape:
@@ -45,20 +90,19 @@ def sizes(case: Case) -> Shape:
 def work(case: Case) -> Work:
     """Compulsory work of a case: one call a stream."""
     shape = tuple(case.shape.items())
-    one = _work(case.op, shape, case.direction, case.dtype, case.distribution, case.seed)
+    one = _work(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
     return Work(one.bytes_min * case.streams, one.flops * case.streams)
 
 
 # It may draw a whole selection to count what must be read.
 @lru_cache(maxsize=4096)
 def _work(
-    name: str,
+    op: Op,
     shape: tuple[tuple[str, int], ...],
     direction: Direction,
     dtype: DType,
     distribution: str,
     seed: int,
 ) -> Work:
-    op = get(name)
     count = op.work if direction is Direction.FORWARD else op.backward_work
     return count(op.shape_model.model_validate(dict(shape)), dtype, distribution, seed)

@@ -76,8 +76,6 @@ class Op(ABC):
     length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
-    # Whether each distribution is a work of its own, with a threshold of its own.
-    threshold_per_distribution: ClassVar[bool] = False
 
     def call_form(self, name: str) -> str:
         """How an implementation is called, for messages."""

@@ -14,8 +14,9 @@ SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 def sizes(record: Mapping[str, Any]) -> list[str]:
     """The names of the sizes of the record's op; of an op that is not installed, what it has."""
-    if record["op"] in ops.names():
-        return list(ops.get(record["op"]).shape_model.model_fields)
+    op = ops.find(record["op"])
+    if op is not None:
+        return list(op.shape_model.model_fields)
     # Not above: it needs pyarrow, and who measures reads labels too.
     from nsabench.assessment.columns import RECORDS, SIZES
 
@@ -23,19 +24,16 @@ def sizes(record: Mapping[str, Any]) -> list[str]:
     return [name for name in record if name not in fixed]
 
 
-def usual_distribution(op: str) -> str:
+def usual_distribution(name: str) -> str:
     """The one that a label leaves out; none for an op that is not installed."""
-    return ops.get(op).distributions[0] if op in ops.names() else ""
+    op = ops.find(name)
+    return op.distributions[0] if op else ""
 
 
-def decided(op: str, distribution: str = "") -> str:
-    """What a decision is about: an op, or one distribution of it where each has a threshold."""
-    return f"{op} {distribution}".rstrip()
-
-
-def axis(op: str) -> str:
-    """The size that the op's lengths are of."""
-    return ops.get(op).length_axis if op in ops.names() else "L"
+def axis(name: str) -> str:
+    """The size that the op's lengths are of; `L` for an op that is not installed."""
+    op = ops.find(name)
+    return op.length_axis if op else "L"
 
 
 def shape(record: Mapping[str, Any], *, length: bool = False) -> str:

@@ -86,7 +86,7 @@ def load(path: Path) -> list[LoadedMatrix]:
 
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
-    op = ops.get(matrix.op, document.where(("op",)))
+    op = ops.to_measure(matrix.op, document.where(("op",)))
     stopping = matrix.timing.stopping
     # Here and not in the model, which plans of earlier runs are read with.
     if isinstance(stopping, RatioCI) and stopping.max_rounds < stopping.min_rounds:

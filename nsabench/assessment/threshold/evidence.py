@@ -36,7 +36,7 @@ NEEDED = (
 class Tested:
     """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one.
 
-    `distribution`: that of the case if the op has a threshold for each, else empty.
+    `op`: as it is called today, where the run knew it by another name.
     """
 
     gpu: str
@@ -52,7 +52,6 @@ class Tested:
     axes: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
-    distribution: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,10 @@ def of_records(records: Sequence[Mapping[str, Any]]) -> Evidence:
 
 
 def _of_record(record: Mapping[str, Any]) -> Tested:
-    op = ops.get(record["op"])
     return Tested(
         gpu=record["gpu_name"] or "",
         combo=f"torch {record['torch']}, triton {record['triton']}, CUDA {record['cuda']}",
-        op=record["op"],
+        op=ops.current_name(record["op"], record["distribution"]),
         candidate=record["implementation"],
         length=record["length"],
         status=record["status"],
@@ -109,8 +107,7 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
             axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
         },
         run_id=record["run_id"],
-        axis=op.length_axis,
-        distribution=record["distribution"] if op.threshold_per_distribution else "",
+        axis=labels.axis(record["op"]),
     )
 
 
@@ -123,14 +120,18 @@ def _objections(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _unproven(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Ops of which no control was caught or missed, each with an objection."""
-    found = {}
-    for op in {r["op"] for r in records if r["role"] == Role.CANDIDATE}:
-        became = {r.get("caught") for r in records if r["op"] == op and r["role"] == Role.CONTROL}
+    """Ops, as they are called today, of which no control was caught or missed, each with an
+    objection. The controls of an op that is retired were there for all that it became."""
+    unproven = {}
+    candidates = (r for r in records if r["role"] == Role.CANDIDATE)
+    for recorded, distribution in {(r["op"], r["distribution"]) for r in candidates}:
+        controls = (r for r in records if r["op"] == recorded and r["role"] == Role.CONTROL)
+        became = {r.get("caught") for r in controls}
         if became.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
+            op = ops.current_name(recorded, distribution)
             ran = "none was caught" if became else "none ran"
-            found[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
-    return found
+            unproven[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
+    return unproven
 
 
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:

@@ -12,7 +12,7 @@ from torch import Tensor
 from nsabench import Unsupported, implementation
 from nsabench.assessment.checks.parity import noise
 from nsabench.implementations.baselines import compressed as compressed_baselines
-from nsabench.implementations.baselines import decode as decode_baselines
+from nsabench.implementations.baselines import decode_branches, decode_step
 from nsabench.implementations.baselines import selection_blocks as blocks_baselines
 from nsabench.implementations.baselines import selection_ranges as ranges_baselines
 from nsabench.implementations.baselines import selection_varlen as varlen_baselines
@@ -31,6 +31,14 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return heads_as_queries(q, k, v, sm_scale)
 
 
+def _whole(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return decode_branches.heads_as_queries(q, k, v, sm_scale)
+
+
+def _window(q: Tensor, k: Tensor, v: Tensor, *, window: int, sm_scale: float) -> Tensor:
+    return decode_branches.heads_as_queries(q, *decode_branches.newest(k, v, window), sm_scale)
+
+
 # By op: a right implementation that runs on every device, and the name of the baseline that it is.
 HONEST: dict[str, tuple[Attention, str]] = {
     "selection_rows": (_rows, "sdpa_heads_as_queries"),
@@ -39,7 +47,11 @@ HONEST: dict[str, tuple[Attention, str]] = {
     "selection_blocks": (blocks_baselines.masked_sdpa, "masked_sdpa"),
     "sliding_window": (sliding_baselines.masked_sdpa, "masked_sdpa"),
     "compressed": (compressed_baselines.masked_sdpa, "masked_sdpa"),
-    "decode": (decode_baselines.torch_step, "torch_step"),
+    "decode_step": (decode_step.torch_step, "torch_step"),
+    "decode_compressed": (_whole, "sdpa_heads_as_queries"),
+    "decode_selected": (decode_branches.gathered_sdpa, "gathered_sdpa"),
+    "decode_window": (_window, "sdpa_heads_as_queries"),
+    "decode_dense": (_whole, "sdpa_heads_as_queries"),
 }
 
 

@@ -7,6 +7,7 @@ to tell it from rounding (one key of thousands) is declined.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -125,22 +126,26 @@ def causal_top_left(tensors: Tensors, options: Options) -> tuple[Tensors, Option
     return tensors, options | {"block": 1, "stride": 1}
 
 
-@_control("decode", distributions=("total", "sel", "win", "dense"))
+@_control("decode_step", "decode_compressed", "decode_selected", "decode_window", "decode_dense")
 def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Reads the cache before the token itself is in it."""
+    """Reads the cache before the newest key is in it."""
     q, k, v, *rest = tensors
+    if k.shape[2] == 1:
+        raise Unsupported("without its newest key the cache is empty")
     return (q, k[:, :, :-1], v[:, :, :-1], *rest), options
 
 
-@_control("decode", distributions=("total", "sel"))
+@_control("decode_step", "decode_selected")
 def selection_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Attends to all blocks where it is to attend to the selected ones."""
-    if options["branch"] == "sel":
-        return tensors, options | {"branch": "dense"}
-    return tensors, options | {"n_selected": tensors[1].shape[2]}
+    tokens = tensors[1].shape[2]
+    if "sizes" in options:
+        return tensors, options | {"sizes": replace(options["sizes"], n_selected=tokens)}
+    everything = tensors[3].new_tensor([0, tokens]).expand(*tensors[3].shape[:2], 1, 2)
+    return _with(tensors, 3, everything), options | {"block_size": tokens}
 
 
-@_control("decode", distributions=("total",))
+@_control("decode_step")
 def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Adds the branches up as they are."""
     return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options

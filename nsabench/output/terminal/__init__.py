@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from nsabench import ops
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.failures import failures
 from nsabench.execution.journal import Entry
@@ -314,7 +315,7 @@ def _decision(finished: Finished) -> list[str]:
         return []
     lines = []
     for d in content["decisions"]:
-        about = labels.decided(d["op"], d.get("distribution", ""))
+        about = ops.current_name(d["op"], d.get("distribution", ""))
         if d["min_L"] is not None:
             said = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
         else:
