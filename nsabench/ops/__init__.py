@@ -1,4 +1,5 @@
-"""The ops. Each module of this folder holds one, under the name `OP`; adding a file adds an op."""
+"""The ops. Each module of this folder without a leading underscore holds one, under the name `OP`;
+others come from entry points of the group `nsabench.ops` and from the file of `--ops`."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import difflib
 import importlib
 import pkgutil
 from functools import cache, lru_cache
+from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType
+from nsabench.ops import _outside
+from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
 from nsabench.ops._retired import RETIRED, current_name, successors
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work
 
 __all__ = [
     "DecodeSizes",
@@ -24,7 +27,9 @@ __all__ = [
     "current_name",
     "find",
     "get",
+    "load_file",
     "names",
+    "shipped",
     "sizes",
     "to_measure",
     "work",
@@ -32,23 +37,38 @@ __all__ = [
 
 
 @cache
+def shipped() -> tuple[str, ...]:
+    modules = (m.name for m in pkgutil.iter_modules(__path__))
+    return tuple(sorted(m for m in modules if m != "labels" and not m.startswith("_")))
+
+
 def names() -> tuple[str, ...]:
     """The ops that a run can be made of."""
-    return tuple(
-        sorted(
-            m.name
-            for m in pkgutil.iter_modules(__path__)
-            if m.name not in ("contract", "labels") and m.name[0] != "_"
-        )
-    )
+    return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
+
+
+def load_file(path: Path, expected_sha256: str = "") -> Op:
+    """The op of the user's file, which can be named from now on.
+
+    expected_sha256: what the file must be, if that is known. Raises `UsageError` when the file is
+    another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
+    """
+    return _outside.load_file(path, (*shipped(), *RETIRED), expected_sha256)
 
 
 def find(name: str) -> Op | None:
-    """The op of that name, also one that is retired; None where it is not installed."""
-    if name in names():
+    """The op of that name, also one that is retired; None where it is not installed.
+
+    Raises `UsageError` when it is installed and cannot be imported.
+    """
+    if name in shipped():
         op = importlib.import_module(f"{__name__}.{name}").OP
         assert isinstance(op, Op)
         return op
+    if name in _outside.from_files:
+        return _outside.from_files[name][0]
+    if name in _outside.installed():
+        return _outside.of_entry_point(name)
     return RETIRED.get(name)
 
 
@@ -78,7 +98,9 @@ def _unknown(name: str, who: str) -> UsageError:
     near = difflib.get_close_matches(name, names(), 1)
     return UsageError(
         f"{who}there is no op {name!r}",
-        f"did you mean {near[0]!r}?" if near else f"the ops are {', '.join(names())}.",
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"the ops are {', '.join(names())}; one of your own comes with --ops FILE.py.",
     )
 
 

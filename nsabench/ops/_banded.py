@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsabench.ops import _attention, _draws
+from nsabench.ops._contract import Inputs, Shape, Size
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Inputs, Shape, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

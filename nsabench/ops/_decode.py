@@ -15,9 +15,10 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _attention
+from nsabench.ops._attention import AttentionOp
 from nsabench.ops._banded import HeadsShape
+from nsabench.ops._contract import Shape, Size, Work, dv_is_d
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Op, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ class CacheShape(HeadsShape):
         return self.S
 
 
-class DecodeOp(Op):
+class DecodeOp(AttentionOp):
     """An op of one token; its lengths are those of the cache. A subclass says what is read."""
 
     length_axis: ClassVar[str] = "S"

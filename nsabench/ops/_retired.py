@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from nsabench.model.vocabulary import DType
+from nsabench.ops._contract import Inputs, Op, Shape, Work
 from nsabench.ops._decode import CacheShape, DecodeOp
-from nsabench.ops.contract import Inputs, Op, Shape, Work
 from nsabench.ops.decode_compressed import OP as COMPRESSED
 from nsabench.ops.decode_dense import OP as DENSE
 from nsabench.ops.decode_selected import OP as SELECTED

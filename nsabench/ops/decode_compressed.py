@@ -13,8 +13,8 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
+from nsabench.ops._contract import Inputs, Shape, Size
 from nsabench.ops._decode import CacheShape, DecodeOp, attend, count_compressed
-from nsabench.ops.contract import Inputs, Shape, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
+from nsabench.ops._contract import Inputs, Shape, Size, Work
 from nsabench.ops._decode import (
     CacheShape,
     DecodeOp,
@@ -22,7 +23,6 @@ from nsabench.ops._decode import (
     draw_blocks,
     within,
 )
-from nsabench.ops.contract import Inputs, Shape, Size, Work
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,6 +18,7 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
+from nsabench.ops._contract import Inputs, Shape, Size, Work
 from nsabench.ops._decode import (
     CacheShape,
     DecodeOp,
@@ -29,7 +30,6 @@ from nsabench.ops._decode import (
     make_loud,
     select,
 )
-from nsabench.ops.contract import Inputs, Shape, Size, Work
 
 if TYPE_CHECKING:
     from torch import Tensor

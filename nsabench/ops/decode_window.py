@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
+from nsabench.ops._contract import Inputs, Shape, Size
 from nsabench.ops._decode import CacheShape, DecodeOp, attend
-from nsabench.ops.contract import Inputs, Shape, Size
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,8 +20,9 @@ from pydantic import model_validator
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _block_draws, _draws
+from nsabench.ops._attention import AttentionOp
 from nsabench.ops._block_draws import Ints
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,7 @@ class BlocksShape(Shape):
         return self
 
 
-class SelectionBlocks(Op):
+class SelectionBlocks(AttentionOp):
     name = "selection_blocks"
     arguments = ("q", "k", "v", "block_indices")
     optional = ("cu_seqlens",)

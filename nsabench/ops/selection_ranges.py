@@ -17,8 +17,9 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _draws
+from nsabench.ops._attention import AttentionOp
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ class RangesShape(Shape):
         return self.B * self.S * self.G
 
 
-class SelectionRanges(Op):
+class SelectionRanges(AttentionOp):
     name = "selection_ranges"
     arguments = ("q", "k", "v", "ranges")
     options = ("sm_scale", "selected_len")

@@ -21,7 +21,7 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops.contract import Op
+from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 

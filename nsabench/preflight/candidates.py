@@ -10,7 +10,7 @@ from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 from nsabench.preflight import pretend, record
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call

@@ -15,7 +15,7 @@ from nsabench.implementations.baselines import selection_varlen as varlen_baseli
 from nsabench.implementations.baselines import sliding_window as sliding_baselines
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.model.vocabulary import DType
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 from tests.implementations.stand_ins import blind_the_host
 
 VARLEN = {"N": 5, "H": 2, "D": 16, "L": 40}

@@ -16,9 +16,8 @@ from hypothesis.extra.numpy import arrays
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _block_draws, _draws
+from nsabench.ops import Inputs, Op, Shape, _block_draws, _draws
 from nsabench.ops._decode import LOCAL, LOUDNESS, draw_blocks
-from nsabench.ops.contract import Inputs, Op, Shape
 
 CACHE = {"B": 2, "S": 75, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
 SIZES = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsabench.ops.contract import Inputs, Op
+from nsabench.ops import Inputs, Op
 
 # Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
 ELEMENTS = 1 << 20

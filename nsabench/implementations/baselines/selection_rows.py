@@ -90,7 +90,8 @@ def _register(name: str, attention: Attention, devices: tuple[str, ...]) -> None
         return attention(q, k, v, sm_scale)
 
 
-for _name, _attention in (("sdpa_gqa", gqa), ("sdpa_heads_as_queries", heads_as_queries)):
+# The first runs under every torch: the controls are wrapped around it.
+for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gqa", gqa)):
     _register(_name, _attention, ("cuda", "cpu"))
     for _suffix in BACKENDS:
         _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")

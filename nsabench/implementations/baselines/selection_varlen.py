@@ -101,28 +101,6 @@ def varlen_attn(
     return out.view(rows, heads, width)
 
 
-@implementation(op="selection_varlen", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
-def packed_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
-) -> Tensor:
-    """Rows padded to the longest by one gather on the device, then SDPA under a mask."""
-    lengths = cu_seqlens.diff()
-    step = torch.arange(max_seqlen, device=q.device)
-    valid = step < lengths.unsqueeze(1)
-    index = (cu_seqlens[:-1].unsqueeze(1) + step).clamp_(max=max(k.shape[0] - 1, 0))
-    if k.shape[0] == 0:
-        return q.new_zeros(*q.shape[:2], v.shape[1])
-    empty = lengths == 0
-    out = scaled_dot_product_attention(
-        q.unsqueeze(1),
-        k[index].unsqueeze(1),
-        v[index].unsqueeze(1),
-        attn_mask=(valid | empty.unsqueeze(1))[:, None, None],
-        scale=sm_scale,
-    )
-    return out.squeeze(1).masked_fill_(empty[:, None, None], 0)
-
-
 @implementation(op="selection_varlen", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
@@ -144,3 +122,25 @@ def masked_sdpa(
         scale=sm_scale,
     )
     return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)
+
+
+@implementation(op="selection_varlen", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
+def packed_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
+    """Rows padded to the longest by one gather on the device, then SDPA under a mask."""
+    lengths = cu_seqlens.diff()
+    step = torch.arange(max_seqlen, device=q.device)
+    valid = step < lengths.unsqueeze(1)
+    index = (cu_seqlens[:-1].unsqueeze(1) + step).clamp_(max=max(k.shape[0] - 1, 0))
+    if k.shape[0] == 0:
+        return q.new_zeros(*q.shape[:2], v.shape[1])
+    empty = lengths == 0
+    out = scaled_dot_product_attention(
+        q.unsqueeze(1),
+        k[index].unsqueeze(1),
+        v[index].unsqueeze(1),
+        attn_mask=(valid | empty.unsqueeze(1))[:, None, None],
+        scale=sm_scale,
+    )
+    return out.squeeze(1).masked_fill_(empty[:, None, None], 0)

@@ -8,65 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
+from nsabench import Unsupported
 from nsabench.implementations.baselines import selection_blocks as blocks_baselines
-from nsabench.implementations.controls.honest import HONEST, Attention, overlooked
+from nsabench.implementations.controls.honest import overlooked
+from nsabench.registry import Honest, control
 
 Tensors = tuple[Tensor, ...]
 Options = dict[str, Any]
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
 
 
-def _control(*of: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
+def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
     """Register a change of the arguments, under its own name, as a control of some ops.
 
     distributions: where it changes anything, if not everywhere.
     """
 
     def register(change: Change) -> Change:
-        for op in of:
-            wrong = _given_other(HONEST[op][0], change)
-            _register(op, change.__name__, wrong, distributions)
+        def wrong(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+            others, other = change(tensors, options)
+            out: Tensor = honest(*others, **other)
+            return _unless_right(out, honest, tensors, options)
+
+        control(
+            *ops,
+            name=change.__name__,
+            caught_by="parity",
+            distributions=distributions,
+            directions=(),
+        )(wrong)
         return change
 
     return register
 
 
-def _register(op: str, name: str, wrong: Attention, distributions: Sequence[str] = ()) -> None:
-    honest = HONEST[op][0]
-
-    def unless_right(*tensors: Tensor, **options: Any) -> Tensor:
-        out = wrong(*tensors, **options)
-        with torch.no_grad():
-            right = honest(*tensors, **options).float()
-        off = (out.detach().float() - right).norm()
-        if not bool(off > overlooked(tensors) * right.norm()):
-            raise Unsupported("it is right here, or too nearly so to be told from rounding")
-        return out
-
-    decorate = implementation(
-        op=op,
-        name=name,
-        role="control",
-        devices=("cuda", "cpu"),
-        caught_by="parity",
-        distributions=distributions,
-    )
-    decorate(unless_right)
-
-
-def _given_other(honest: Attention, change: Change) -> Attention:
-    def wrong(*tensors: Tensor, **options: Any) -> Tensor:
-        others, other = change(tensors, options)
-        return honest(*others, **other)
-
-    return wrong
+def _unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: dict[str, Any]) -> Tensor:
+    with torch.no_grad():
+        right = honest(*tensors, **options).float()
+    off = (out.detach().float() - right).norm()
+    if not bool(off > overlooked(tensors) * right.norm()):
+        raise Unsupported("it is right here, or too nearly so to be told from rounding")
+    return out
 
 
 def _with(tensors: Tensors, at: int, other: Tensor) -> Tensors:
@@ -151,5 +138,8 @@ def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
     return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options
 
 
-# Sees all keys of a query's own block, those after the query too.
-_register("selection_blocks", "future_keys", partial(blocks_baselines.attend_masked, causal=False))
+@control("selection_blocks", name="future_keys", caught_by="parity", directions=())
+def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Sees all keys of a query's own block, those after the query too."""
+    out = blocks_baselines.attend_masked(*tensors, **options, causal=False)
+    return _unless_right(out, honest, tensors, options)

@@ -14,7 +14,7 @@ from nsabench.execution.journal import read as read_journal
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
-from nsabench.ops.contract import Op, Shape, Work
+from nsabench.ops import Op, Shape, Work
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import make_run, timed
