@@ -138,8 +138,8 @@ def execute(path: Path, content: bytes, name: str) -> ModuleType:
     return module
 
 
-def imported(load: Callable[[], T], what: str) -> T:
-    """What `load` imports. Raises `UsageError`, with the line of foreign code, when it cannot."""
+def imported(load: Callable[[], T], what: str, fails: str = "cannot be imported") -> T:
+    """What `load`, foreign code, gives. Raises `UsageError`, with the line of it, when it fails."""
     try:
         return load()
     except UsageError:
@@ -150,7 +150,7 @@ def imported(load: Callable[[], T], what: str) -> T:
             # What lies beside a user's file is not looked for: no hash of a run would cover it.
             remedy = "install that module as a package, or write what it has into the file."
         raise UsageError(
-            f"{what} cannot be imported: {type(error).__name__}: {error}{_last_line_of(error)}",
+            f"{what} {fails}: {type(error).__name__}: {error}{_last_line_of(error)}",
             remedy,
         ) from error
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from nsabench import ops
+from nsabench.errors import UsageError
 
 SCHEMA_VERSION = 1
 
@@ -23,11 +24,12 @@ class Column:
     meaning: str
 
 
-SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
+# Those of the ops that ship; an op from outside adds its own to the table of its run.
+SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 
 
-def _shape_columns() -> list[Column]:
-    return [Column(s, pa.int64(), "1", f"size {s} of the op's shape") for s in sorted(SIZES)]
+def _shape_columns(sizes: Iterable[str] = SIZES) -> list[Column]:
+    return [Column(s, pa.int64(), "1", f"size {s} of the op's shape") for s in sorted(sizes)]
 
 
 _SPEEDUP = (
@@ -102,6 +104,23 @@ SAMPLES: list[Column] = [
     Column("gap_hidden", _B, "", "the call was queued before the device was let go"),
     Column("sm_clock_mhz", _I, "MHz", "SM clock read last before the sample; 0: not readable"),
 ]
+
+
+def refuse_sizes(op: ops.Op) -> None:
+    """Raises `UsageError` when a size of an op has the name of a column that is no size."""
+    others = {column.name for column in RECORDS} - SIZES
+    for size in op.shape_model.model_fields:
+        if size in others:
+            raise UsageError(
+                f"the op {op.name!r} calls a size {size!r}, as a column of the records is called",
+                "give the size another name.",
+            )
+
+
+def of_records(of_ops: Iterable[str]) -> list[Column]:
+    """The columns of a table with records of these ops."""
+    fields = {size for name in of_ops for size in ops.get(name).shape_model.model_fields}
+    return [*RECORDS, *_shape_columns(fields - SIZES)]
 
 
 def schema(columns: list[Column]) -> pa.Schema:

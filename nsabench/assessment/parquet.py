@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench.assessment.columns import RECORDS, SAMPLES, schema
+from nsabench.assessment.columns import SAMPLES, of_records, schema
 from nsabench.assessment.results import Results
 from nsabench.assessment.verdict import Key
 from nsabench.files import replacing
@@ -23,7 +23,8 @@ _TICK = 2.0**-20
 
 def write(results: Results, run_id: str, folder: Path) -> None:
     """Write records.parquet and samples.parquet into the run folder."""
-    records = pa.Table.from_pylist(results.records, schema=schema(RECORDS))
+    columns = of_records({record["op"] for record in results.records})
+    records = pa.Table.from_pylist(results.records, schema=schema(columns))
     replace(folder / "records.parquet", records)
     replace(folder / "samples.parquet", _samples(run_id, results.samples))
 

@@ -25,6 +25,7 @@ from nsabench.output import terminal
 @click.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--gpu", metavar="NAME", help='The device of a CSV, such as "RTX 4090".')
+@_options.ops_of_the_run
 @_options.as_json
 def command(path: Path, gpu: str | None, as_json: bool) -> int:
     """Hold a run, or a CSV of timings from elsewhere, to the checks.

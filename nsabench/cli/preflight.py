@@ -32,6 +32,7 @@ from nsabench.preflight import architectures, cell, report, run, tritons
     "hash. Default: the one that is installed.",
 )
 @_options.kernels
+@_options.ops_file
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -55,6 +56,7 @@ def command(
     arch: str,
     triton: str,
     kernels: Path | None,
+    ops_file: Path | None,
     out: Path,
     jobs: int | None,
     timeout: float,
@@ -76,6 +78,7 @@ def command(
         versions=tritons.parse(triton),
         matrices=matrices,
         kernels=kernels,
+        ops_file=ops_file,
         timeout_s=timeout,
         jobs=jobs or 0,
     )

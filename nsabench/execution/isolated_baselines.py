@@ -38,7 +38,8 @@ def start_worker(plan: Plan) -> WorkerExecutor:
     kernels = Path(plan.kernels) if plan.kernels else None
     if kernels is not None and not any(s.startswith(f"{kernels.name}@") for s in clean):
         kernels = None
-    return WorkerExecutor(plan.device, kernels, sources=clean)
+    ops_file = Path(plan.ops) if plan.ops else None
+    return WorkerExecutor(plan.device, kernels, sources=clean, ops_file=ops_file)
 
 
 def wanted(plan: Plan, judgements: Mapping[Key, Judgement]) -> dict[str, list[str]]:

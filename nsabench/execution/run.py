@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from nsabench import registry
-from nsabench.assessment import parquet
+from nsabench import ops, registry
+from nsabench.assessment import columns, parquet
 from nsabench.assessment.results import Results, assemble, assess, belongs
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.execution import isolated_baselines as apart
@@ -67,17 +68,26 @@ def choose_device(asked: str) -> Device:
 
 
 def make_plan(
-    matrices: Sequence[str], device: Device, kernels: Path | None, shard: str = "1/1"
+    matrices: Sequence[str],
+    device: Device,
+    kernels: Path | None,
+    shard: str = "1/1",
+    ops_file: Path | None = None,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
-    Raises `UsageError` for a bad matrix or a broken implementation, before anything is measured.
+    Raises `UsageError` for a bad matrix, a broken implementation or a broken op, before anything is
+    measured.
     """
     # A run may be resumed from another folder.
     kernels = kernels.absolute() if kernels is not None else None
+    ops_file = ops_file.absolute() if ops_file is not None else None
+    if ops_file is not None:
+        columns.refuse_sizes(ops.load_file(ops_file))
     loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
-    sources = registry.sources(kernels)
-    with closing(WorkerExecutor(device, kernels, sources=sources)) as executor:
+    sources = registry.sources(kernels, ops_file)
+    worker = WorkerExecutor(device, kernels, sources=sources, ops_file=ops_file)
+    with closing(worker) as executor:
         try:
             found = executor.discover()
         except GroupLost as lost:
@@ -90,6 +100,7 @@ def make_plan(
         found,
         device=device,
         kernels=kernels,
+        ops_file=ops_file,
         sources=sources,
         shard=shard,
     )
@@ -112,13 +123,21 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
     folder = RunFolder.existing(path)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _measure(folder, Plan.read(folder.plan), view, fit)
+    return _measure(folder, _read_plan(folder), view, fit)
+
+
+def _read_plan(folder: RunFolder) -> Plan:
+    """The plan of a run that goes on, once its op from outside, if it has one, is there."""
+    plan = Plan.read(folder.plan)
+    if plan.ops:
+        ops.load_file(Path(plan.ops), plan.ops_sha256)
+    return plan
 
 
 def finished(path: Path) -> Finished:
     """A run as it lies there; nothing is measured."""
     folder = RunFolder.existing(path)
-    plan = Plan.read(folder.plan)
+    plan = _read_plan(folder)
     results = assemble(plan, journal.read(folder.journal))
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 
@@ -128,6 +147,8 @@ def _measure(folder: RunFolder, plan: Plan, view: View, fit: bool) -> Finished:
     view.note(f"results go to {folder.path}")
     kernels = Path(plan.kernels) if plan.kernels else None
     sources = plan.sources or None  # none: a plan made before they were recorded
+    ops_file = Path(plan.ops) if plan.ops else None
+    executor_of = partial(WorkerExecutor, plan.device, kernels, sources=sources, ops_file=ops_file)
     measured_before = 0.0
     with folder.writing():
         with closing(Journal(folder.journal)) as records:
@@ -135,14 +156,14 @@ def _measure(folder: RunFolder, plan: Plan, view: View, fit: bool) -> Finished:
             belongs(plan, contents)
             measured_before = contents.measuring_s
             if any(planned.id not in records.done for planned in plan.cases):
-                executor = WorkerExecutor(plan.device, kernels, sources=sources, on_step=view.step)
+                executor = executor_of(on_step=view.step)
                 with closing(executor):
                     _open(folder, plan, executor, records, view, fit)
                     schedule.run(plan, executor, records, folder.logs, view)
             contents = journal.read(folder.journal)
             assessed = assess(plan, contents)
             doubtful = confirm.doubtful(assessed.first_look)
-            with closing(WorkerExecutor(plan.device, kernels, sources=sources)) as fresh:
+            with closing(executor_of()) as fresh:
                 if doubtful.keys() - records.confirmed:
                     _same_machine(fresh, contents.headers)
                 confirm.confirm(plan, doubtful, fresh, records, view.note)

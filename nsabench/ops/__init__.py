@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
+from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
@@ -29,6 +30,7 @@ __all__ = [
     "get",
     "load_file",
     "names",
+    "refuse_other",
     "shipped",
     "sizes",
     "to_measure",
@@ -54,6 +56,19 @@ def load_file(path: Path, expected_sha256: str = "") -> Op:
     another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
     """
     return _outside.load_file(path, (*shipped(), *RETIRED), expected_sha256)
+
+
+def refuse_other(plan: Plan) -> None:
+    """Raises `UsageError` when the plan's op from outside is not the one that is there: what is
+    derived from the run would not be what it was."""
+    file = Path(plan.ops).name
+    present = {of_file for _, of_file in _outside.from_files.values()}
+    if plan.ops and plan.ops_sha256 not in present:
+        raise UsageError(
+            f"this run was made with the op of {file} (sha256 {plan.ops_sha256[:12]}), which "
+            f"{'is another one now' if present else 'is not known here'}",
+            f"give that file: --ops {file}.",
+        )
 
 
 def find(name: str) -> Op | None:
@@ -127,4 +142,7 @@ def _work(
     seed: int,
 ) -> Work:
     count = op.work if direction is Direction.FORWARD else op.backward_work
-    return count(op.shape_model.model_validate(dict(shape)), dtype, distribution, seed)
+    sizes = op.shape_model.model_validate(dict(shape))
+    if op.name in shipped():
+        return count(sizes, dtype, distribution, seed)
+    return _outside.asked(lambda: count(sizes, dtype, distribution, seed), op, "work")

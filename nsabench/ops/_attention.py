@@ -20,6 +20,7 @@ class AttentionOp(Op):
 
     options: ClassVar[tuple[str, ...]] = ("sm_scale",)
     differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    rows_stand_alone: ClassVar[bool] = True
 
     def terms(self, shape: Shape) -> int:
         """A logit sums D products, the output `length` values."""

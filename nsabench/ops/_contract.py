@@ -77,6 +77,9 @@ class Op(ABC):
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     # What a backward case differentiates by, among `arguments`.
     differentiable: ClassVar[tuple[str, ...]] = ()
+    # Whether, where the first axis of every argument has the same size, it counts rows that have
+    # nothing to do with each other, so that a few of them are a problem of their own.
+    rows_stand_alone: ClassVar[bool] = False
     # The size that `length` returns.
     length_axis: ClassVar[str] = "L"
     # The first is the default.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, get_args
 from nsabench import sources
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
-from nsabench.ops._contract import Op, Shape
+from nsabench.ops._contract import Op, Shape, Work
 
 USER_MODULE = "nsabench_user_ops"
 FORM = "give it `OP = MyOp()`, with a class MyOp(Op) of `from nsabench.ops import Op`."
@@ -72,6 +73,17 @@ def load_file(path: Path, shipped: tuple[str, ...], expected_sha256: str = "") -
         raise UsageError(f"{path} holds an op {op.name!r}, and one ships", "give it another name.")
     from_files[op.name] = op, digest
     return op
+
+
+def asked(question: Callable[[], Work], op: Op, method: str) -> Work:
+    """The answer of an op that does not ship. Raises `UsageError` when it has none."""
+    work = sources.imported(question, f"{method} of the op {op.name!r}", "does not answer")
+    if not isinstance(work, Work):
+        raise UsageError(
+            f"{method} of the op {op.name!r} returned a {type(work).__name__}",
+            "return Work(bytes_min, flops), both whole numbers.",
+        )
+    return work
 
 
 def _checked(value: Any, what: str) -> Op:

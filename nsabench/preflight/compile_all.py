@@ -22,7 +22,16 @@ from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
 from nsabench.preflight.cell import Cell
-from nsabench.preflight.messages import REPLY, Build, Built, Launch, Record, Recorded, Trouble
+from nsabench.preflight.messages import (
+    REPLY,
+    Build,
+    Built,
+    Foreign,
+    Launch,
+    Record,
+    Recorded,
+    Trouble,
+)
 
 # Where nothing was promised, so many lost processes are answer enough.
 ENOUGH_LOST = 3
@@ -47,10 +56,10 @@ class Compiler:
     """Runs a task in workers of its own."""
 
     def __init__(
-        self, task: Task, kernels: Path | None, timeout_s: float, done: Callable[[Cell], None]
+        self, task: Task, foreign: Foreign, timeout_s: float, done: Callable[[Cell], None]
     ) -> None:
         self._task = task
-        self._kernels = kernels
+        self._foreign = foreign
         self._timeout_s = timeout_s
         self._done = done
         self._cache = ""
@@ -168,9 +177,7 @@ class Compiler:
             worker.stop()
 
     def _program(self) -> Program:
-        options = ["--arch", self._task.architecture.name]
-        if self._kernels is not None:
-            options += ["--kernels", str(self._kernels)]
+        options = ["--arch", self._task.architecture.name, *self._foreign.options]
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["TRITON_CACHE_DIR"] = self._cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -10,6 +12,20 @@ from nsabench.execution.protocol import Refused, Step
 from nsabench.model.case import Case
 from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """The user's files, which a worker imports and the supervisor only names."""
+
+    kernels: Path | None = None
+    ops: Path | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """What tells a worker of them."""
+        given = {"--kernels": self.kernels, "--ops": self.ops}
+        return [word for option, file in given.items() if file for word in (option, str(file))]
 
 
 class Record(Message):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from nsabench import ops
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
@@ -17,6 +18,7 @@ from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.cell import Cell
 from nsabench.preflight.compile_all import Compiler, Task
+from nsabench.preflight.messages import Foreign
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Order:
     versions: Sequence[str] = ()
     matrices: Sequence[str] = ()
     kernels: Path | None = None
+    ops_file: Path | None = None
     timeout_s: float = 120.0
     jobs: int = 0
 
@@ -47,7 +50,8 @@ def run(
     cases = _cases(order)
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
-    compilers = [Compiler(task, order.kernels, order.timeout_s, done) for task in tasks]
+    foreign = Foreign(order.kernels, order.ops_file)
+    compilers = [Compiler(task, foreign, order.timeout_s, done) for task in tasks]
 
     def compile_one(compiler: Compiler) -> list[Cell]:
         cells = compiler.run(cases)
@@ -100,5 +104,7 @@ def installed_triton() -> str:
 
 
 def _cases(order: Order) -> list[Case]:
+    if order.ops_file is not None:
+        ops.load_file(order.ops_file)
     loaded = resolve.load_matrices(order.matrices or list(resolve.shipped_matrices()))
     return list({str(case.content): case for one in loaded for case in one.cases}.values())

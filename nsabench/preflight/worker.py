@@ -22,7 +22,7 @@ from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
 from nsabench.preflight.build import Call, build
 from nsabench.preflight.candidates import launches
-from nsabench.preflight.messages import REQUEST, Build, Launch, Record, Recorded, Trouble
+from nsabench.preflight.messages import REQUEST, Build, Foreign, Launch, Record, Recorded, Trouble
 from nsabench.preflight.record import triton_version
 from nsabench.registry import Implementation
 
@@ -31,12 +31,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.preflight.worker")
     parser.add_argument("--arch", choices=list(ARCHITECTURES), required=True)
     parser.add_argument("--kernels", type=Path)
+    parser.add_argument("--ops", type=Path)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
     try:
-        Worker(ARCHITECTURES[options.arch], options.kernels, channel).serve()
+        foreign = Foreign(options.kernels, options.ops)
+        Worker(ARCHITECTURES[options.arch], foreign, channel).serve()
     except NsabenchError as error:
         channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
@@ -44,9 +46,9 @@ def main() -> None:
 
 
 class Worker:
-    def __init__(self, architecture: Architecture, kernels: Path | None, channel: Channel) -> None:
+    def __init__(self, architecture: Architecture, foreign: Foreign, channel: Channel) -> None:
         self.architecture = architecture
-        self.kernels = kernels
+        self.foreign = foreign
         self.channel = channel
         self._calls: dict[str, Call] = {}
 
@@ -104,10 +106,12 @@ class Worker:
 
     def _candidates(self) -> list[Implementation]:
         """The user's, where there is a file of theirs; else all that are installed."""
-        found = [i for i in registry.load(self.kernels) if i.role is Role.CANDIDATE]
-        if self.kernels is None:
-            return found
-        return [i for i in found if i.source.startswith(f"{self.kernels.name}@")]
+        kernels = self.foreign.kernels
+        loaded = registry.load(kernels, ops_file=self.foreign.ops)
+        candidates = [i for i in loaded if i.role is Role.CANDIDATE]
+        if kernels is None:
+            return candidates
+        return [i for i in candidates if i.source.startswith(f"{kernels.name}@")]
 
 
 class _Found:

@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
 from nsabench.preflight.cell import Cell
-from nsabench.preflight.messages import Build, Built, Launch, Record, Recorded
+from nsabench.preflight.messages import Build, Built, Foreign, Launch, Record, Recorded
 from nsabench.preflight.run import installed_triton
 
 pytest.importorskip("triton")
@@ -323,14 +323,14 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lost_twice")
 def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    cells = compile_all.Compiler(task, None, 1.0, lambda cell: None).run([])
+    cells = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None).run([])
     assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
 
 @pytest.mark.usefixtures("lost_twice")
 def test_a_compiler_that_is_stopped_compiles_no_more() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    compiler = compile_all.Compiler(task, None, 1.0, lambda cell: compiler.stop())
+    compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: compiler.stop())
     assert [c.status for c in compiler.run([])] == [Status.OK]
 
 
@@ -344,7 +344,7 @@ def test_whatever_ends_it_keeps_what_is_complete(
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
         task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-        finished(compile_all.Compiler(task, None, 1.0, lambda cell: None).run([]))
+        finished(compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None).run([]))
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("nsabench.preflight.run.run", ends)

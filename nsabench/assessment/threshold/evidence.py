@@ -107,7 +107,7 @@ def _of_record(record: Mapping[str, Any]) -> Tested:
             axis: record[column] for axis, column in AXES.items() if record.get(column) is not None
         },
         run_id=record["run_id"],
-        axis=labels.axis(record["op"]),
+        axis=ops.get(record["op"]).length_axis,
     )
 
 

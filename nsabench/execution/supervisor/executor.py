@@ -74,12 +74,14 @@ class WorkerExecutor:
         kernels: Path | None = None,
         *,
         sources: Mapping[str, str] | None = None,
+        ops_file: Path | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
         self.device = device
         self.kernels = kernels
         self.sources = sources
+        self.ops_file = ops_file
         self.on_step = on_step
         self._memory_limit = memory_limit_bytes
         self._worker: WorkerProcess | None = None
@@ -90,7 +92,7 @@ class WorkerExecutor:
     ) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(
-                measuring(self.device, self.kernels, self.sources),
+                measuring(self.device, self.kernels, self.sources, self.ops_file),
                 memory_limit_bytes=self._memory_limit,
             )
         worker = self._worker
