@@ -11,10 +11,19 @@ from nsabench.registry.declaration import Implementation, collected, collecting_
 
 USER_MODULE = "nsabench_user_kernels"
 
-# Where implementations and ops come from, each with the sha256 of its files, and the version of
-# every distribution among them. Neither imports any.
-sources = _sources.digests
-distributions = _sources.versions
+GIVE_A_FILE = "give --kernels a file."
+
+
+def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:
+    """Where implementations and ops come from, each with the sha256 of its files. Imports none."""
+    if kernels is not None:
+        _sources.read(kernels, GIVE_A_FILE)
+    return _sources.digests(kernels, ops_file)
+
+
+def distributions() -> dict[str, str]:
+    """The version of every distribution that brings implementations or ops."""
+    return _sources.versions()
 
 
 def load(
@@ -37,9 +46,7 @@ def load(
 
     content = b""
     if kernels is not None:
-        content = _sources.read(
-            kernels, "give --kernels a file." if expected is None else _sources.PUT_BACK
-        )
+        content = _sources.read(kernels, GIVE_A_FILE if expected is None else _sources.PUT_BACK)
     if expected is not None:
         present = sources(kernels, ops_file)
         _sources.refuse_changed(present, expected, kernels, ops_file)
