@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nsabench.assessment import labels
 from nsabench.assessment.checks.controls import CHECK, Catch
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.results import STATUS_OF, Results
 from nsabench.model.vocabulary import BENIGN, Role, Status
-from nsabench.ops import labels
 
 
 def failures(results: Results) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.assessment import audit
+from nsabench.assessment import audit, labels
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import found_while_measuring
 from nsabench.assessment.results import assemble
@@ -18,7 +18,6 @@ from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role
-from nsabench.ops import labels
 from nsabench.output import terminal
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.execution import run
-from nsabench.ops import labels
 
 
 @click.command("plan")

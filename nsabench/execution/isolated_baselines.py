@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from nsabench.assessment import labels
 from nsabench.assessment.verdict import Judgement, Key
 from nsabench.execution.journal import Apart, Journal
 from nsabench.execution.supervisor.executor import Executor, GroupLost, WorkerExecutor
@@ -18,7 +19,6 @@ from nsabench.model.case import Case, RatioCI
 from nsabench.model.outcome import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Verdict
-from nsabench.ops import labels
 
 # Sessions of a case count from 1, that of its confirmation is a million.
 SESSION = 2_000_000

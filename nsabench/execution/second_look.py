@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from nsabench.assessment import labels
 from nsabench.assessment.verdict import Judgement, Key, hangs_on_little
 from nsabench.execution.journal import Confirmation, Journal
 from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.retry import cooled, unless_lost_early
 from nsabench.model.plan import Plan
-from nsabench.ops import labels
 
 # Sessions of a case count from 1; a confirmation's must be none of them.
 SESSION = 1_000_000

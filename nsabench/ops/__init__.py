@@ -41,7 +41,7 @@ __all__ = [
 @cache
 def shipped() -> tuple[str, ...]:
     modules = (m.name for m in pkgutil.iter_modules(__path__))
-    return tuple(sorted(m for m in modules if m != "labels" and not m.startswith("_")))
+    return tuple(sorted(m for m in modules if not m.startswith("_")))
 
 
 def names() -> tuple[str, ...]:

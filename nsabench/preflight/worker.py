@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from nsabench import registry
+from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
 from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Refused, Step
 from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
-from nsabench.ops import labels
 from nsabench.preflight import driver
 from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench import ops
-from nsabench.assessment import audit
+from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.best import best_baseline
@@ -20,7 +20,6 @@ from nsabench.assessment.checks.controls import Catch
 from nsabench.assessment.columns import RECORDS, misfit
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, Role, Status, Verdict
-from nsabench.ops import labels
 
 # The columns that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}

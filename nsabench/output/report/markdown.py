@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from nsabench.assessment import labels
 from nsabench.model.vocabulary import Role, Status
-from nsabench.ops import labels
 from nsabench.output.report.facts import MARGIN, Facts, Record, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length

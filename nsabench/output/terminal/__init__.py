@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench import ops
+from nsabench.assessment import labels
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.failures import failures
 from nsabench.execution.journal import Entry
@@ -27,7 +28,6 @@ from nsabench.model.description import Described
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Status, Verdict
-from nsabench.ops import labels
 from nsabench.output.terminal.live import LiveTable
 
 STYLES = {
