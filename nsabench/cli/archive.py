@@ -82,20 +82,20 @@ def list_(location: str, as_json: bool) -> None:
 
     Example: nsabench archive list archive
     """
-    kept = _open(location).runs()
+    runs = _open(location).runs()
     if as_json:
         click.echo(
-            json.dumps([k.statement.predicate.model_dump(mode="json") for k in kept], indent=1)
+            json.dumps([k.statement.predicate.model_dump(mode="json") for k in runs], indent=1)
         )
         return
-    for k in kept:
+    for k in runs:
         p = k.statement.predicate
         e = p.environment
         click.echo(
             f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
             f"{p.records} records  {p.signer.trust}"
         )
-    click.echo(f"{len(kept)} runs")
+    click.echo(f"{len(runs)} runs")
 
 
 @command.command("verify")

@@ -82,18 +82,18 @@ def command(
     for side in sides:
         if side.trust is Trust.UNSIGNED:
             say_unsigned(side.folder)
-    found = compare.compare(sides, intersection=intersection, only=only, band=band)
+    comparison = compare.compare(sides, intersection=intersection, only=only, band=band)
     if html is not None:
         from nsabench.output.compare import page
 
-        page.write(found, html)
+        page.write(comparison, html)
     if as_json:
-        click.echo(json.dumps(document.as_data(found), indent=1))
+        click.echo(json.dumps(document.as_data(comparison), indent=1))
     elif as_markdown:
-        click.echo(markdown.render(found), nl=False)
+        click.echo(markdown.render(comparison), nl=False)
     else:
-        terminal.console().print(tables.render(found))
-    failed = list(found.failures(slower=fail_on == "regression")) if fail_on else []
+        terminal.console().print(tables.render(comparison))
+    failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
     for line in failed:
         click.echo(f"failed: {line}", err=True)
     return 1 if failed else 0

@@ -16,8 +16,8 @@ def _complete(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     return [
-        CompletionItem(word, help=found[0].kind)
-        for word, found in explain.meanings().items()
+        CompletionItem(word, help=same_word[0].kind)
+        for word, same_word in explain.meanings().items()
         if word.startswith(incomplete.lower())
     ]
 
@@ -33,17 +33,17 @@ def command(word: str | None, as_json: bool) -> None:
     Example: nsabench explain implausible
     """
     if word is None:
-        found = [meaning for known in explain.meanings().values() for meaning in known]
+        listed = [meaning for same_word in explain.meanings().values() for meaning in same_word]
     else:
-        found = explain.explain(word)
+        listed = explain.explain(word)
     if as_json:
-        click.echo(json.dumps([asdict(meaning) for meaning in found], indent=1))
+        click.echo(json.dumps([asdict(meaning) for meaning in listed], indent=1))
     elif word is None:
-        kinds = dict.fromkeys(meaning.kind for meaning in found)
+        kinds = dict.fromkeys(meaning.kind for meaning in listed)
         for kind in kinds:
-            click.echo(f"{kind}: " + ", ".join(m.word for m in found if m.kind == kind))
+            click.echo(f"{kind}: " + ", ".join(m.word for m in listed if m.kind == kind))
     else:
-        click.echo("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in found))
+        click.echo("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in listed))
 
 
 def _indented(text: str) -> str:

@@ -75,15 +75,15 @@ def list_(as_json: bool) -> None:
     Example: nsabench images list --json
     """
     checkout = known.checkout()
-    found = checkout.combos().combos
+    combos = checkout.combos().combos
     if as_json:
         rows = {
             name: {**combo.model_dump(), "locked": checkout.lock(name).is_file()}
-            for name, combo in found.items()
+            for name, combo in combos.items()
         }
         click.echo(json.dumps(rows, indent=1))
         return
-    for name, combo in found.items():
+    for name, combo in combos.items():
         cuda = f"CUDA {combo.cuda}  driver >= {combo.driver}" if combo.cuda else "CPU"
         locked = "locked" if checkout.lock(name).is_file() else "no lock"
         click.echo(
@@ -110,12 +110,12 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
     Example: nsabench images lock torch2.5.1-cu124 --exclude-newer 2026-11-15
     """
     checkout = known.checkout()
-    found = checkout.combos()
-    for name in combos or [*found.combos, locking.FLASH_ATTN]:
+    listed = checkout.combos()
+    for name in combos or [*listed.combos, locking.FLASH_ATTN]:
         if name == locking.FLASH_ATTN:
             path = locking.lock_flash_attn(checkout, exclude_newer)
         else:
-            path = locking.lock(checkout, name, found.get(name), exclude_newer, links)
+            path = locking.lock(checkout, name, listed.get(name), exclude_newer, links)
         click.echo(f"{path}: {len(list(locking.pinned(path)))} packages")
 
 
@@ -133,8 +133,8 @@ def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
     Example: nsabench images wheelhouse torch2.5.1-cu124
     """
     checkout = known.checkout()
-    found = checkout.combos().get(combo)
-    filled = wheels.fill(checkout, combo, found, folder or Path("wheelhouse") / combo, links)
+    pinned = checkout.combos().get(combo)
+    filled = wheels.fill(checkout, combo, pinned, folder or Path("wheelhouse") / combo, links)
     size = sum(wheel.stat().st_size for wheel in filled.glob("*.whl"))
     click.echo(f"{filled}: {len(list(filled.glob('*.whl')))} wheels, {size / 2**30:.2f} GiB")
 
@@ -269,9 +269,9 @@ def matrix(
     Example: nsabench images matrix --combos torch2.5.1-cu124,torch2.11.0-cu130 selection_rows
     """
     names = [name.strip() for name in combos.split(",") if name.strip()]
-    found = known.checkout().combos()
+    listed = known.checkout().combos()
     for name in names:
-        found.get(name)
+        listed.get(name)
 
     def launch(combo: str, arguments: Sequence[str], inputs: Sequence[Path]) -> launching.Launch:
         return launching.Launch(
@@ -285,17 +285,17 @@ def matrix(
             time_limit_s=time_limit,
         )
 
-    outcomes = matrices_in_images.run_all(names, matrices, launch, click.echo)
-    for outcome in outcomes:
-        said = "" if outcome.finished else ", not finished"
-        click.echo(f"{outcome.combo}: exit {outcome.exit_code}{said}")
-    comparison = matrices_in_images.compared(outcomes)
+    combo_results = matrices_in_images.run_all(names, matrices, launch, click.echo)
+    for result in combo_results:
+        note = "" if result.finished else ", not finished"
+        click.echo(f"{result.combo}: exit {result.exit_code}{note}")
+    comparison = matrices_in_images.compared(combo_results)
     if comparison is not None:
         terminal.console().print(tables.render(comparison))
-    return max((outcome.exit_code for outcome in outcomes), default=0)
+    return max((result.exit_code for result in combo_results), default=0)
 
 
-def _gpus(asked: str, combo: str) -> str:
-    if asked != "auto":
-        return asked
+def _gpus(choice: str, combo: str) -> str:
+    if choice != "auto":
+        return choice
     return "all" if known.checkout().combos().get(combo).cuda else "none"

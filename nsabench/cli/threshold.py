@@ -73,9 +73,9 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
     tables = [path for path in paths if path.is_file()]
     if tables and gpu is None:
         raise UsageError("a table does not say its device", 'name it: --gpu "RTX 4090".')
-    found = [threshold.of_tables(tables, gpu)] if tables and gpu else []
+    evidence = [threshold.of_tables(tables, gpu)] if tables and gpu else []
     for path in paths:
         if path.is_dir():
             admit(path)
-            found.append(threshold.of_run(path))
-    return found
+            evidence.append(threshold.of_run(path))
+    return evidence

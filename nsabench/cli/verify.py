@@ -68,8 +68,8 @@ def command(
 def _show(report: Report) -> None:
     styles = {"ok": "green", "broken": "red"}
     for check, outcome in report.outcomes.items():
-        said = click.style(f"{outcome:8}", fg=styles.get(outcome))
-        click.echo(f"{said} {check:12} {report.details.get(check, '')}".rstrip())
+        word = click.style(f"{outcome:8}", fg=styles.get(outcome))
+        click.echo(f"{word} {check:12} {report.details.get(check, '')}".rstrip())
     if report.broken is None:
         click.echo(f"trust level: {report.trust} ({MEANING[report.trust]})")
 

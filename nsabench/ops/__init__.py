@@ -145,4 +145,4 @@ def _work(
     sizes = op.shape_model.model_validate(dict(shape))
     if op.name in shipped():
         return count(sizes, dtype, distribution, seed)
-    return _outside.asked(lambda: count(sizes, dtype, distribution, seed), op, "work")
+    return _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, "work")

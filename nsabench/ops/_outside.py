@@ -75,7 +75,7 @@ def load_file(path: Path, shipped: tuple[str, ...], expected_sha256: str = "") -
     return op
 
 
-def asked(question: Callable[[], Work], op: Op, method: str) -> Work:
+def answer_of(question: Callable[[], Work], op: Op, method: str) -> Work:
     """The answer of an op that does not ship. Raises `UsageError` when it has none."""
     work = sources.imported(question, f"{method} of the op {op.name!r}", "does not answer")
     if not isinstance(work, Work):

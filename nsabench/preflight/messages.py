@@ -28,7 +28,7 @@ class Foreign:
         return [word for option, file in given.items() if file for word in (option, str(file))]
 
 
-class Record(Message):
+class RecordLaunches(Message):
     """Call the candidates of these cases on a pretended GPU and note what they launch.
 
     ahead: also ask those that compile kernels themselves, which no Triton has a part in.
@@ -47,7 +47,7 @@ class Build(Message):
     key: str
 
 
-Request = Annotated[Record | Build, Field(discriminator="kind")]
+Request = Annotated[RecordLaunches | Build, Field(discriminator="kind")]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
@@ -77,7 +77,7 @@ class Trouble(Message):
     cases: int = 1
 
 
-class Recorded(Message):
+class RecordedLaunches(Message):
     kind: Literal["recorded"] = "recorded"
     triton: str
     torch: str
@@ -99,5 +99,5 @@ class Built(Message):
     compile_s: float | None = None
 
 
-Reply = Annotated[Step | Recorded | Built | Refused, Field(discriminator="kind")]
+Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -16,8 +16,8 @@ from nsabench.model.case import Case
 from nsabench.planning import resolve
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
-from nsabench.preflight.cell import Cell
 from nsabench.preflight.compile_all import Compiler, Task
+from nsabench.preflight.compiled_launch import CompiledLaunch
 from nsabench.preflight.messages import Foreign
 
 
@@ -36,9 +36,9 @@ class Order:
 
 def run(
     order: Order,
-    done: Callable[[Cell], None] = lambda cell: None,
-    finished: Callable[[Sequence[Cell]], None] = lambda cells: None,
-) -> list[Cell]:
+    done: Callable[[CompiledLaunch], None] = lambda launch: None,
+    finished: Callable[[Sequence[CompiledLaunch]], None] = lambda compiled: None,
+) -> list[CompiledLaunch]:
     """Compile it all; `done` hears of each row, `finished` of each architecture under a Triton.
 
     Both are called from several threads.
@@ -53,28 +53,28 @@ def run(
     foreign = Foreign(order.kernels, order.ops_file)
     compilers = [Compiler(task, foreign, order.timeout_s, done) for task in tasks]
 
-    def compile_one(compiler: Compiler) -> list[Cell]:
-        cells = compiler.run(cases)
+    def compile_one(compiler: Compiler) -> list[CompiledLaunch]:
+        compiled = compiler.run(cases)
         if not compiler.stopped:
-            finished(cells)
-        return cells
+            finished(compiled)
+        return compiled
 
     with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
         futures = [pool.submit(compile_one, compiler) for compiler in compilers]
         try:
-            cells = [cell for future in futures for cell in future.result()]
+            compiled = [launch for future in futures for launch in future.result()]
         except BaseException:
             for future in futures:
                 future.cancel()
             for compiler in compilers:
                 compiler.stop()
             raise
-    if not cells:
+    if not compiled:
         raise UsageError(
             "no candidate has a case in these matrices, so that nothing was compiled",
             "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
         )
-    return cells
+    return compiled
 
 
 def _tasks(order: Order) -> list[Task]:

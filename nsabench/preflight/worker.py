@@ -22,7 +22,15 @@ from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
 from nsabench.preflight.build import Call, build
 from nsabench.preflight.candidates import launches
-from nsabench.preflight.messages import REQUEST, Build, Foreign, Launch, Record, Recorded, Trouble
+from nsabench.preflight.messages import (
+    REQUEST,
+    Build,
+    Foreign,
+    Launch,
+    RecordedLaunches,
+    RecordLaunches,
+    Trouble,
+)
 from nsabench.preflight.record import triton_version
 from nsabench.registry import Implementation
 
@@ -57,15 +65,15 @@ class Worker:
         driver.install(self.architecture)
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
-                case Record() as request:
+                case RecordLaunches() as request:
                     self.channel.send(self.record(request))
                 case Build(key=key):
                     call = self._calls[key]
                     self.channel.send(Step(phase=f"compiling {call.kernel}"))
                     self.channel.send(build(call, self.architecture))
 
-    def record(self, request: Record) -> Recorded:
-        found = _Found()
+    def record(self, request: RecordLaunches) -> RecordedLaunches:
+        recording = _Recording()
         for item in self._candidates():
             if f"{item.op}/{item.name}" in request.skip:
                 continue
@@ -81,16 +89,16 @@ class Worker:
                 try:
                     calls = self._calls_of(item, group[0])
                 except Failure as failure:
-                    found.trouble(item, failure, group)
+                    recording.trouble(item, failure, group)
                     continue
                 for key, call in calls.items():
                     self._calls.setdefault(key, call)
-                    found.launch(item, call, group)
-        return Recorded(
+                    recording.launch(item, call, group)
+        return RecordedLaunches(
             triton=triton_version(),
             torch=str(torch.__version__),
-            launches=list(found.launches.values()),
-            troubles=list(found.troubles.values()),
+            launches=list(recording.launches.values()),
+            troubles=list(recording.troubles.values()),
         )
 
     def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call]:
@@ -114,7 +122,7 @@ class Worker:
         return [i for i in candidates if i.source.startswith(f"{kernels.name}@")]
 
 
-class _Found:
+class _Recording:
     """Launches and troubles, each once, with the number of cases that have it."""
 
     def __init__(self) -> None:

@@ -21,8 +21,15 @@ from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
-from nsabench.preflight.cell import Cell
-from nsabench.preflight.messages import Build, Built, Foreign, Launch, Record, Recorded
+from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.messages import (
+    Build,
+    Built,
+    Foreign,
+    Launch,
+    RecordedLaunches,
+    RecordLaunches,
+)
 from nsabench.preflight.run import installed_triton
 
 pytest.importorskip("triton")
@@ -290,7 +297,7 @@ class LostTwice:
     def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
         if self.number == 2:
             raise WorkerTimedOut(Step(phase="start"), limit_s)
-        if isinstance(request, Record):
+        if isinstance(request, RecordLaunches):
             launches = [
                 Launch(
                     key=key,
@@ -305,7 +312,7 @@ class LostTwice:
                 )
                 for key in "abcd"
             ]
-            yield Recorded(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
+            yield RecordedLaunches(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
         elif isinstance(request, Build) and request.key == "b":
             raise WorkerTimedOut(Step(phase="build"), limit_s)
         else:
@@ -340,7 +347,7 @@ def test_whatever_ends_it_keeps_what_is_complete(
 ) -> None:
     out = tmp_path / "p.parquet"
 
-    def ends(order: object, done: object, finished: Callable[[list[Cell]], None]) -> None:
+    def ends(order: object, done: object, finished: Callable[[list[CompiledLaunch]], None]) -> None:
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
         task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)

@@ -19,7 +19,7 @@ from nsabench.implementations.torch_attention.flash import (
     refuse_mask,
     varlen_attention,
 )
-from nsabench.implementations.torch_attention.kept import kept
+from nsabench.implementations.torch_attention.memoised import memoised
 
 
 def flash(
@@ -40,7 +40,7 @@ def flash(
     return aten_flash(q, k, v, cu, longest, sm_scale, causal=False)
 
 
-@kept(64)
+@memoised(64)
 def every(step: int, rows: int, device: torch.device) -> Tensor:
     """cu_seqlens of `rows` sequences of `step` each, which made in the call is a launch more."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
@@ -110,8 +110,8 @@ def masked_sdpa(
     refuse_mask(rows, total)
     if total == 0:
         return q.new_zeros(*q.shape[:2], v.shape[1])
-    at = torch.arange(total, device=q.device)
-    keep = (at >= cu_seqlens[:-1, None]) & (at < cu_seqlens[1:, None])
+    key = torch.arange(total, device=q.device)
+    keep = (key >= cu_seqlens[:-1, None]) & (key < cu_seqlens[1:, None])
     empty = cu_seqlens.diff() == 0
     heads = q.shape[1]
     out = scaled_dot_product_attention(
