@@ -10,6 +10,7 @@ import pytest
 
 from nsabench import registry
 from nsabench.execution.run import make_plan
+from nsabench.sources import digest_packages
 
 MINE = """
 from nsabench import implementation
@@ -78,17 +79,17 @@ def test_a_digest_sees_every_change_of_a_package(
     (package / "__init__.py").write_text("")
     (package / "inner" / "a.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    before = registry._digest_packages({package.name})
+    before = digest_packages({package.name})
     (package / "inner" / "__pycache__").mkdir()
     (package / "inner" / "__pycache__" / "a.pyc").write_bytes(b"compiled")
-    assert registry._digest_packages({package.name}) == before
+    assert digest_packages({package.name}) == before
     if change == "content":
         (package / "inner" / "a.py").write_text("x = 2\n")
     elif change == "name":
         (package / "inner" / "a.py").rename(package / "inner" / "b.py")
     else:
         (package / "inner" / "table.json").write_text("{}")
-    assert registry._digest_packages({package.name}) != before
+    assert digest_packages({package.name}) != before
 
 
 def test_a_file_that_is_gone_is_to_be_put_back_where_it_was(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from nsabench.assessment import labels
 from nsabench.assessment.checks.controls import CHECK
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.results import STATUS_OF, Results
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
-from nsabench.ops import labels
 
 
 def failures(results: Results) -> list[str]:

@@ -106,6 +106,7 @@ def assemble(plan: Plan, contents: Contents) -> Results:
 def assess(plan: Plan, contents: Contents) -> Assessed:
     """Apply the checks. Raises `UsageError` when the journal is not one of this plan."""
     belongs(plan, contents)
+    ops.refuse_other(plan)
     if not contents.headers:
         raise UsageError(
             "the journal has no header: nothing was measured", "go on with --resume RUN."

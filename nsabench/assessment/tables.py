@@ -15,7 +15,8 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.record import Column, Record, Sample, columns, size_columns
 
-SIZES = {size for name in ops.names() for size in ops.get(name).shape_model.model_fields}
+# Those of the ops that ship; an op from outside adds its own to the table of its run.
+SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 SAMPLES = columns(Sample)
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
@@ -44,11 +45,22 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
 
 
 def of_records(records: Sequence[Record]) -> pa.Table:
-    """The table that records.parquet holds: sizes of ops that are not installed come last."""
+    """The table that records.parquet holds: sizes of ops from outside come last."""
     others = {size for record in records for size in record.shape} - SIZES
     return pa.Table.from_pylist(
         [record.row() for record in records], schema=schema([*RECORDS, *size_columns(others)])
     )
+
+
+def refuse_sizes(op: ops.Op) -> None:
+    """Raises `UsageError` when a size of an op has the name of a column that is no size."""
+    others = {column.name for column in RECORDS} - SIZES
+    for size in op.shape_model.model_fields:
+        if size in others:
+            raise UsageError(
+                f"the op {op.name!r} calls a size {size!r}, as a column of the records is called",
+                "give the size another name.",
+            )
 
 
 def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:

@@ -33,9 +33,9 @@ def group(context: click.Context, debug: bool) -> None:
     context.obj = debug
 
 
-for _found in pkgutil.iter_modules(__path__):
-    if not _found.name.startswith("_"):
-        group.add_command(importlib.import_module(f"{__name__}.{_found.name}").command)
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        group.add_command(importlib.import_module(f"{__name__}.{_module.name}").command)
 
 
 def main() -> None:

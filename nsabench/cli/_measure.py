@@ -19,6 +19,7 @@ def measure(
     out: Path | None,
     resume: Path | None,
     kernels: Path | None,
+    ops_file: Path | None,
     shard: str,
     *,
     fit: bool,
@@ -26,10 +27,11 @@ def measure(
     """Start or resume a run as the options say. fit: look first whether the machine is."""
     console = terminal.console()
     if resume is not None:
-        if matrices or quick or out or kernels or shard != "1/1" or device != "auto":
+        given = matrices or quick or out or kernels or ops_file
+        if given or shard != "1/1" or device != "auto":
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --shard or --device",
+                "--kernels, --ops, --shard or --device",
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:
@@ -37,7 +39,7 @@ def measure(
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
-        ["quick"] if quick else matrices, run.choose_device(device), kernels, shard
+        ["quick"] if quick else matrices, run.choose_device(device), kernels, shard, ops_file
     )
     with terminal.Progress(console) as progress:
         return run.start(plan, out, progress, fit=fit)

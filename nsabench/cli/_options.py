@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from nsabench import ops
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
@@ -23,6 +25,13 @@ kernels = click.option(
     type=click.Path(path_type=Path),
     metavar="FILE.py",
     help="A file of your own with @nsabench.implementation functions.",
+)
+ops_file = click.option(
+    "--ops",
+    "ops_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="A file of your own that holds an op, under the name OP.",
 )
 shard = click.option(
     "--shard", default="1/1", metavar="i/n", help="Take the i-th of n parts of the plan."
@@ -43,8 +52,24 @@ quick = click.option("--quick", is_flag=True, help="The small matrix `quick` ins
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 
 
+def _load_op(context: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        ops.load_file(value)
+
+
+# Of a command that reads runs: all that it needs is that the op is there.
+ops_of_the_run = click.option(
+    "--ops",
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    expose_value=False,
+    callback=_load_op,
+    help="The file with the op that the run was made with, if it was one of your own.",
+)
+
+
 def measuring(command: F) -> F:
     """The options of a command that measures."""
-    for option in (kernels, shard, resume, out, quick, device, matrices):
+    for option in (ops_file, kernels, shard, resume, out, quick, device, matrices):
         command = option(command)
     return command

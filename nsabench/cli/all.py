@@ -22,6 +22,7 @@ def command(
     out: Path | None,
     resume: Path | None,
     kernels: Path | None,
+    ops_file: Path | None,
     shard: str,
 ) -> int:
     """Check the machine, measure the matrices, decide, and report.
@@ -31,7 +32,7 @@ def command(
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     signer = prepare()
-    finished = measure(matrices, device, quick, out, resume, kernels, shard, fit=True)
+    finished = measure(matrices, device, quick, out, resume, kernels, ops_file, shard, fit=True)
     signed = finish(finished, signer)
     terminal.print_summary(finished, terminal.console())
     click.echo(signed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from nsabench.assessment import audit
+from nsabench.assessment import audit, labels
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import found_while_measuring
 from nsabench.assessment.results import assemble
@@ -18,13 +18,13 @@ from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName, Role
-from nsabench.ops import labels
 from nsabench.output import terminal
 
 
 @click.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--gpu", metavar="NAME", help='The device of a CSV, such as "RTX 4090".')
+@_options.ops_of_the_run
 @_options.as_json
 def command(path: Path, gpu: str | None, as_json: bool) -> int:
     """Hold a run, or a CSV of timings from elsewhere, to the checks.

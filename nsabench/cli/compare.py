@@ -56,6 +56,7 @@ from nsabench.output.compare import document, markdown, tables
     metavar="FILE",
     help="Write a page with the version matrix.",
 )
+@_options.ops_of_the_run
 @_options.as_json
 def command(
     runs: tuple[Path, ...],

@@ -292,7 +292,7 @@ def matrix(
     comparison = matrices_in_images.compared(outcomes)
     if comparison is not None:
         terminal.console().print(tables.render(comparison))
-    return max((outcome.exit_code for outcome in outcomes), default=0)
+    return max((result.exit_code for result in outcomes), default=0)
 
 
 def _gpus(requested: str, combo: str) -> str:

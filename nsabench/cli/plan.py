@@ -7,25 +7,31 @@ from pathlib import Path
 
 import click
 
+from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.execution import run
-from nsabench.ops import labels
 
 
 @click.command("plan")
 @_options.matrices
 @_options.device
 @_options.kernels
+@_options.ops_file
 @_options.shard
 @_options.as_json
 def command(
-    matrices: tuple[str, ...], device: str, kernels: Path | None, shard: str, as_json: bool
+    matrices: tuple[str, ...],
+    device: str,
+    kernels: Path | None,
+    ops_file: Path | None,
+    shard: str,
+    as_json: bool,
 ) -> None:
     """Print the resolved cases and their ids, without running them.
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
-    plan = run.make_plan(matrices, run.choose_device(device), kernels, shard)
+    plan = run.make_plan(matrices, run.choose_device(device), kernels, shard, ops_file)
     if as_json:
         click.echo(json.dumps(plan.model_dump(mode="json"), indent=1))
         return

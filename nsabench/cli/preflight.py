@@ -12,7 +12,7 @@ import click
 from nsabench.cli import _options
 from nsabench.errors import EnvironmentRefused
 from nsabench.output import terminal
-from nsabench.preflight import architectures, cell, report, run, tritons
+from nsabench.preflight import architectures, compiled_launch, report, run, tritons
 
 
 @click.command("preflight")
@@ -32,6 +32,7 @@ from nsabench.preflight import architectures, cell, report, run, tritons
     "hash. Default: the one that is installed.",
 )
 @_options.kernels
+@_options.ops_file
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -55,6 +56,7 @@ def command(
     arch: str,
     triton: str,
     kernels: Path | None,
+    ops_file: Path | None,
     out: Path,
     jobs: int | None,
     timeout: float,
@@ -76,36 +78,37 @@ def command(
         versions=tritons.parse(triton),
         matrices=matrices,
         kernels=kernels,
+        ops_file=ops_file,
         timeout_s=timeout,
         jobs=jobs or 0,
     )
     console = terminal.console()
-    complete: list[cell.Cell] = []
+    complete: list[compiled_launch.CompiledLaunch] = []
 
-    def finished(cells: Sequence[cell.Cell]) -> None:
-        complete.extend(cells)
-        progress.finished(cells)
+    def finished(compiled: Sequence[compiled_launch.CompiledLaunch]) -> None:
+        complete.extend(compiled)
+        progress.finished(compiled)
 
     with report.Progress(console, lambda line: click.echo(line, err=True)) as progress:
         try:
-            cells = run.run(order, progress.done, finished)
+            compiled = run.run(order, progress.done, finished)
         except BaseException:  # whatever ends it, what is complete is kept
             if complete:
                 _write(complete, out)
             raise
-    _write(cells, out)
-    failed = sum(c.failed for c in cells)
+    _write(compiled, out)
+    failed = sum(c.failed for c in compiled)
     if as_json:
-        click.echo(json.dumps([asdict(c) for c in cells], indent=1))
+        click.echo(json.dumps([asdict(c) for c in compiled], indent=1))
     else:
-        console.print(report.render(cells))
-        console.print(f"{len(cells)} launches, {failed} failed; all in {out}")
+        console.print(report.render(compiled))
+        console.print(f"{len(compiled)} launches, {failed} failed; all in {out}")
     return 1 if failed else 0
 
 
-def _write(cells: list[cell.Cell], out: Path) -> None:
+def _write(compiled: list[compiled_launch.CompiledLaunch], out: Path) -> None:
     try:
-        cell.write(cells, out)
+        compiled_launch.write(compiled, out)
     except OSError as error:
         raise EnvironmentRefused(
             f"{out} cannot be written: {error.strerror}", "give --out a writable place."

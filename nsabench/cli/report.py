@@ -22,6 +22,7 @@ from nsabench.output import report
     metavar="DIR",
     help="Where to write them. Default: into the run's folder, unless it is signed.",
 )
+@_options.ops_of_the_run
 @_options.as_json
 def command(run: Path, out: Path | None, as_json: bool) -> None:
     """Write report.html and selection_report.md of a run.

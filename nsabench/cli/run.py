@@ -21,6 +21,7 @@ def command(
     out: Path | None,
     resume: Path | None,
     kernels: Path | None,
+    ops_file: Path | None,
     shard: str,
 ) -> int:
     """Parity and timing only: without looking at the machine first, and nothing is decided,
@@ -28,6 +29,6 @@ def command(
 
     Example: nsabench run quick --device cpu
     """
-    finished = measure(matrices, device, quick, out, resume, kernels, shard, fit=False)
+    finished = measure(matrices, device, quick, out, resume, kernels, ops_file, shard, fit=False)
     terminal.print_summary(finished, terminal.console())
     return 1 if failures(finished.results) else 0

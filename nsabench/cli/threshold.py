@@ -29,6 +29,7 @@ from nsabench.errors import UsageError
     help="Print a patch that sets runtime.sel_triton_min_L in this file.",
 )
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print what thresholds.yaml holds.")
+@_options.ops_of_the_run
 @_options.as_json
 def command(
     runs: tuple[Path, ...],

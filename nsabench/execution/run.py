@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nsabench import registry
-from nsabench.assessment import parquet
+from nsabench import ops, registry
+from nsabench.assessment import parquet, tables
 from nsabench.assessment.results import Assessed, Results, assemble, assess, belongs
 from nsabench.assessment.verdict import Judgement, Key
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -67,17 +67,26 @@ def choose_device(requested: str) -> Device:
 
 
 def make_plan(
-    matrices: Sequence[str], device: Device, kernels: Path | None, shard: str = "1/1"
+    matrices: Sequence[str],
+    device: Device,
+    kernels: Path | None,
+    shard: str = "1/1",
+    ops_file: Path | None = None,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
-    Raises `UsageError` for a bad matrix or a broken implementation, before anything is measured.
+    Raises `UsageError` for a bad matrix, a broken implementation or a broken op, before anything is
+    measured.
     """
     # A run may be resumed from another folder.
     kernels = kernels.absolute() if kernels is not None else None
+    ops_file = ops_file.absolute() if ops_file is not None else None
+    if ops_file is not None:
+        tables.refuse_sizes(ops.load_file(ops_file))
     loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
-    sources = registry.sources(kernels)
-    with closing(WorkerExecutor(device, kernels, sources=sources)) as executor:
+    sources = registry.sources(kernels, ops_file)
+    worker = WorkerExecutor(device, kernels, sources=sources, ops_file=ops_file)
+    with closing(worker) as executor:
         try:
             implementations = executor.discover()
         except GroupLost as lost:
@@ -90,6 +99,7 @@ def make_plan(
         implementations,
         device=device,
         kernels=kernels,
+        ops_file=ops_file,
         sources=sources,
         shard=shard,
     )
@@ -112,13 +122,21 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
     folder = RunFolder.existing(path)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _Run(folder, Plan.read(folder.plan), view, fit).finished()
+    return _Run(folder, _read_plan(folder), view, fit).finished()
+
+
+def _read_plan(folder: RunFolder) -> Plan:
+    """The plan of a run that goes on, once its op from outside, if it has one, is there."""
+    plan = Plan.read(folder.plan)
+    if plan.ops:
+        ops.load_file(Path(plan.ops), plan.ops_sha256)
+    return plan
 
 
 def finished(path: Path) -> Finished:
     """A run as it lies there; nothing is measured."""
     folder = RunFolder.existing(path)
-    plan = Plan.read(folder.plan)
+    plan = _read_plan(folder)
     results = assemble(plan, journal.read(folder.journal))
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 

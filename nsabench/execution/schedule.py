@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from nsabench.assessment import labels
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.passes import Pass
@@ -13,7 +14,6 @@ from nsabench.execution.supervisor.executor import Executor
 from nsabench.execution.supervisor.group import Group
 from nsabench.model.journal import Entry
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.ops import labels
 
 
 class Progress(Protocol):

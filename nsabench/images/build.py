@@ -91,11 +91,11 @@ def _follow(lines: Iterator[dict[str, Any]], image: str, say: Callable[[str], No
     last: list[str] = []
     for line in lines:
         if "error" in line:
-            said = " ".join([*last[-3:], str(line["error"]).strip()])
+            reason = " ".join([*last[-3:], str(line["error"]).strip()])
             remedy = "look at the lines above it with --verbose."
-            if "no space left" in said:
+            if "no space left" in reason:
                 remedy = "make room, for example `docker image prune`."
-            raise NsabenchError(f"building {image} failed: {said[-600:]}", remedy)
+            raise NsabenchError(f"building {image} failed: {reason[-600:]}", remedy)
         text = str(line.get("stream") or line.get("status") or "").strip()
         if text:
             last.append(text)

@@ -73,8 +73,8 @@ def in_words(image: str) -> Iterator[None]:
         ) from None
 
 
-def _of_api(image: str, said: str) -> NsabenchError:
-    low = said.lower()
+def _of_api(image: str, message: str) -> NsabenchError:
+    low = message.lower()
     if "could not select device driver" in low or "nvidia-container" in low or "libnvidia" in low:
         return EnvironmentRefused(
             "the daemon has no GPU runtime",
@@ -86,7 +86,7 @@ def _of_api(image: str, said: str) -> NsabenchError:
         )
     if "no space left" in low:
         return EnvironmentRefused(
-            f"the daemon's disk is full: {said[:200]}",
+            f"the daemon's disk is full: {message[:200]}",
             "make room, for example `docker image prune`.",
         )
-    return NsabenchError(f"{image}: the daemon refused: {said[:400]}", "look at its log.")
+    return NsabenchError(f"{image}: the daemon refused: {message[:400]}", "look at its log.")

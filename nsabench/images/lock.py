@@ -28,18 +28,18 @@ def requirements(checkout: Checkout, combo: Combo) -> list[str]:
     from packaging.requirements import Requirement  # of the extra `images`
 
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
-    asked = [*project["dependencies"], *project["optional-dependencies"]["report"]]
-    asked += kernels["dependencies"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["report"]]
+    wanted += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
     if combo.numpy == "<2":
         # Later ones do not say that they need numpy 2, and cannot be imported without.
         pins.append("pyarrow>=15,<26")
     if combo.cuda is not None:
-        asked += kernels["optional-dependencies"]["cuda"]
+        wanted += kernels["optional-dependencies"]["cuda"]
         # They load the libraries that torch brings, which are of this major version.
         pins.append(f"cuda-bindings=={combo.cuda.split('.')[0]}.*")
     pinned = {Requirement(pin).name for pin in pins}
-    return [*pins, *BUILD, *(r for r in asked if Requirement(r).name not in pinned)]
+    return [*pins, *BUILD, *(r for r in wanted if Requirement(r).name not in pinned)]
 
 
 def _project(folder: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def lock_flash_attn(checkout: Checkout, exclude_newer: str) -> Path:
     return _write(checkout, FLASH_ATTN, [FLASH_ATTN_PIN], exclude_newer, ["--no-deps"])
 
 
-def asked(path: Path) -> list[str]:
+def recorded_requirements(path: Path) -> list[str]:
     """The requirements that a lock was made of, as it says itself."""
     return re.findall(r"^# asked: (.+)$", path.read_text(), re.MULTILINE)
 
@@ -86,13 +86,13 @@ def _write(
 
 
 def _compile(wanted: list[str], target: Path, options: list[str]) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".in") as asked:
-        asked.write("\n".join(wanted) + "\n")
-        asked.flush()
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as listed:
+        listed.write("\n".join(wanted) + "\n")
+        listed.flush()
         command: list[str | Path] = [programs.find("uv", "uv"), "pip", "compile", "--quiet"]
         command += ["--generate-hashes", "--no-header", "--no-annotate", "--no-emit-find-links"]
         command += ["--python-version", PYTHON, "--python-platform", PLATFORM]
-        command += [*options, "--output-file", target, asked.name]
+        command += [*options, "--output-file", target, listed.name]
         target.unlink(missing_ok=True)  # uv would keep the versions of an earlier one
         programs.run(command, f"resolving {target.stem}", LIMIT_S)
 

@@ -12,7 +12,7 @@ from nsabench.output.compare import Comparison, compare, read
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ComboResult:
     """A combo's run: its folder and the exit code of the container."""
 
     combo: str
@@ -30,14 +30,14 @@ def run_all(
     matrices: Sequence[str],
     launch: Callable[[str, Sequence[str], Sequence[Path]], Launch],
     say: Callable[[str], None],
-) -> list[Outcome]:
+) -> list[ComboResult]:
     """Run each combo; one that fails does not keep the next from running.
 
     `launch` makes the settings from a combo, nsabench's arguments and the files to show.
     """
     shown = [Path(name) for name in matrices if Path(name).is_file()]
     given = [f"{INPUT}/{Path(n).name}" if Path(n).is_file() else n for n in matrices]
-    outcomes = []
+    combo_results = []
     for combo in combos:
         say(f"== {combo}")
         settings = launch(combo, ["all", *given, "--out", f"{RESULTS}/{combo}"], shown)
@@ -47,15 +47,15 @@ def run_all(
             say(f"{error}; {error.remedy}")
             code = error.exit_code
         folder = settings.results / combo
-        outcomes.append(Outcome(combo, folder, code))
-    return outcomes
+        combo_results.append(ComboResult(combo, folder, code))
+    return combo_results
 
 
-def compared(outcomes: Sequence[Outcome]) -> Comparison | None:
+def compared(combo_results: Sequence[ComboResult]) -> Comparison | None:
     """The runs that were finished, held against the first of them; None where that is but one.
 
     Every image holds the same nsabench, but an implementation may not exist under every torch:
     what they have in common is compared, and what they do not is said.
     """
-    folders = [outcome.folder for outcome in outcomes if outcome.finished]
+    folders = [result.folder for result in combo_results if result.finished]
     return compare(read(folders), intersection=True) if len(folders) > 1 else None

@@ -14,12 +14,12 @@ from nsabench.errors import EnvironmentRefused, NsabenchError
 def find(tool: str, package: str) -> str:
     """The tool beside this Python or on PATH. Raises `EnvironmentRefused` when it is not there."""
     beside = Path(sys.executable).parent / tool
-    found = str(beside) if beside.is_file() else shutil.which(tool)
-    if found is None:
+    program = str(beside) if beside.is_file() else shutil.which(tool)
+    if program is None:
         raise EnvironmentRefused(
             f"{tool} is not installed", f"pip install 'nsabench[images]' (or {package})."
         )
-    return found
+    return program
 
 
 def run(command: Sequence[str | Path], purpose: str, timeout_s: float) -> str:
@@ -33,9 +33,9 @@ def run(command: Sequence[str | Path], purpose: str, timeout_s: float) -> str:
             f"{purpose} took longer than {timeout_s:g} s", "look at the network, and try again."
         ) from None
     if done.returncode != 0:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        messages = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise NsabenchError(
-            f"{purpose} failed: {' '.join(said[-3:])[:500] or 'no reason was given'}",
+            f"{purpose} failed: {' '.join(messages[-3:])[:500] or 'no reason was given'}",
             "look at the network and the versions in combos.yaml.",
         )
     return done.stdout

@@ -18,7 +18,7 @@ def existing_lock(checkout: Checkout, name: str) -> Path:
     remedy = f"make it with `nsabench images lock {name}`."
     if not path.is_file():
         raise UsageError(f"{name} has no lock", remedy)
-    if lock.asked(path) != lock.requirements(checkout, checkout.combos().get(name)):
+    if lock.recorded_requirements(path) != lock.requirements(checkout, checkout.combos().get(name)):
         raise UsageError(f"{path} was made before the requirements of {name} changed", remedy)
     return path
 

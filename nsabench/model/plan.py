@@ -74,7 +74,9 @@ class Plan(BaseModel):
     device: Device
     kernels: str = ""  # absolute path of the user's file
     kernels_sha256: str = ""
-    # Where implementations come from, each a `Source`, and the sha256 of the files there.
+    ops: str = ""  # absolute path of the file with the user's op
+    ops_sha256: str = ""
+    # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
     sources: dict[str, str] = {}
     shard: str = "1/1"
     matrices: list[MatrixInfo]

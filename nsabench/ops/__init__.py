@@ -1,4 +1,5 @@
-"""The ops. Each module of this folder holds one, under the name `OP`; adding a file adds an op."""
+"""The ops. Each module of this folder without a leading underscore holds one, under the name `OP`;
+others come from entry points of the group `nsabench.ops` and from the file of `--ops`."""
 
 from __future__ import annotations
 
@@ -6,35 +7,116 @@ import difflib
 import importlib
 import pkgutil
 from functools import cache, lru_cache
+from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
+from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops.contract import Op, Shape, Work
+from nsabench.ops import _outside
+from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
+from nsabench.ops._decode import DecodeSizes
+from nsabench.ops._retired import RETIRED, current_name, successors
+
+__all__ = [
+    "DecodeSizes",
+    "Inputs",
+    "Op",
+    "Shape",
+    "Size",
+    "Work",
+    "current_name",
+    "find",
+    "get",
+    "load_file",
+    "names",
+    "refuse_other",
+    "shipped",
+    "sizes",
+    "to_measure",
+    "work",
+]
 
 
 @cache
+def shipped() -> tuple[str, ...]:
+    modules = (m.name for m in pkgutil.iter_modules(__path__))
+    return tuple(sorted(m for m in modules if not m.startswith("_")))
+
+
 def names() -> tuple[str, ...]:
-    return tuple(
-        sorted(
-            m.name
-            for m in pkgutil.iter_modules(__path__)
-            if m.name not in ("contract", "labels") and m.name[0] != "_"
-        )
-    )
+    """The ops that a run can be made of."""
+    return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
 
 
-def get(name: str, asked_by: str = "") -> Op:
-    """The op of that name. Raises `UsageError`, naming `asked_by`, when there is none."""
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
+def load_file(path: Path, expected_sha256: str = "") -> Op:
+    """The op of the user's file, which can be named from now on.
+
+    expected_sha256: what the file must be, if that is known. Raises `UsageError` when the file is
+    another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
+    """
+    return _outside.load_file(path, (*shipped(), *RETIRED), expected_sha256)
+
+
+def refuse_other(plan: Plan) -> None:
+    """Raises `UsageError` when the plan's op from outside is not the one that is there: what is
+    derived from the run would not be what it was."""
+    file = Path(plan.ops).name
+    present = {of_file for _, of_file in _outside.from_files.values()}
+    if plan.ops and plan.ops_sha256 not in present:
         raise UsageError(
-            f"{asked_by + ': ' if asked_by else ''}there is no op {name!r}",
-            f"did you mean {near[0]!r}?" if near else f"the ops are {', '.join(names())}.",
+            f"this run was made with the op of {file} (sha256 {plan.ops_sha256[:12]}), which "
+            f"{'is another one now' if present else 'is not known here'}",
+            f"give that file: --ops {file}.",
         )
-    op = importlib.import_module(f"{__name__}.{name}").OP
-    assert isinstance(op, Op)
+
+
+def find(name: str) -> Op | None:
+    """The op of that name, also one that is retired; None where it is not installed.
+
+    Raises `UsageError` when it is installed and cannot be imported.
+    """
+    if name in shipped():
+        op = importlib.import_module(f"{__name__}.{name}").OP
+        assert isinstance(op, Op)
+        return op
+    if name in _outside.from_files:
+        return _outside.from_files[name][0]
+    if name in _outside.installed():
+        return _outside.of_entry_point(name)
+    return RETIRED.get(name)
+
+
+def get(name: str) -> Op:
+    """The op of a record. Raises `UsageError` when it is not installed."""
+    op = find(name)
+    if op is None:
+        raise _unknown(name, "")
     return op
+
+
+def to_measure(name: str, asked_by: str) -> Op:
+    """The op that a matrix or an implementation names. Raises `UsageError`, naming `asked_by`,
+    where there is none, or one that no run is made of any more."""
+    if name in RETIRED:
+        raise UsageError(
+            f"{asked_by}: {name!r} is no op any more",
+            f"name one of those that took its place: {', '.join(successors(name))}.",
+        )
+    op = find(name)
+    if op is None:
+        raise _unknown(name, f"{asked_by}: ")
+    return op
+
+
+def _unknown(name: str, who: str) -> UsageError:
+    near = difflib.get_close_matches(name, names(), 1)
+    return UsageError(
+        f"{who}there is no op {name!r}",
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"the ops are {', '.join(names())}; one of your own comes with --ops FILE.py.",
+    )
 
 
 def sizes(case: Case) -> Shape:
@@ -45,20 +127,22 @@ def sizes(case: Case) -> Shape:
 def work(case: Case) -> Work:
     """Compulsory work of a case: one call a stream."""
     shape = tuple(case.shape.items())
-    one = _work(case.op, shape, case.direction, case.dtype, case.distribution, case.seed)
+    one = _work(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
     return Work(one.bytes_min * case.streams, one.flops * case.streams)
 
 
 # It may draw a whole selection to count what must be read.
 @lru_cache(maxsize=4096)
 def _work(
-    name: str,
+    op: Op,
     shape: tuple[tuple[str, int], ...],
     direction: Direction,
     dtype: DType,
     distribution: str,
     seed: int,
 ) -> Work:
-    op = get(name)
     count = op.work if direction is Direction.FORWARD else op.backward_work
-    return count(op.shape_model.model_validate(dict(shape)), dtype, distribution, seed)
+    sizes = op.shape_model.model_validate(dict(shape))
+    if op.name in shipped():
+        return count(sizes, dtype, distribution, seed)
+    return _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, "work")

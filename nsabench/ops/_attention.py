@@ -1,11 +1,40 @@
-"""Attention in float64, forward and backward, for oracles that work in pieces."""
+"""What all attention is: queries, keys and values; in float64, forward and backward, for oracles
+that work in pieces."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from nsabench.model.vocabulary import DType
+from nsabench.ops._contract import Inputs, Op, Shape, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class AttentionOp(Op):
+    """q [..., D], k [..., D], v [..., Dv] and what else an op has -> out [..., Dv], as many as q.
+
+    Its shape has the head dim as D.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("sm_scale",)
+    differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    rows_stand_alone: ClassVar[bool] = True
+
+    def terms(self, shape: Shape) -> int:
+        """A logit sums D products, the output `length` values."""
+        return int(getattr(shape, "D", 0)) + self.length(shape)
+
+    def backward_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        """dq, dk, dv and the gradient of the weights are four products where the forward has two of
+        the same sizes. Who does not keep the weights computes them again, a fifth product, but
+        nobody must."""
+        backward = super().backward_work(shape, dtype, distribution, seed)
+        return Work(backward.bytes_min, backward.flops * 2)
+
+    def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
+        return (*inputs.tensors["q"].shape[:-1], inputs.tensors["v"].shape[-1])
 
 
 def weights(q: Tensor, k: Tensor, scale: float, keep: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsabench.ops import _attention, _draws
+from nsabench.ops._contract import Inputs, Shape, Size
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Inputs, Shape, Size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,8 +62,8 @@ def _pieces(inputs: Inputs, lo: Tensor, hi: Tensor) -> Iterator[tuple[Any, ...]]
             first, end = int(lo[some].min()), int(hi[some].max())
             keys = (b, slice(first, max(first, end)), h)
             rows = (b, some, slice(h * group, (h + 1) * group))
-            at = torch.arange(first, max(first, end), device=q.device)
-            keep = (at >= lo[some].unsqueeze(1)) & (at < hi[some].unsqueeze(1))
+            key = torch.arange(first, max(first, end), device=q.device)
+            keep = (key >= lo[some].unsqueeze(1)) & (key < hi[some].unsqueeze(1))
             qd, kd, vd = q[rows].double().transpose(0, 1), k[keys].double(), v[keys].double()
             p = _attention.weights(qd, kd, inputs.options["sm_scale"], keep)
             yield rows, keys, p, qd, kd, vd
@@ -82,7 +82,7 @@ def oracle(inputs: Inputs, lo: Tensor, hi: Tensor) -> Tensor:
 def gradients(inputs: Inputs, grad_out: Tensor, lo: Tensor, hi: Tensor) -> dict[str, Tensor]:
     import torch
 
-    found = {
+    grads = {
         name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
         for name in ("q", "k", "v")
     }
@@ -96,7 +96,7 @@ def gradients(inputs: Inputs, grad_out: Tensor, lo: Tensor, hi: Tensor) -> dict[
             do.flatten(0, 1),
             inputs.options["sm_scale"],
         )
-        found["q"][rows] = dq.view_as(qd).transpose(0, 1)
-        found["k"][keys] += dk
-        found["v"][keys] += dv
-    return found
+        grads["q"][rows] = dq.view_as(qd).transpose(0, 1)
+        grads["k"][keys] += dk
+        grads["v"][keys] += dv
+    return grads

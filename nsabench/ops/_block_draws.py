@@ -78,8 +78,8 @@ def indices(
     rng = np.random.default_rng(seed)
     shape = (batches, tokens, heads)
     n = np.broadcast_to(seen[:, None], shape).reshape(-1)
-    found = np.broadcast_to(np.arange(slots, dtype=np.int32), (len(n), slots)).copy()
-    found[found >= n[:, None]] = -1
+    selection = np.broadcast_to(np.arange(slots, dtype=np.int32), (len(n), slots)).copy()
+    selection[selection >= n[:, None]] = -1
     many = n > slots
     if many.any():
         forced = np.stack([n - 1, 0 * n, n - 2], 1)[:, :slots]
@@ -90,36 +90,36 @@ def indices(
             chosen = _local(batches, position, heads, count, block, rng)
         else:
             chosen = _distinct(n - FORCED, count, distribution == "skewed", rng)
-        found[many] = np.concatenate([forced, chosen], 1)[many]
+        selection[many] = np.concatenate([forced, chosen], 1)[many]
     if distribution == "repeated":
         half = slots // 2
-        found[:, slots - half :] = found[:, :half]
+        selection[:, slots - half :] = selection[:, :half]
     elif distribution == "empty_rows":
         some = np.add.outer(np.arange(tokens), np.arange(heads)) % 4 == 0
-        found.reshape(*shape, slots)[:, some] = -1
-    return rng.permuted(found, axis=1).reshape(*shape, slots)
+        selection.reshape(*shape, slots)[:, some] = -1
+    return rng.permuted(selection, axis=1).reshape(*shape, slots)
 
 
 def _distinct(others: Ints, count: int, skewed: bool, rng: np.random.Generator) -> Ints:
     """`count` different ones of the blocks 1 to others[row] a row, where there are as many."""
     rows = len(others)
-    found = np.full((rows, count), -1, dtype=np.int32)
+    selection = np.full((rows, count), -1, dtype=np.int32)
     for j in range(count):
         if skewed:
             # Log-uniform ranks: P(r) is about proportional to 1/r.
             pick = np.exp(rng.random(rows) * np.log(np.maximum(others, 1) + 1)).astype(np.int32)
             pick = np.minimum(pick, others)
-            again = np.arange(rows)
+            repeats = np.arange(rows)
             for _ in range(j):
-                again = again[(found[again, :j] == pick[again, None]).any(1)]
-                pick[again] = pick[again] % np.maximum(others[again], 1) + 1
+                repeats = repeats[(selection[repeats, :j] == pick[repeats, None]).any(1)]
+                pick[repeats] = pick[repeats] % np.maximum(others[repeats], 1) + 1
         else:
             # Floyd's sample: one of the first m, and if it is taken already, the m-th.
             m = np.maximum(others - count + j + 1, 1)
             pick = (rng.random(rows) * m).astype(np.int32) + 1
-            pick = np.where((found[:, :j] == pick[:, None]).any(1), m, pick)
-        found[:, j] = pick
-    return found
+            pick = np.where((selection[:, :j] == pick[:, None]).any(1), m, pick)
+        selection[:, j] = pick
+    return selection
 
 
 def _local(
@@ -135,23 +135,23 @@ def _local(
     shared = shared.reshape(batches * len(position) * heads, count)
     others = np.broadcast_to(seen[:, None] - FORCED, (batches, len(seen), heads)).reshape(-1, 1)
     own = (rng.random(shared.shape) * np.maximum(others, 1)).astype(np.int32) + 1
-    found = shared.copy()
+    selection = shared.copy()
     for j in range(count):
-        wanted = rng.integers(CHANGED, size=len(found)) == 0
-        taken = (found == own[:, j : j + 1]).any(1)
-        found[:, j] = np.where(wanted & ~taken, own[:, j], found[:, j])
-    return found
+        wanted = rng.integers(CHANGED, size=len(selection)) == 0
+        present = (selection == own[:, j : j + 1]).any(1)
+        selection[:, j] = np.where(wanted & ~present, own[:, j], selection[:, j])
+    return selection
 
 
 def _scored(
     batches: int, position: Ints, heads: int, count: int, block: int, rng: np.random.Generator
 ) -> Ints:
-    found = np.empty((batches, len(position), heads, count), dtype=np.int32)
+    selection = np.empty((batches, len(position), heads, count), dtype=np.int32)
     for b in range(batches):
         text = int(rng.integers(1 << 30))
         for h in range(heads):
-            found[b, :, h] = _best(position, count, block, text, rng)
-    return found.reshape(batches * len(position) * heads, count)
+            selection[b, :, h] = _best(position, count, block, text, rng)
+    return selection.reshape(batches * len(position) * heads, count)
 
 
 def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Generator) -> Ints:
@@ -161,16 +161,18 @@ def _best(position: Ints, count: int, block: int, text: int, rng: np.random.Gene
     padded = np.zeros((blocks * block, WIDTH), dtype=np.float32)
     padded[: len(keys)] = keys
     compressed = padded.reshape(blocks, block, WIDTH).mean(1)
-    found = np.zeros((len(position), count), dtype=np.int32)
+    chosen = np.zeros((len(position), count), dtype=np.int32)
     step = max(1, SCORES // blocks)
     numbers = np.arange(blocks)
-    for at in range(0, len(position), step):
-        scores = queries[at : at + step] @ compressed.T
-        last = (position[at : at + step] // block - 1)[:, None]
+    for start in range(0, len(position), step):
+        scores = queries[start : start + step] @ compressed.T
+        last = (position[start : start + step] // block - 1)[:, None]
         scores[(numbers >= last) | (numbers == 0)] = -np.inf
         if count < blocks:
-            found[at : at + step] = np.argpartition(scores, -count, axis=1)[:, blocks - count :]
-    return found
+            chosen[start : start + step] = np.argpartition(scores, -count, axis=1)[
+                :, blocks - count :
+            ]
+    return chosen
 
 
 def _features(text: int, tokens: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -199,12 +201,12 @@ def _text() -> NDArray[np.uint8]:
     return np.frombuffer((files(__package__) / "text.txt").read_bytes(), dtype=np.uint8)
 
 
-def visible(found: Ints, position: Ints, block: int) -> tuple[Ints, Ints]:
+def visible(indices: Ints, position: Ints, block: int) -> tuple[Ints, Ints]:
     """Each row's blocks once, sorted, [B,T,H,S], and how many of their keys the row may see.
 
     Repeated, absent and future blocks have none.
     """
-    ordered = np.sort(found, axis=-1)
+    ordered = np.sort(indices, axis=-1)
     keys = np.clip(position[:, None, None] + 1 - ordered * block, 0, block)
     keys[ordered < 0] = 0
     keys[..., 1:][ordered[..., 1:] == ordered[..., :-1]] = 0

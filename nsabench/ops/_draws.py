@@ -61,18 +61,18 @@ def lengths(distribution: str, rows: int, longest: int, seed: int) -> Ints:
     """
     steps = np.arange(rows)
     if distribution == "all_empty":
-        found = np.zeros(rows, dtype=np.int64)
+        counts = np.zeros(rows, dtype=np.int64)
     elif distribution == "equal" or distribution in VALUES:
-        found = np.full(rows, longest)
+        counts = np.full(rows, longest)
     elif distribution == "mixed":
-        found = np.where(steps % 4 == 0, longest, max(1, longest // 8))
+        counts = np.where(steps % 4 == 0, longest, max(1, longest // 8))
     else:
-        found = 1 + steps * (longest - 1) // max(rows - 1, 1)
+        counts = 1 + steps * (longest - 1) // max(rows - 1, 1)
         if rows == 1:
-            found[:] = longest
+            counts[:] = longest
         if distribution == "empty_rows":
-            found = np.where(steps % 4 == 0, 0, found)
-    return np.random.default_rng(seed).permutation(found).astype(np.int64)
+            counts = np.where(steps % 4 == 0, 0, counts)
+    return np.random.default_rng(seed).permutation(counts).astype(np.int64)
 
 
 def spans(distribution: str, rows: int, count: int, selected: int, keys: int, seed: int) -> Ints:
@@ -93,7 +93,7 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
         weights = np.where(np.arange(count) < used[:, None], rng.exponential(1, (rows, count)), 0)
     else:
         weights = np.ones((rows, count))
-    taken = _parts(weights, selected)
+    widths = _parts(weights, selected)
     room = rng.exponential(1, (rows, count + 1))  # before, between and behind the spans
     if distribution == "overlapping":
         room[:, 1:count:2] = 0
@@ -104,24 +104,24 @@ def spans(distribution: str, rows: int, count: int, selected: int, keys: int, se
     gaps = _parts(room, keys - selected)
     if distribution == "touching":
         gaps[:, 1:count] = 0
-    starts = np.cumsum(gaps[:, :count], 1) + np.cumsum(taken, 1) - taken
-    found = np.stack([starts, starts + taken], -1)
+    starts = np.cumsum(gaps[:, :count], 1) + np.cumsum(widths, 1) - widths
+    bounds = np.stack([starts, starts + widths], -1)
     if distribution == "overlapping":
-        found[:, : count - 1 : 2, 1] += taken[:, 1::2] // 2
+        bounds[:, : count - 1 : 2, 1] += widths[:, 1::2] // 2
     elif distribution == "unsorted":
-        found = rng.permuted(found.view([("", found.dtype)] * 2), axis=1).view(found.dtype)
-        found = found.reshape(rows, count, 2)
+        bounds = rng.permuted(bounds.view([("", bounds.dtype)] * 2), axis=1).view(bounds.dtype)
+        bounds = bounds.reshape(rows, count, 2)
     elif distribution == "reversed":
-        found[:, ::2] = found[:, ::2, ::-1]
+        bounds[:, ::2] = bounds[:, ::2, ::-1]
     elif distribution == "out_of_bounds":
-        found[:, 0, 0] = -BEYOND
+        bounds[:, 0, 0] = -BEYOND
         if count > 1:
-            found[:, -1, 1] = keys + BEYOND
+            bounds[:, -1, 1] = keys + BEYOND
     elif distribution == "empty_rows":
-        found[rng.permutation(rows)[: max(1, rows // 4)]] = 0
+        bounds[rng.permutation(rows)[: max(1, rows // 4)]] = 0
     elif distribution == "all_empty":
-        found[:] = 0
-    return found.astype(np.int64)
+        bounds[:] = 0
+    return bounds.astype(np.int64)
 
 
 def _parts(weights: NDArray[np.float64], total: int) -> Ints:
@@ -131,9 +131,9 @@ def _parts(weights: NDArray[np.float64], total: int) -> Ints:
     return np.diff(ends, axis=1, prepend=0)
 
 
-def union_sizes(found: Ints, keys: int) -> Ints:
+def union_sizes(spans: Ints, keys: int) -> Ints:
     """How many of the keys each row selects: [rows], from spans [rows, count, 2]."""
-    clamped = np.clip(found, 0, keys)
+    clamped = np.clip(spans, 0, keys)
     order = np.argsort(clamped[..., 0], axis=1)
     starts, ends = (np.take_along_axis(clamped[..., i], order, 1) for i in (0, 1))
     # Sorted by start, a span adds what lies behind everything before it.
@@ -142,10 +142,10 @@ def union_sizes(found: Ints, keys: int) -> Ints:
     return sizes
 
 
-def touched(found: Ints, keys: int) -> int:
+def touched(spans: Ints, keys: int) -> int:
     """How many of the keys at least one row selects, from spans [rows, count, 2]."""
-    clamped = np.clip(found, 0, keys)
-    spans = clamped[clamped[..., 1] > clamped[..., 0]]
-    begins = np.bincount(spans[:, 0], minlength=keys + 1)
-    ends = np.bincount(spans[:, 1], minlength=keys + 1)
+    clamped = np.clip(spans, 0, keys)
+    filled = clamped[clamped[..., 1] > clamped[..., 0]]
+    begins = np.bincount(filled[:, 0], minlength=keys + 1)
+    ends = np.bincount(filled[:, 1], minlength=keys + 1)
     return int((np.cumsum(begins - ends) > 0).sum())

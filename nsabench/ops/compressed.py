@@ -17,9 +17,10 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _banded, _draws
+from nsabench.ops._attention import AttentionOp
 from nsabench.ops._banded import HeadsShape
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ class CompressedShape(HeadsShape):
         return self
 
 
-class Compressed(Op):
+class Compressed(AttentionOp):
     name = "compressed"
     arguments = ("q", "k", "v")
     optional = ("cu_seqlens", "cu_keys")

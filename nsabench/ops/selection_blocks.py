@@ -20,8 +20,9 @@ from pydantic import model_validator
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _block_draws, _draws
+from nsabench.ops._attention import AttentionOp
 from nsabench.ops._block_draws import Ints
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,7 @@ class BlocksShape(Shape):
         return self
 
 
-class SelectionBlocks(Op):
+class SelectionBlocks(AttentionOp):
     name = "selection_blocks"
     arguments = ("q", "k", "v", "block_indices")
     optional = ("cu_seqlens",)
@@ -80,7 +81,7 @@ class SelectionBlocks(Op):
         import torch
 
         assert isinstance(shape, BlocksShape)
-        cu_seqlens, found = _selection(shape, distribution, seed)
+        cu_seqlens, indices = _selection(shape, distribution, seed)
         normal = _draws.normal(dtype, device, seed)
         q = normal(shape.B, shape.T, shape.HQ, shape.D)
         k = normal(shape.B, shape.T, shape.H, shape.D)
@@ -89,7 +90,7 @@ class SelectionBlocks(Op):
             "q": q,
             "k": k,
             "v": normal(shape.B, shape.T, shape.H, shape.Dv),
-            "block_indices": torch.from_numpy(found).to(device),
+            "block_indices": torch.from_numpy(indices).to(device),
         }
         if distribution == "packed":
             tensors["cu_seqlens"] = torch.from_numpy(cu_seqlens).to(device)
@@ -101,7 +102,7 @@ class SelectionBlocks(Op):
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         import torch
 
-        found = {
+        grads = {
             name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
             for name in self.differentiable
         }
@@ -110,11 +111,11 @@ class SelectionBlocks(Op):
             batch, _, heads = rows
             kv_head = heads.start // qd.shape[1]
             dq, dk, dv = _attention.gradients(p, qd, kd, vd, grad_out[rows].double(), scale)
-            found["q"][rows] = dq
+            grads["q"][rows] = dq
             # Keys that a query does not see have weight zero, so where they are does not matter.
-            found["k"][batch, :, kv_head].index_add_(0, keys.flatten(), dk.flatten(0, 1))
-            found["v"][batch, :, kv_head].index_add_(0, keys.flatten(), dv.flatten(0, 1))
-        return found
+            grads["k"][batch, :, kv_head].index_add_(0, keys.flatten(), dk.flatten(0, 1))
+            grads["v"][batch, :, kv_head].index_add_(0, keys.flatten(), dv.flatten(0, 1))
+        return grads
 
     def differentiable_elements(self, shape: Shape) -> int:
         assert isinstance(shape, BlocksShape)
@@ -178,7 +179,7 @@ def _selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, 
     cu_seqlens = _block_draws.sequences(distribution, shape.T, seed)
     if len(cu_seqlens) > 2 and shape.B != 1:
         raise UsageError(f"a packed batch is one row of tokens and B is {shape.B}", "give B 1.")
-    found = _block_draws.indices(
+    indices = _block_draws.indices(
         distribution,
         shape.B,
         _block_draws.positions(cu_seqlens),
@@ -187,17 +188,17 @@ def _selection(shape: BlocksShape, distribution: str, seed: int) -> tuple[Ints, 
         shape.block_size,
         seed,
     )
-    return cu_seqlens, found
+    return cu_seqlens, indices
 
 
 @lru_cache(maxsize=1024)
 def _counts(shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int, int]:
     """Keys that the rows select, all together; keys that some row selects; bytes that say so."""
-    cu_seqlens, found = _selection(shape, distribution, seed)
+    cu_seqlens, indices = _selection(shape, distribution, seed)
     block = shape.block_size
     position = _block_draws.positions(cu_seqlens)
-    blocks, keys = _block_draws.visible(found, position, block)
-    batches, tokens, kv_heads, _ = found.shape
+    blocks, keys = _block_draws.visible(indices, position, block)
+    batches, tokens, kv_heads, _ = indices.shape
     first = (np.arange(tokens) - position)[:, None, None]
     # How many keys of each block are selected, by where the block begins.
     begins = np.where(keys, first + blocks * block, 0)
@@ -205,7 +206,7 @@ def _counts(shape: BlocksShape, distribution: str, seed: int) -> tuple[int, int,
     begins += (np.arange(batches) * kv_heads * tokens)[:, None, None, None]
     most = np.zeros(batches * kv_heads * tokens, dtype=np.int32)
     np.maximum.at(most, begins.ravel(), keys.ravel())
-    index_bytes = found.nbytes + (cu_seqlens.nbytes if distribution == "packed" else 0)
+    index_bytes = indices.nbytes + (cu_seqlens.nbytes if distribution == "packed" else 0)
     return int(keys.sum(dtype=np.int64)), int(most.sum(dtype=np.int64)), index_bytes
 
 

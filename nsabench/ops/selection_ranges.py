@@ -17,8 +17,9 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _attention, _draws
+from nsabench.ops._attention import AttentionOp
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 from nsabench.ops._draws import Ints
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ class RangesShape(Shape):
         return self.B * self.S * self.G
 
 
-class SelectionRanges(Op):
+class SelectionRanges(AttentionOp):
     name = "selection_ranges"
     arguments = ("q", "k", "v", "ranges")
     options = ("sm_scale", "selected_len")
@@ -135,7 +136,7 @@ class SelectionRanges(Op):
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         import torch
 
-        found = {
+        grads = {
             name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
             for name in self.differentiable
         }
@@ -146,10 +147,10 @@ class SelectionRanges(Op):
             dq, dk, dv = _attention.gradients(
                 p.flatten(0, 1), qd.flatten(0, 1), kd, vd, do.flatten(0, 1), scale
             )
-            found["q"][rows] = dq.view_as(qd)
-            found["k"][keys] += dk
-            found["v"][keys] += dv
-        return found
+            grads["q"][rows] = dq.view_as(qd)
+            grads["k"][keys] += dk
+            grads["v"][keys] += dv
+        return grads
 
     def differentiable_elements(self, shape: Shape) -> int:
         assert isinstance(shape, RangesShape)
@@ -166,13 +167,13 @@ def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
     batches, queries, groups, heads, _ = q.shape
     keys = k.shape[2]
     step = max(1, ORACLE_CHUNK_ELEMENTS // (keys * max(heads, ranges.shape[3])))
-    at = torch.arange(keys, device=q.device)
+    key = torch.arange(keys, device=q.device)
     for b, g in itertools.product(range(batches), range(groups)):
         kd, vd = k[b, g].double(), v[b, g].double()
         for s in range(0, queries, step):
             rows = (b, slice(s, s + step), g)
             spans = ranges[rows].long().unsqueeze(-1)
-            chosen = ((at >= spans[:, :, 0]) & (at < spans[:, :, 1])).any(1)
+            chosen = ((key >= spans[:, :, 0]) & (key < spans[:, :, 1])).any(1)
             qd = q[rows].double()
             p = _attention.weights(qd, kd, inputs.options["sm_scale"], chosen.unsqueeze(1))
             yield rows, (b, g), p, qd, kd, vd

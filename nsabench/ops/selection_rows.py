@@ -12,7 +12,8 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
+from nsabench.ops._attention import AttentionOp
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ class RowsShape(Shape):
     _dv = model_validator(mode="before")(dv_is_d)
 
 
-class SelectionRows(Op):
+class SelectionRows(AttentionOp):
     name = "selection_rows"
     arguments = ("q", "k", "v")
     shape_model = RowsShape

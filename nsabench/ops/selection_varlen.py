@@ -14,7 +14,8 @@ import numpy as np
 
 from nsabench.model.vocabulary import DType
 from nsabench.ops import _draws
-from nsabench.ops.contract import Inputs, Op, Shape, Work
+from nsabench.ops._attention import AttentionOp
+from nsabench.ops._contract import Inputs, Shape, Work
 from nsabench.ops.selection_rows import RowsShape
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class VarlenShape(RowsShape):
     """As for selection_rows, with L the longest row."""
 
 
-class SelectionVarlen(Op):
+class SelectionVarlen(AttentionOp):
     name = "selection_varlen"
     arguments = ("q", "k", "v", "cu_seqlens")
     options = ("sm_scale", "max_seqlen")

@@ -15,8 +15,9 @@ from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import _banded, _draws
+from nsabench.ops._attention import AttentionOp
 from nsabench.ops._banded import HeadsShape
-from nsabench.ops.contract import Inputs, Op, Shape, Size, Work, dv_is_d
+from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class SlidingShape(HeadsShape):
         return self
 
 
-class SlidingWindow(Op):
+class SlidingWindow(AttentionOp):
     name = "sliding_window"
     arguments = ("q", "k", "v")
     optional = ("cu_seqlens",)

@@ -21,7 +21,7 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops.contract import Op
+from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 
@@ -86,7 +86,7 @@ def load(path: Path) -> list[LoadedMatrix]:
 
 def _load(path: Path, document: Document) -> LoadedMatrix:
     matrix = yaml_lines.parse(document, Matrix)
-    op = ops.get(matrix.op, document.where(("op",)))
+    op = ops.to_measure(matrix.op, document.where(("op",)))
     stopping = matrix.timing.stopping
     # Here and not in the model, which plans of earlier runs are read with.
     if isinstance(stopping, RatioCI) and stopping.max_rounds < stopping.min_rounds:
@@ -108,24 +108,24 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
 
 
 def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
-    known = [*COMMON_AXES, *op.shape_model.model_fields]
+    valid = [*COMMON_AXES, *op.shape_model.model_fields]
     blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [
         (("include", i), {**_common(matrix.axes), **block})
         for i, block in enumerate(matrix.include)
     ]
     if not matrix.include or set(matrix.axes) - set(COMMON_AXES):
         blocks.insert(0, (("axes",), matrix.axes))
-    for at, axes in [*blocks, *((("exclude", i), e) for i, e in enumerate(matrix.exclude))]:
+    for place, axes in [*blocks, *((("exclude", i), e) for i, e in enumerate(matrix.exclude))]:
         for axis in axes:
-            if axis not in known:
-                where = document.where((*at, axis))
-                raise UsageError(f"{where} is not an axis of {op.name}", nearest(axis, known))
-    for at, axes in blocks:
+            if axis not in valid:
+                where = document.where((*place, axis))
+                raise UsageError(f"{where} is not an axis of {op.name}", nearest(axis, valid))
+    for place, axes in blocks:
         for values in itertools.product(*axes.values()):
             point = {**_defaults(op), **dict(zip(axes, values, strict=True))}
             if any(_matches(point, rule) for rule in matrix.exclude):
                 continue  # before it is looked at: what is excluded need not be possible
-            case = _case(point, matrix, op, document, at)
+            case = _case(point, matrix, op, document, place)
             # Once more with the sizes that the shape fills in.
             if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
                 yield case
@@ -154,12 +154,12 @@ def _case(
     matrix: Matrix,
     op: Op,
     document: Document,
-    at: tuple[str | int, ...],
+    place: tuple[str | int, ...],
 ) -> Case:
     sizes = {axis: value for axis, value in point.items() if axis not in COMMON_AXES}
     common: dict[str, Any] = {axis: point[axis] for axis in COMMON_AXES}
-    _one_of(common["direction"], op.directions, "direction", op, document, at)
-    _one_of(common["distribution"], op.distributions, "distribution", op, document, at)
+    _one_of(common["direction"], op.directions, "direction", op, document, place)
+    _one_of(common["distribution"], op.distributions, "distribution", op, document, place)
     try:
         shape = op.shape_model.model_validate(sizes)
         return Case(
@@ -172,7 +172,7 @@ def _case(
             **common,
         )
     except ValidationError as error:
-        raise yaml_lines.explain(document, error, Case, at) from None
+        raise yaml_lines.explain(document, error, Case, place) from None
 
 
 def _one_of(
@@ -181,10 +181,10 @@ def _one_of(
     axis: str,
     op: Op,
     document: Document,
-    at: tuple[str | int, ...],
+    place: tuple[str | int, ...],
 ) -> None:
     if value not in valid:
         raise UsageError(
-            f"{document.where((*at, axis))}: {op.name} has no {axis} {value!r}",
+            f"{document.where((*place, axis))}: {op.name} has no {axis} {value!r}",
             nearest(str(value), list(valid)),
         )

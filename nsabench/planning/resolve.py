@@ -14,11 +14,11 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role
 from nsabench.planning import matrix
 from nsabench.planning.matrix import LoadedMatrix, Selection
 from nsabench.planning.yaml_document import nearest
+from nsabench.sources import digest_of
 
 
 def shipped_matrices() -> dict[str, Path]:
@@ -45,6 +45,7 @@ def resolve(
     *,
     device: Device,
     kernels: Path | None = None,
+    ops_file: Path | None = None,
     sources: Mapping[str, str] | None = None,
     shard: str = "1/1",
 ) -> Plan:
@@ -67,20 +68,15 @@ def resolve(
         created=now,
         device=device,
         kernels=str(kernels) if kernels else "",
-        kernels_sha256=_of_file(kernels, sources or {}),
+        kernels_sha256=digest_of(kernels, sources or {}),
+        ops=str(ops_file) if ops_file else "",
+        ops_sha256=digest_of(ops_file, sources or {}),
         sources=dict(sources or {}),
         shard=shard,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,
     )
-
-
-def _of_file(kernels: Path | None, sources: Mapping[str, str]) -> str:
-    """The digest of the user's file among the sources."""
-    if kernels is None:
-        return ""
-    return next(d for source, d in sources.items() if Source(source).is_of(kernels))
 
 
 def _with_controls(

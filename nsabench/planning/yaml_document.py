@@ -26,10 +26,10 @@ class Document:
 
     def where(self, field: Path_) -> str:
         """`file:line: field`, for the deepest part of `field` that is in the file."""
-        known = field
-        while known and known not in self.lines:
-            known = known[:-1]
-        return f"{self.file}:{self.lines.get(known, 1)}: {dotted(field)}"
+        listed = field
+        while listed and listed not in self.lines:
+            listed = listed[:-1]
+        return f"{self.file}:{self.lines.get(listed, 1)}: {dotted(field)}"
 
 
 def dotted(field: Path_) -> str:
@@ -68,10 +68,10 @@ def _document(node: yaml.Node, file: str) -> Document:
         raise UsageError(f"{file}: it refers to itself", "write the values out.") from None
 
 
-def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> Any:
-    lines.setdefault(at, node.start_mark.line + 1)
+def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) -> Any:
+    lines.setdefault(place, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*at, i), lines, file) for i, item in enumerate(node.value)]
+        return [_plain(item, (*place, i), lines, file) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
         out: dict[str, Any] = {}
         for key_node, value in node.value:
@@ -79,10 +79,11 @@ def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> An
             line = key_node.start_mark.line + 1
             if key in out:
                 raise UsageError(
-                    f"{file}:{line}: {dotted((*at, key))} is given twice", "remove one of the two."
+                    f"{file}:{line}: {dotted((*place, key))} is given twice",
+                    "remove one of the two.",
                 )
-            lines[(*at, key)] = line
-            out[key] = _plain(value, (*at, key), lines, file)
+            lines[(*place, key)] = line
+            out[key] = _plain(value, (*place, key), lines, file)
         return out
     loader = yaml.SafeLoader("")
     try:
@@ -90,10 +91,10 @@ def _plain(node: yaml.Node, at: Path_, lines: dict[Path_, int], file: str) -> An
     except (KeyError, AttributeError):  # of constructors that got what they do not know
         kind = node.tag.rpartition(":")[2]
         raise UsageError(
-            f"{file}:{lines[at]}: {node.value!r} is no {kind}", "mend the value there."
+            f"{file}:{lines[place]}: {node.value!r} is no {kind}", "mend the value there."
         ) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise UsageError(f"{file}:{lines[at]}: {error}", "mend the value there.") from None
+        raise UsageError(f"{file}:{lines[place]}: {error}", "mend the value there.") from None
 
 
 def parse(document: Document, model: type[M]) -> M:
@@ -105,11 +106,11 @@ def parse(document: Document, model: type[M]) -> M:
 
 
 def explain(
-    document: Document, error: ValidationError, model: type[BaseModel], at: Path_ = ()
+    document: Document, error: ValidationError, model: type[BaseModel], place: Path_ = ()
 ) -> UsageError:
     """The first validation error of a document as one sentence with a remedy."""
     first = error.errors()[0]
-    field = _field(document, at, first["loc"])
+    field = _field(document, place, first["loc"])
     where = document.where(field)
     if first["type"] == "extra_forbidden":
         valid = _siblings(model, first["loc"])
@@ -122,9 +123,9 @@ def explain(
     return UsageError(f"{where}: {message[0].lower()}{message[1:]}{shown}", "correct the value.")
 
 
-def _field(document: Document, at: Path_, location: tuple[str | int, ...]) -> Path_:
+def _field(document: Document, place: Path_, location: tuple[str | int, ...]) -> Path_:
     """A pydantic location without the tags of unions, which are no keys of the file."""
-    field = at
+    field = place
     for part in location[:-1]:
         if (*field, part) in document.lines:
             field = (*field, part)
@@ -160,4 +161,4 @@ def _kind(model: type[BaseModel]) -> object:
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for arg in get_args(annotation) for found in _models_in(arg)]
+    return [model for arg in get_args(annotation) for model in _models_in(arg)]

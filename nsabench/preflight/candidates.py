@@ -10,7 +10,7 @@ from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 from nsabench.preflight import pretend, record
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call
@@ -38,12 +38,12 @@ def launches(item: Implementation, case: Case, architecture: Architecture) -> li
 
 
 def _attempt(item: Implementation, case: Case, architecture: Architecture, real: str) -> list[Call]:
-    found: list[Call] = []
+    calls: list[Call] = []
     inputs = _inputs(case, real)
 
     def call() -> None:
         with (
-            record.recording(found.append),
+            record.recording(calls.append),
             pretend.operators_run(real),
             pretend.tensors_on_cuda(real),
         ):
@@ -51,7 +51,7 @@ def _attempt(item: Implementation, case: Case, architecture: Architecture, real:
 
     with pretend.cuda(architecture):
         guarded(call, "cpu")
-    return found
+    return calls
 
 
 def _inputs(case: Case, real: str) -> Inputs:

@@ -17,8 +17,17 @@ from nsabench.model.case import Case
 from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
-from nsabench.preflight.cell import Cell
-from nsabench.preflight.messages import REPLY, Build, Built, Launch, Record, Recorded, Trouble
+from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.messages import (
+    REPLY,
+    Build,
+    Built,
+    Foreign,
+    Launch,
+    RecordedLaunches,
+    RecordLaunches,
+    Trouble,
+)
 
 # Where nothing was promised, so many lost processes are answer enough.
 ENOUGH_LOST = 3
@@ -43,10 +52,10 @@ class Compiler:
     """Runs a task in workers of its own."""
 
     def __init__(
-        self, task: Task, kernels: Path | None, timeout_s: float, done: Callable[[Cell], None]
+        self, task: Task, foreign: Foreign, timeout_s: float, done: Callable[[CompiledLaunch], None]
     ) -> None:
         self._task = task
-        self._kernels = kernels
+        self._foreign = foreign
         self._timeout_s = timeout_s
         self._done = done
         self._cache = ""
@@ -59,7 +68,7 @@ class Compiler:
         """End with the launch that is being compiled; `run` returns what there is. Any thread."""
         self.stopped = True
 
-    def run(self, cases: list[Case]) -> list[Cell]:
+    def run(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Record and compile. A worker that is lost costs the launch it was busy with."""
         # A compiler that was killed may be writing to the folder still when it is removed.
         with tempfile.TemporaryDirectory(
@@ -70,14 +79,14 @@ class Compiler:
             finally:
                 self._retire()
 
-    def _run(self, cases: list[Case]) -> list[Cell]:
+    def _run(self, cases: list[Case]) -> list[CompiledLaunch]:
         try:
             recorded = self._record(cases)
         except WorkerLost as lost:
             return [self._not_started(lost)]
-        cells = [self._trouble(recorded, t) for t in [*recorded.troubles, *self._lost]]
-        for cell in cells:
-            self._done(cell)
+        rows = [self._trouble(recorded, t) for t in [*recorded.troubles, *self._lost]]
+        for row in rows:
+            self._done(row)
         crashes = 0
         built: dict[str, Built] = {}
         for launch in recorded.launches:
@@ -93,15 +102,15 @@ class Compiler:
                 else:
                     built[launch.key] = self._build(launch, cases)
                     crashes += self._worker is None
-            cells.append(self._cell(recorded, launch, built[launch.key]))
-            self._done(cells[-1])
-        return cells
+            rows.append(self._built(recorded, launch, built[launch.key]))
+            self._done(rows[-1])
+        return rows
 
     def _counts(self, launch: Launch) -> bool:
         """What Triton does not compile is declared by its author: `Unsupported`, or it must be."""
         return self._declared or launch.compiler != ""
 
-    def _not_started(self, lost: WorkerLost) -> Cell:
+    def _not_started(self, lost: WorkerLost) -> CompiledLaunch:
         """A Triton that cannot even be imported has failed at everything at once."""
         _, reason = classify(lost)
         trouble = Trouble(
@@ -111,18 +120,18 @@ class Compiler:
             reason=reason,
             example="",
         )
-        nothing = Recorded(triton=self._task.triton, torch="", launches=[], troubles=[])
-        cell = self._trouble(nothing, trouble)
-        self._done(cell)
-        return cell
+        nothing = RecordedLaunches(triton=self._task.triton, torch="", launches=[], troubles=[])
+        row = self._trouble(nothing, trouble)
+        self._done(row)
+        return row
 
-    def _record(self, cases: list[Case]) -> Recorded:
+    def _record(self, cases: list[Case]) -> RecordedLaunches:
         """Raises `WorkerLost` when the worker goes while it does nothing for an implementation."""
         while True:
             skip = [f"{t.op}/{t.implementation}" for t in self._lost]
             try:
-                request = Record(cases=cases, skip=skip, ahead=self._task.ahead)
-                return self._ask(request, Recorded)
+                request = RecordLaunches(cases=cases, skip=skip, ahead=self._task.ahead)
+                return self._ask(request, RecordedLaunches)
             except WorkerLost as lost:
                 status, reason = classify(lost)
                 if not lost.step.implementation:
@@ -164,9 +173,7 @@ class Compiler:
             worker.stop()
 
     def _program(self) -> Program:
-        options = ["--arch", self._task.architecture.name]
-        if self._kernels is not None:
-            options += ["--kernels", str(self._kernels)]
+        options = ["--arch", self._task.architecture.name, *self._foreign.options]
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["TRITON_CACHE_DIR"] = self._cache
@@ -175,8 +182,8 @@ class Compiler:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         return Program("nsabench.preflight.worker", options, environment, REPLY)
 
-    def _trouble(self, recorded: Recorded, trouble: Trouble) -> Cell:
-        return Cell(
+    def _trouble(self, recorded: RecordedLaunches, trouble: Trouble) -> CompiledLaunch:
+        return CompiledLaunch(
             triton=recorded.triton,
             torch=recorded.torch,
             architecture=self._task.architecture.name,
@@ -193,14 +200,14 @@ class Compiler:
             reason=trouble.reason,
         )
 
-    def _cell(self, recorded: Recorded, launch: Launch, built: Built) -> Cell:
+    def _built(self, recorded: RecordedLaunches, launch: Launch, built: Built) -> CompiledLaunch:
         architecture = self._task.architecture
         occupied = None
         if built.registers is not None and built.warps is not None:
             occupied = occupancy(
                 architecture, built.warps, built.registers, built.shared_bytes or 0
             )
-        return Cell(
+        return CompiledLaunch(
             triton=recorded.triton,
             torch=recorded.torch,
             architecture=architecture.name,

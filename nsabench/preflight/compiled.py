@@ -43,7 +43,7 @@ class Compiled:
             file.write(self.cubin)
             file.flush()
             try:
-                said = subprocess.run(
+                listing = subprocess.run(
                     [tool, "-res-usage", file.name],
                     capture_output=True,
                     text=True,
@@ -52,12 +52,12 @@ class Compiled:
                 ).stdout
             except (OSError, subprocess.SubprocessError):
                 return None
-        found = [m for m in _FUNCTION.findall(said) if self._is_ours(m[0])]
-        if not found:
+        functions = [m for m in _FUNCTION.findall(listing) if self._is_ours(m[0])]
+        if not functions:
             return None
         return Usage(
-            registers=max(int(registers) for _, registers, _, _ in found),
-            spill_bytes=max(max(int(stack), int(local)) for *_, stack, local in found),
+            registers=max(int(registers) for _, registers, _, _ in functions),
+            spill_bytes=max(max(int(stack), int(local)) for *_, stack, local in functions),
         )
 
     def shared_bytes(self) -> int:
@@ -83,12 +83,15 @@ class Compiled:
     def _sections(self) -> Iterator[tuple[str, int]]:
         """Name and size of each section of the ELF file (64 bit, little-endian, as cubins are)."""
 
-        def number(at: int, length: int) -> int:
-            return int.from_bytes(self.cubin[at : at + length], "little")
+        def number(offset: int, length: int) -> int:
+            return int.from_bytes(self.cubin[offset : offset + length], "little")
 
-        begin, size, count, names = number(0x28, 8), *(number(at, 2) for at in (0x3A, 0x3C, 0x3E))
+        begin, size, count, names = (
+            number(0x28, 8),
+            *(number(offset, 2) for offset in (0x3A, 0x3C, 0x3E)),
+        )
         strings = number(begin + names * size + 0x18, 8)
-        for at in range(begin, begin + count * size, size):
-            start = strings + number(at, 4)
+        for offset in range(begin, begin + count * size, size):
+            start = strings + number(offset, 4)
             name = self.cubin[start : self.cubin.index(b"\0", start)]
-            yield name.decode("utf-8", "replace"), number(at + 0x20, 8)
+            yield name.decode("utf-8", "replace"), number(offset + 0x20, 8)

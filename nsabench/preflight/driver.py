@@ -18,7 +18,7 @@ class PretendedDriver:
 
     def __init__(self, architecture: Architecture) -> None:
         self._target = GPUTarget("cuda", architecture.capability, 32)
-        told = {
+        properties = {
             "max_shared_mem": architecture.shared_per_block,
             "max_num_regs": REGISTERS,
             "multiprocessor_count": architecture.processors,
@@ -27,7 +27,7 @@ class PretendedDriver:
             "mem_clock_rate": CLOCK_KHZ,
             "mem_bus_width": 384,
         }
-        self.utils = SimpleNamespace(get_device_properties=lambda device: told)
+        self.utils = SimpleNamespace(get_device_properties=lambda device: properties)
         self.binary_ext = "cubin"
 
     def get_current_target(self) -> GPUTarget:

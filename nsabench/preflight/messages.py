@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -12,7 +14,21 @@ from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 
 
-class Record(Message):
+@dataclass(frozen=True)
+class Foreign:
+    """The user's files, which a worker imports and the supervisor only names."""
+
+    kernels: Path | None = None
+    ops: Path | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """What tells a worker of them."""
+        given = {"--kernels": self.kernels, "--ops": self.ops}
+        return [word for option, file in given.items() if file for word in (option, str(file))]
+
+
+class RecordLaunches(Message):
     """Call the candidates of these cases on a pretended GPU and note what they launch.
 
     ahead: also ask those that compile kernels themselves, which no Triton has a part in.
@@ -31,7 +47,7 @@ class Build(Message):
     key: str
 
 
-Request = Annotated[Record | Build, Field(discriminator="kind")]
+Request = Annotated[RecordLaunches | Build, Field(discriminator="kind")]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
@@ -61,7 +77,7 @@ class Trouble(Message):
     cases: int = 1
 
 
-class Recorded(Message):
+class RecordedLaunches(Message):
     kind: Literal["recorded"] = "recorded"
     triton: str
     torch: str
@@ -83,5 +99,5 @@ class Built(Message):
     compile_s: float | None = None
 
 
-Reply = Annotated[Step | Recorded | Built | Refused, Field(discriminator="kind")]
+Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

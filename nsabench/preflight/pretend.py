@@ -44,8 +44,8 @@ class _OnCuda(TorchFunctionMode):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         # Getters are made anew at each access, so they are equal but not the same object.
-        for asked, answer in self._answers:
-            if func == asked:
+        for getter, answer in self._answers:
+            if func == getter:
                 return answer
         if func == torch.Tensor.cuda:
             return args[0]
@@ -82,7 +82,7 @@ def properties(architecture: Architecture) -> SimpleNamespace:
 @contextmanager
 def cuda(architecture: Architecture) -> Iterator[None]:
     """torch.cuda tells of one GPU of the architecture; nothing can be run on it."""
-    told = properties(architecture)
+    gpu = properties(architecture)
     stream = SimpleNamespace(
         cuda_stream=0, synchronize=lambda: None, wait_stream=lambda other: None
     )
@@ -90,9 +90,9 @@ def cuda(architecture: Architecture) -> Iterator[None]:
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_properties": lambda device=None: told,
-        "get_device_capability": lambda device=None: (told.major, told.minor),
-        "get_device_name": lambda device=None: told.name,
+        "get_device_properties": lambda device=None: gpu,
+        "get_device_capability": lambda device=None: (gpu.major, gpu.minor),
+        "get_device_name": lambda device=None: gpu.name,
         "current_stream": lambda device=None: stream,
         "default_stream": lambda device=None: stream,
         "synchronize": lambda device=None: None,

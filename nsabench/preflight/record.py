@@ -133,13 +133,13 @@ def _pointers(value: Any) -> Any:
 
 
 @contextmanager
-def recording(found: Callable[[Call], None]) -> Iterator[None]:
-    """While this lasts no kernel runs; `found` gets each launch, and every configuration of it."""
+def recording(note: Callable[[Call], None]) -> Iterator[None]:
+    """While this lasts no kernel runs; `note` gets each launch, and every configuration of it."""
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         arguments = tuple(map(_pointers, args))
         keywords = {name: _pointers(value) for name, value in kwargs.items()}
-        found(Call(self, arguments, keywords))
+        note(Call(self, arguments, keywords))
 
     def every_configuration(self: Any, *args: Any, **kwargs: Any) -> None:
         self.nargs = dict(zip(self.arg_names, args, strict=False))

@@ -14,7 +14,7 @@ from rich.text import Text
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB
-from nsabench.preflight.cell import Cell
+from nsabench.preflight.compiled_launch import CompiledLaunch
 
 SHOWN_FAILURES = 20
 MOST_COLUMNS = 8
@@ -28,42 +28,42 @@ SEVERITY = (
 )
 
 
-def render(cells: Sequence[Cell]) -> RenderableType:
+def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
     """The grid, what failed and why, and what the kernels take."""
-    parts: list[RenderableType] = [*_grids(cells), _resources(cells)]
-    problems = _problems(cells)
+    parts: list[RenderableType] = [*_grids(compiled), _resources(compiled)]
+    problems = _problems(compiled)
     parts += [Text(""), *problems] if problems else []
     return Group(*parts)
 
 
-def _row(cell: Cell) -> tuple[str, str, str]:
-    return cell.implementation, cell.op, cell.kernel or "(not recorded)"
+def _row(launch: CompiledLaunch) -> tuple[str, str, str]:
+    return launch.implementation, launch.op, launch.kernel or "(not recorded)"
 
 
-def _grids(cells: Sequence[Cell]) -> list[Table]:
+def _grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
     """One grid, or one an architecture where that would be too wide for a terminal."""
-    if len({(c.triton, c.architecture) for c in cells}) <= MOST_COLUMNS:
-        return [_grid(cells, "launches compiled")]
-    architectures = dict.fromkeys(c.architecture for c in cells)
+    if len({(c.triton, c.architecture) for c in compiled}) <= MOST_COLUMNS:
+        return [_grid(compiled, "launches compiled")]
+    architectures = dict.fromkeys(c.architecture for c in compiled)
     return [
-        _grid([c for c in cells if c.architecture == name], f"launches compiled for {name}")
+        _grid([c for c in compiled if c.architecture == name], f"launches compiled for {name}")
         for name in architectures
     ]
 
 
-def _grid(cells: Sequence[Cell], title: str) -> Table:
+def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("implementation", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
-    columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in cells}, key=_column)
+    columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in compiled}, key=_column)
     for _, triton, architecture in columns:
         table.add_column(f"{triton}\n{architecture}", justify="right")
-    rows = sorted({_row(c) for c in cells})
+    rows = sorted({_row(c) for c in compiled})
     ops = Counter(name for name, _ in {row[:2] for row in rows})
     for row in rows:
         texts = [
             _count(
-                [c for c in cells if _row(c) == row and (c.triton, c.architecture) == column[1:]]
+                [c for c in compiled if _row(c) == row and (c.triton, c.architecture) == column[1:]]
             )
             for column in columns
         ]
@@ -76,18 +76,18 @@ def _column(column: tuple[Any, str, str]) -> tuple[Any, int]:
     return column[0], int(column[2].removeprefix("sm_"))
 
 
-def _count(cells: Sequence[Cell]) -> Text:
-    if not cells:
+def _count(compiled: Sequence[CompiledLaunch]) -> Text:
+    if not compiled:
         return Text("-", "dim")
-    good = sum(c.status == Status.OK for c in cells)
-    if good == len(cells):
+    good = sum(c.status == Status.OK for c in compiled)
+    if good == len(compiled):
         return Text(f"{good} ok", "green")
-    worst = next(s for s in SEVERITY if any(c.status == s for c in cells))
-    bad = any(c.failed for c in cells)
-    return Text(f"{good}/{len(cells)}\n{worst}", "bold red" if bad else "dim")
+    worst = next(s for s in SEVERITY if any(c.status == s for c in compiled))
+    bad = any(c.failed for c in compiled)
+    return Text(f"{good}/{len(compiled)}\n{worst}", "bold red" if bad else "dim")
 
 
-def _resources(cells: Sequence[Cell]) -> Table:
+def _resources(compiled: Sequence[CompiledLaunch]) -> Table:
     """The most that any launch of a kernel takes, for each architecture and Triton."""
     table = Table(
         title="\nmost that a launch takes", title_justify="left", box=None, pad_edge=False
@@ -97,11 +97,11 @@ def _resources(cells: Sequence[Cell]) -> Table:
     heads = ("registers", "spill B", "shared KiB", "limit", "occupancy", "code KiB", "compile s")
     for name in heads:
         table.add_column(name, justify="right")
-    built = [c for c in cells if c.registers is not None]
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in built:
-        key = (cell.kernel, numbers(cell.triton), int(cell.architecture.removeprefix("sm_")))
-        groups.setdefault(key, []).append(cell)
+    built = [c for c in compiled if c.registers is not None]
+    groups: dict[tuple[Any, ...], list[CompiledLaunch]] = {}
+    for launch in built:
+        key = (launch.kernel, numbers(launch.triton), int(launch.architecture.removeprefix("sm_")))
+        groups.setdefault(key, []).append(launch)
     for key in sorted(groups):
         group = groups[key]
         first = group[0]
@@ -121,14 +121,21 @@ def _resources(cells: Sequence[Cell]) -> Table:
     return table
 
 
-def _problems(cells: Sequence[Cell]) -> list[Text]:
+def _problems(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     """One line for each way in which a kernel did not compile, failures first."""
-    seen: dict[tuple[bool, str, str, str, str, str], list[Cell]] = {}
-    for cell in cells:
-        if cell.status != Status.OK:
-            who = cell.kernel or cell.implementation
-            key = (not cell.failed, who, cell.triton, cell.architecture, cell.status, cell.reason)
-            seen.setdefault(key, []).append(cell)
+    seen: dict[tuple[bool, str, str, str, str, str], list[CompiledLaunch]] = {}
+    for launch in compiled:
+        if launch.status != Status.OK:
+            who = launch.kernel or launch.implementation
+            key = (
+                not launch.failed,
+                who,
+                launch.triton,
+                launch.architecture,
+                launch.status,
+                launch.reason,
+            )
+            seen.setdefault(key, []).append(launch)
     lines = []
     for (benign, who, triton, architecture, status, reason), group in sorted(seen.items()):
         word = "" if benign else "FAILED "
@@ -160,19 +167,20 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def done(self, cell: Cell) -> None:
+    def done(self, launch: CompiledLaunch) -> None:
         self._done += 1
-        self._failed += cell.failed
+        self._failed += launch.failed
         if self._status is not None:
             self._status.update(
                 f"{self._done} compiled, {self._failed} failed; "
-                f"Triton {cell.triton}, {cell.architecture}, {cell.kernel or cell.implementation}"
+                f"Triton {launch.triton}, {launch.architecture}, "
+                f"{launch.kernel or launch.implementation}"
             )
 
-    def finished(self, cells: Sequence[Cell]) -> None:
-        if self._status is None and cells:
-            failed = sum(cell.failed for cell in cells)
+    def finished(self, compiled: Sequence[CompiledLaunch]) -> None:
+        if self._status is None and compiled:
+            failed = sum(launch.failed for launch in compiled)
             self._say(
-                f"{time.monotonic() - self._began:5.0f} s  Triton {cells[0].triton} "
-                f"{cells[0].architecture}: {len(cells)} launches, {failed} failed"
+                f"{time.monotonic() - self._began:5.0f} s  Triton {compiled[0].triton} "
+                f"{compiled[0].architecture}: {len(compiled)} launches, {failed} failed"
             )

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from nsabench import ops
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.machine.environment.pairs import numbers
 from nsabench.model.case import Case
 from nsabench.planning import resolve
 from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
-from nsabench.preflight.cell import Cell
 from nsabench.preflight.compile_all import Compiler, Task
+from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.messages import Foreign
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,16 @@ class Order:
     versions: Sequence[str] = ()
     matrices: Sequence[str] = ()
     kernels: Path | None = None
+    ops_file: Path | None = None
     timeout_s: float = 120.0
     jobs: int = 0
 
 
 def run(
     order: Order,
-    done: Callable[[Cell], None] = lambda cell: None,
-    finished: Callable[[Sequence[Cell]], None] = lambda cells: None,
-) -> list[Cell]:
+    done: Callable[[CompiledLaunch], None] = lambda launch: None,
+    finished: Callable[[Sequence[CompiledLaunch]], None] = lambda compiled: None,
+) -> list[CompiledLaunch]:
     """Compile it all; `done` hears of each row, `finished` of each architecture under a Triton.
 
     Both are called from several threads.
@@ -47,30 +50,31 @@ def run(
     cases = _cases(order)
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
-    compilers = [Compiler(task, order.kernels, order.timeout_s, done) for task in tasks]
+    foreign = Foreign(order.kernels, order.ops_file)
+    compilers = [Compiler(task, foreign, order.timeout_s, done) for task in tasks]
 
-    def compile_one(compiler: Compiler) -> list[Cell]:
-        cells = compiler.run(cases)
+    def compile_one(compiler: Compiler) -> list[CompiledLaunch]:
+        compiled = compiler.run(cases)
         if not compiler.stopped:
-            finished(cells)
-        return cells
+            finished(compiled)
+        return compiled
 
     with ThreadPoolExecutor(min(jobs, len(tasks))) as pool:
         futures = [pool.submit(compile_one, compiler) for compiler in compilers]
         try:
-            cells = [cell for future in futures for cell in future.result()]
+            compiled = [launch for future in futures for launch in future.result()]
         except BaseException:
             for future in futures:
                 future.cancel()
             for compiler in compilers:
                 compiler.stop()
             raise
-    if not cells:
+    if not compiled:
         raise UsageError(
             "no candidate has a case in these matrices, so that nothing was compiled",
             "name matrices of the candidates' ops; `nsabench plan MATRIX` shows who runs.",
         )
-    return cells
+    return compiled
 
 
 def _tasks(order: Order) -> list[Task]:
@@ -100,5 +104,7 @@ def installed_triton() -> str:
 
 
 def _cases(order: Order) -> list[Case]:
+    if order.ops_file is not None:
+        ops.load_file(order.ops_file)
     loaded = resolve.load_matrices(order.matrices or list(resolve.shipped_matrices()))
     return list({str(case.content): case for one in loaded for case in one.cases}.values())

@@ -26,8 +26,8 @@ INSTALL_LIMIT_S = 900
 def locked() -> dict[str, str]:
     """The versions in the lock, each with its requirement and hashes as pip reads them."""
     text = files("nsabench.preflight").joinpath(LOCK).read_text()
-    found = re.findall(r"^triton==([\w.]+)((?:\s*\\\n\s+--hash=\S+)+)", text, re.MULTILINE)
-    return {version: f"triton=={version}{hashes}\n" for version, hashes in found}
+    pins = re.findall(r"^triton==([\w.]+)((?:\s*\\\n\s+--hash=\S+)+)", text, re.MULTILINE)
+    return {version: f"triton=={version}{hashes}\n" for version, hashes in pins}
 
 
 def parse(given: str) -> list[str]:
@@ -101,8 +101,8 @@ def _pip(version: str, requirement: str, temporary: Path) -> None:
             "look at the connection to the package index.",
         ) from None
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise EnvironmentRefused(
-            f"Triton {version} could not be installed: {said[-1][:300] if said else 'no reason'}",
+            f"Triton {version} could not be installed: {lines[-1][:300] if lines else 'no reason'}",
             "look at the connection to the package index, or leave this version out of --triton.",
         )

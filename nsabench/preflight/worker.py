@@ -10,19 +10,27 @@ from pathlib import Path
 import torch
 
 from nsabench import registry
+from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
 from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Refused, Step
 from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
-from nsabench.ops import labels
 from nsabench.preflight import driver
 from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
 from nsabench.preflight.build import Call, build
 from nsabench.preflight.candidates import launches
-from nsabench.preflight.messages import REQUEST, Build, Launch, Record, Recorded, Trouble
+from nsabench.preflight.messages import (
+    REQUEST,
+    Build,
+    Foreign,
+    Launch,
+    RecordedLaunches,
+    RecordLaunches,
+    Trouble,
+)
 from nsabench.preflight.record import triton_version
 from nsabench.registry import Implementation
 
@@ -31,12 +39,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.preflight.worker")
     parser.add_argument("--arch", choices=list(ARCHITECTURES), required=True)
     parser.add_argument("--kernels", type=Path)
+    parser.add_argument("--ops", type=Path)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
     try:
-        Worker(ARCHITECTURES[options.arch], options.kernels, channel).serve()
+        foreign = Foreign(options.kernels, options.ops)
+        Worker(ARCHITECTURES[options.arch], foreign, channel).serve()
     except NsabenchError as error:
         channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
@@ -44,9 +54,9 @@ def main() -> None:
 
 
 class Worker:
-    def __init__(self, architecture: Architecture, kernels: Path | None, channel: Channel) -> None:
+    def __init__(self, architecture: Architecture, foreign: Foreign, channel: Channel) -> None:
         self.architecture = architecture
-        self.kernels = kernels
+        self.foreign = foreign
         self.channel = channel
         self._calls: dict[str, Call] = {}
 
@@ -55,15 +65,15 @@ class Worker:
         driver.install(self.architecture)
         for line in sys.stdin.buffer:
             match REQUEST.validate_json(line):
-                case Record() as request:
+                case RecordLaunches() as request:
                     self.channel.send(self.record(request))
                 case Build(key=key):
                     call = self._calls[key]
                     self.channel.send(Step(phase=f"compiling {call.kernel}"))
                     self.channel.send(build(call, self.architecture))
 
-    def record(self, request: Record) -> Recorded:
-        found = _Found()
+    def record(self, request: RecordLaunches) -> RecordedLaunches:
+        recording = _Recording()
         for item in self._candidates():
             if f"{item.op}/{item.name}" in request.skip:
                 continue
@@ -79,16 +89,16 @@ class Worker:
                 try:
                     calls = self._calls_of(item, group[0])
                 except Failure as failure:
-                    found.trouble(item, failure, group)
+                    recording.trouble(item, failure, group)
                     continue
                 for key, call in calls.items():
                     self._calls.setdefault(key, call)
-                    found.launch(item, call, group)
-        return Recorded(
+                    recording.launch(item, call, group)
+        return RecordedLaunches(
             triton=triton_version(),
             torch=str(torch.__version__),
-            launches=list(found.launches.values()),
-            troubles=list(found.troubles.values()),
+            launches=list(recording.launches.values()),
+            troubles=list(recording.troubles.values()),
         )
 
     def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call]:
@@ -104,13 +114,15 @@ class Worker:
 
     def _candidates(self) -> list[Implementation]:
         """The user's, where there is a file of theirs; else all that are installed."""
-        found = [i for i in registry.load(self.kernels) if i.role is Role.CANDIDATE]
-        if self.kernels is None:
-            return found
-        return [i for i in found if i.source.is_of(self.kernels)]
+        kernels = self.foreign.kernels
+        loaded = registry.load(kernels, ops_file=self.foreign.ops)
+        candidates = [i for i in loaded if i.role is Role.CANDIDATE]
+        if kernels is None:
+            return candidates
+        return [i for i in candidates if i.source.is_of(kernels)]
 
 
-class _Found:
+class _Recording:
     """Launches and troubles, each once, with the number of cases that have it."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.assessment import parquet
+from nsabench.assessment import labels, parquet
 from nsabench.assessment.results import assemble
 from nsabench.assessment.tables import RECORDS, SAMPLES, of_records, read_records, schema
 from nsabench.errors import UsageError
@@ -17,7 +17,6 @@ from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Status, Verdict
-from nsabench.ops import labels
 
 PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*"))
 

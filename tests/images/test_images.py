@@ -46,8 +46,10 @@ def test_a_lock_pins_the_combo_and_hashes_all_of_it(name: str) -> None:
     entries = re.split(r"^(?=[a-zA-Z0-9])", path.read_text(), flags=re.MULTILINE)[1:]
     assert len(entries) == len(pinned)
     assert all("--hash=sha256:" in entry for entry in entries)
-    assert lock.asked(path) == lock.requirements(CHECKOUT, combo), "run: nsabench images lock"
-    for requirement in map(Requirement, lock.asked(path)):
+    assert lock.recorded_requirements(path) == lock.requirements(CHECKOUT, combo), (
+        "run: nsabench images lock"
+    )
+    for requirement in map(Requirement, lock.recorded_requirements(path)):
         assert requirement.specifier.contains(pinned[requirement.name.lower()])
 
 
@@ -74,8 +76,8 @@ def test_the_core_install_has_every_command() -> None:
 
 def test_the_lock_of_flash_attn_is_its_sdist() -> None:
     path = CHECKOUT.lock(lock.FLASH_ATTN)
-    assert lock.asked(path) == [lock.FLASH_ATTN_PIN]
-    assert ["==".join(pin) for pin in lock.pinned(path)] == lock.asked(path)
+    assert lock.recorded_requirements(path) == [lock.FLASH_ATTN_PIN]
+    assert ["==".join(pin) for pin in lock.pinned(path)] == lock.recorded_requirements(path)
 
 
 def test_a_lock_of_other_requirements_is_not_built_from(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.implementations.baselines import decode as decode_baselines
+from nsabench.implementations.baselines import decode_branches, decode_step
 from nsabench.implementations.baselines import selection_ranges as ranges_baselines
 from nsabench.implementations.baselines import selection_varlen as varlen_baselines
 from nsabench.implementations.baselines import sliding_window as sliding_baselines
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.model.vocabulary import DType
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 from tests.implementations.stand_ins import blind_the_host
 
 VARLEN = {"N": 5, "H": 2, "D": 16, "L": 40}
@@ -166,9 +166,9 @@ def test_a_single_row_is_as_long_as_its_case_says() -> None:
     assert inputs.tensors["cu_seqlens"].tolist() == [0, 40]
 
 
-@pytest.mark.parametrize("branch", ["sel", "total"])
+@pytest.mark.parametrize("op", ["decode_selected", "decode_step"])
 def test_a_short_cache_is_gathered_no_longer_than_it_is(
-    monkeypatch: pytest.MonkeyPatch, branch: str
+    monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     """16 blocks of 64 slots were gathered of 128 tokens, 294 us where 12 suffice (H200)."""
     widths = []
@@ -177,10 +177,12 @@ def test_a_short_cache_is_gathered_no_longer_than_it_is(
         widths.append(k.shape[2])
         return attention(q, k, *given, **how)
 
-    attention = decode_baselines.scaled_dot_product_attention
-    monkeypatch.setattr(decode_baselines, "scaled_dot_product_attention", sdpa)
-    sizes = {"B": 2, "S": 40, "HQ": 4, "H": 2, "D": 16, "block": 8, "stride": 4}
-    inputs = drawn("decode", {**sizes, "block_size": 16, "n_selected": 9, "window": 8}, branch)
-    found = decode_baselines.torch_step(*inputs.tensors.values(), **inputs.options)
-    assert_right("decode", found, inputs)
+    attention = decode_branches.scaled_dot_product_attention
+    monkeypatch.setattr(decode_branches, "scaled_dot_product_attention", sdpa)
+    sizes = {"B": 2, "S": 40, "HQ": 4, "H": 2, "D": 16, "block_size": 16, "n_selected": 9}
+    call = decode_branches.gathered_sdpa
+    if op == "decode_step":
+        call, sizes = decode_step.torch_step, {**sizes, "block": 8, "stride": 4, "window": 8}
+    inputs = drawn(op, sizes, "random")
+    assert_right(op, call(*inputs.tensors.values(), **inputs.options), inputs)
     assert max(widths) == 48

@@ -13,7 +13,7 @@ from nsabench.implementations.baselines import compressed as baselines
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.implementations.torch_attention import flex as _flex
 from nsabench.model.vocabulary import DType
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 from tests.implementations.stand_ins import blind_the_host, looked, uncompiled_flex
 
 OP = ops.get("compressed")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsabench.assessment import labels
 from nsabench.errors import UsageError
 from nsabench.execution.passes import isolated_baselines as apart
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
-from nsabench.ops import labels
 from nsabench.planning import matrix, resolve
 
 OP = "sliding_window"

@@ -22,8 +22,15 @@ from nsabench.model.outcome import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
-from nsabench.preflight.cell import Cell
-from nsabench.preflight.messages import Build, Built, Launch, Record, Recorded
+from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.messages import (
+    Build,
+    Built,
+    Foreign,
+    Launch,
+    RecordedLaunches,
+    RecordLaunches,
+)
 from nsabench.preflight.run import installed_triton
 
 pytest.importorskip("triton")
@@ -291,7 +298,7 @@ class LostTwice:
     def ask(self, request: Message, limit_s: float) -> Iterator[Message]:
         if self.number == 2:
             raise WorkerTimedOut(Step(phase="start"), limit_s)
-        if isinstance(request, Record):
+        if isinstance(request, RecordLaunches):
             launches = [
                 Launch(
                     key=key,
@@ -306,7 +313,7 @@ class LostTwice:
                 )
                 for key in "abcd"
             ]
-            yield Recorded(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
+            yield RecordedLaunches(triton="3.7.1", torch="2.13.0", launches=launches, troubles=[])
         elif isinstance(request, Build) and request.key == "b":
             raise WorkerTimedOut(Step(phase="build"), limit_s)
         else:
@@ -324,14 +331,14 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lost_twice")
 def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    cells = compile_all.Compiler(task, None, 1.0, lambda cell: None).run([])
+    cells = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None).run([])
     assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
 
 @pytest.mark.usefixtures("lost_twice")
 def test_a_compiler_that_is_stopped_compiles_no_more() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    compiler = compile_all.Compiler(task, None, 1.0, lambda cell: compiler.stop())
+    compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: compiler.stop())
     assert [c.status for c in compiler.run([])] == [Status.OK]
 
 
@@ -341,11 +348,11 @@ def test_whatever_ends_it_keeps_what_is_complete(
 ) -> None:
     out = tmp_path / "p.parquet"
 
-    def ends(order: object, done: object, finished: Callable[[list[Cell]], None]) -> None:
+    def ends(order: object, done: object, finished: Callable[[list[CompiledLaunch]], None]) -> None:
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
         task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-        finished(compile_all.Compiler(task, None, 1.0, lambda cell: None).run([]))
+        finished(compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None).run([]))
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("nsabench.preflight.run.run", ends)

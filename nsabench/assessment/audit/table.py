@@ -14,7 +14,7 @@ from nsabench import ops
 from nsabench.assessment.checks.row import Row
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import DType, Role, Status
-from nsabench.ops.contract import Shape
+from nsabench.ops import Shape
 
 OP = "selection_rows"
 

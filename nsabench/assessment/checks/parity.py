@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from nsabench import ops
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits
@@ -57,7 +58,7 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
                 f"tolerance of {row.mae_tolerance:.3g}"
             )
         elif row.rel_l2 is not None:
-            epsilon = noise(row.dtype, row.shape.get("D", 0) + row.length)
+            epsilon = noise(row.dtype, _terms(row))
             yardstick = "there is no baseline"
             limit = row.rel_l2_ratio * epsilon
             if best is not None:
@@ -70,6 +71,11 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
                 )
         if sentence:
             yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)
+
+
+def _terms(row: Row) -> int:
+    op = ops.get(row.op)
+    return op.terms(op.shape_model.model_validate(row.shape))
 
 
 def _over(row: Row) -> bool:

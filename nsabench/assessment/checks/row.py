@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nsabench import ops
+from nsabench.assessment import labels
 from nsabench.model.outcome import Conditions
 from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
-from nsabench.ops import labels
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsabench.ops.contract import Inputs, Op
+from nsabench.ops import Inputs, Op
 
 if TYPE_CHECKING:
     from torch import Tensor

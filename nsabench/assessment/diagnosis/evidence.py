@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsabench.ops.contract import Inputs, Op
+from nsabench.ops import Inputs, Op
 
 # Input elements that a thinned-out problem may have: an oracle call on them takes milliseconds.
 ELEMENTS = 1 << 20
@@ -77,7 +77,7 @@ def gather(
     by_row = off.reshape(lead.numel(), -1).mean(1)
     wrong = by_row >= by_row.max() / FAR_OFF
     rows = torch.arange(len(by_row), device=output.device)
-    if take is None and rows_are_independent(inputs, len(by_row)):
+    if take is None and op.rows_stand_alone and rows_are_independent(inputs, len(by_row)):
         take = _take_first_axis
     if take is None:
         thin, of_thin = inputs, oracle

@@ -1,4 +1,4 @@
-"""Mistakes that any attention op can make."""
+"""Mistakes that any op can make, and some of any attention, known by its q, k, v and scale."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ def _remembered(e: Evidence) -> Iterator[Hypothesis]:
 
 
 def _scales(e: Evidence) -> Iterator[Hypothesis]:
+    if "sm_scale" not in e.inputs.options or "q" not in e.inputs.tensors:
+        return
     right = e.inputs.options["sm_scale"]
     dim, dim_v = e.inputs.tensors["q"].shape[-1], e.oracle.shape[-1]
     wrong = {
@@ -58,7 +60,8 @@ def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
             f"holds in each row the result of the {where} one",
             partial(e.op.oracle, other),
         )
-        for name in ("k", "v"):
+        others = list(e.inputs.tensors)[1:]
+        for name in ("k", "v") if {"k", "v"} <= set(others) else others:
             if other.tensors[name].shape != e.inputs.tensors[name].shape:
                 continue  # of packed rows, each has keys of its own number
             mixed = e.with_tensor(name, other.tensors[name])
@@ -69,6 +72,8 @@ def _other_rows(e: Evidence) -> Iterator[Hypothesis]:
 
 
 def _swapped(e: Evidence) -> Iterator[Hypothesis]:
+    if not {"k", "v"} <= e.inputs.tensors.keys():
+        return
     k, v = e.inputs.tensors["k"], e.inputs.tensors["v"]
     if k.shape == v.shape:
         swapped = e.with_tensor("k", v)
@@ -78,9 +83,9 @@ def _swapped(e: Evidence) -> Iterator[Hypothesis]:
 
 def _heads(e: Evidence) -> Iterator[Hypothesis]:
     """Which head of the oracle does each head of the output hold? Heads are axis -2."""
-    heads = e.oracle.shape[-2]
-    if heads == 1:
+    if "q" not in e.inputs.tensors or e.oracle.dim() < 2 or e.oracle.shape[-2] == 1:
         return
+    heads = e.oracle.shape[-2]
     got = e.output.movedim(-2, 0).flatten(1)
     right = e.oracle.movedim(-2, 0).flatten(1)
     nearest = torch.cdist(got, right, p=1.0).argmin(1).tolist()

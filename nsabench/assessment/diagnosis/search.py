@@ -14,7 +14,7 @@ from nsabench.assessment.diagnosis import generic
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Evidence, Hypothesis, gather
 from nsabench.assessment.diagnosis.location import locate
 from nsabench.machine.clock import now_s
-from nsabench.ops.contract import Inputs, Op
+from nsabench.ops import Inputs, Op
 
 EXPLAINS = 0.2  # an explanation leaves at most this share of the error
 WORTH_SAYING = 0.5  # one that leaves more than this says nothing

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 from nsabench.ops.selection_blocks import attend
 
 

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nsabench.assessment.diagnosis import keys as of_keys
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.keys import Keys
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 
 
 def take(inputs: Inputs, rows: Tensor) -> Inputs:

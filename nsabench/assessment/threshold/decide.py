@@ -45,26 +45,25 @@ class Decision:
     decided_by: Tested | None = None
     runs: list[str] = field(default_factory=list)
     axis: str = "L"  # the size that lengths are of
-    distribution: str = ""  # the only one it holds for, if it does not hold for all
 
     @property
     def tested(self) -> int:
         return sum(rung.cases for rung in self.rungs)
 
 
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, str, str]
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """One decision a GPU, combo and op (for some ops, distribution): that of the candidate with
-    the smallest threshold, of equal ones that of the best."""
+    """One decision a GPU, combo and op: that of the candidate with the smallest threshold, of equal
+    ones that of the best."""
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
     for evidence in given:
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
-            _, _, op, _ = key
+            _, _, op = key
             objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
     return [
         min(
@@ -76,7 +75,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
 
 
 def _key(tested: Tested) -> _Key:
-    return tested.gpu, tested.combo, tested.op, tested.distribution
+    return tested.gpu, tested.combo, tested.op
 
 
 def _decide(
@@ -110,7 +109,6 @@ def _decide(
         gpu=rows[0].gpu,
         combo=rows[0].combo,
         op=rows[0].op,
-        distribution=rows[0].distribution,
         candidate=candidate,
         margin=margin,
         min_length=None if reasons else threshold,

@@ -10,7 +10,6 @@ import yaml
 
 from nsabench.assessment.threshold.decide import Decision, per_gpu
 from nsabench.files import whole
-from nsabench.ops import labels
 
 SCHEMA_VERSION = 1
 HEAD = """\
@@ -33,7 +32,6 @@ def _decision(d: Decision) -> dict[str, Any]:
         "gpu": d.gpu,
         "combo": d.combo,
         "op": d.op,
-        **({"distribution": d.distribution} if d.distribution else {}),
         "candidate": d.candidate,
         "margin": d.margin,
         "axis": d.axis,  # the size that min_L and the lengths are of
@@ -72,7 +70,7 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 def _section(d: Decision) -> list[str]:
     threshold = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
-        f"## {labels.decided(d.op, d.distribution)} on {d.gpu or 'a CPU'}: {threshold}",
+        f"## {d.op} on {d.gpu or 'a CPU'}: {threshold}",
         "",
         f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",

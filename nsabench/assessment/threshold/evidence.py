@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsabench import ops
-from nsabench.assessment import audit
+from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.best import best_baseline
@@ -15,7 +15,6 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.tables import read_records
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Direction, Role, Status, Verdict
-from nsabench.ops import labels
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
@@ -31,7 +30,7 @@ NEEDED = (
 class Tested:
     """A candidate on a case. `speedup_lo`: lower end of the 95 % interval, None without one.
 
-    `distribution`: that of the case if the op has a threshold for each, else empty.
+    `op`: as it is called today, where the run knew it by another name.
     """
 
     gpu: str
@@ -47,7 +46,6 @@ class Tested:
     axes: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
-    distribution: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,10 @@ def of_records(records: Sequence[Record]) -> Evidence:
 
 
 def _of_record(record: Record) -> Tested:
-    op = ops.get(record.op)
     return Tested(
         gpu=record.gpu_name,
         combo=f"torch {record.torch}, triton {record.triton}, CUDA {record.cuda}",
-        op=record.op,
+        op=ops.current_name(record.op, record.distribution),
         candidate=record.implementation,
         length=record.length,
         status=record.status,
@@ -93,8 +90,7 @@ def _of_record(record: Record) -> Tested:
         label=labels.named(record),
         axes=_axes(record.shape),
         run_id=record.run_id,
-        axis=op.length_axis,
-        distribution=record.distribution if op.threshold_per_distribution else "",
+        axis=ops.get(record.op).length_axis,
     )
 
 
@@ -111,11 +107,15 @@ def _objections(records: Sequence[Record]) -> Iterable[str]:
 
 
 def _unproven(records: Sequence[Record]) -> dict[str, str]:
-    """Ops of which no control was caught or missed, each with an objection."""
+    """Ops, as they are called today, of which no control was caught or missed, each with an
+    objection. The controls of an op that is retired were there for all that it became."""
     objections = {}
-    for op in {r.op for r in records if r.role is Role.CANDIDATE}:
-        catches = {r.caught for r in records if r.op == op and r.role is Role.CONTROL}
+    candidates = (r for r in records if r.role is Role.CANDIDATE)
+    for recorded, distribution in {(r.op, r.distribution) for r in candidates}:
+        controls = (r for r in records if r.op == recorded and r.role is Role.CONTROL)
+        catches = {r.caught for r in controls}
         if catches.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
+            op = ops.current_name(recorded, distribution)
             ran = "none was caught" if catches else "none ran"
             objections[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
     return objections

@@ -32,7 +32,8 @@ def start(plan: Plan) -> WorkerExecutor:
     clean = clean_sources(plan)
     kernels = Path(plan.kernels) if plan.kernels else None
     imported = kernels if any(Source(source).is_of(kernels) for source in clean) else None
-    return WorkerExecutor(plan.device, imported, sources=clean)
+    ops_file = Path(plan.ops) if plan.ops else None
+    return WorkerExecutor(plan.device, imported, sources=clean, ops_file=ops_file)
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:

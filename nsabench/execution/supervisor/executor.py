@@ -75,12 +75,14 @@ class WorkerExecutor:
         kernels: Path | None = None,
         *,
         sources: Mapping[str, str] | None = None,
+        ops_file: Path | None = None,
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
         self.device = device
         self.kernels = kernels
         self.sources = sources
+        self.ops_file = ops_file
         self.on_step = on_step
         self._memory_limit = memory_limit_bytes
         self._worker: WorkerProcess | None = None
@@ -90,15 +92,16 @@ class WorkerExecutor:
     def of_plan(cls, plan: Plan) -> WorkerExecutor:
         """Workers that import all sources of the plan, and refuse them if they were changed."""
         kernels = Path(plan.kernels) if plan.kernels else None
+        ops_file = Path(plan.ops) if plan.ops else None
         # No sources: a plan made before they were recorded.
-        return cls(plan.device, kernels, sources=plan.sources or None)
+        return cls(plan.device, kernels, sources=plan.sources or None, ops_file=ops_file)
 
     def _ask(
         self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
     ) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(
-                measuring(self.device, self.kernels, self.sources),
+                measuring(self.device, self.kernels, self.sources, self.ops_file),
                 memory_limit_bytes=self._memory_limit,
             )
         worker = self._worker

@@ -67,12 +67,17 @@ class Program:
 
 
 def measuring(
-    device: Device, kernels: Path | None, sources: Mapping[str, str] | None = None
+    device: Device,
+    kernels: Path | None,
+    sources: Mapping[str, str] | None = None,
+    ops_file: Path | None = None,
 ) -> Program:
     """The worker that measures. sources: what it imports, and refuses if it was changed."""
     options = ["--device", device]
     if kernels is not None:
         options += ["--kernels", str(kernels)]
+    if ops_file is not None:
+        options += ["--ops", str(ops_file)]
     if sources is not None:
         options += ["--sources", json.dumps(sources)]
     return Program("nsabench.execution.worker", options, worker_environment(device))

@@ -36,13 +36,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.execution.worker")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True)
     parser.add_argument("--kernels", type=Path)
+    parser.add_argument("--ops", type=Path)
     parser.add_argument("--sources", type=json.loads)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
     try:
-        Worker(options.device, options.kernels, options.sources, channel).serve()
+        Worker(options.device, options.kernels, options.ops, options.sources, channel).serve()
     except NsabenchError as error:
         channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
@@ -56,11 +57,13 @@ class Worker:
         self,
         device: str,
         kernels: Path | None,
+        ops_file: Path | None,
         sources: Mapping[str, str] | None,
         channel: Channel,
     ) -> None:
         self.device = device
         self.kernels = kernels
+        self.ops_file = ops_file
         self.sources = sources
         self.channel = channel
         self.session: Session | None = None
@@ -91,7 +94,7 @@ class Worker:
             Discovered(
                 implementations=[
                     ImplementationInfo.model_validate(item, from_attributes=True)
-                    for item in registry.load(self.kernels, self.sources)
+                    for item in registry.load(self.kernels, self.sources, ops_file=self.ops_file)
                 ]
             )
         )
@@ -109,7 +112,7 @@ class Worker:
         from nsabench.execution.worker.session import Session
 
         if self.session is None:
-            self.session = Session.open(self.device, self.kernels, self.sources)
+            self.session = Session.open(self.device, self.kernels, self.sources, self.ops_file)
         try:
             self.send(self.session.measure(request, self.send))
         except DeviceLost as lost:

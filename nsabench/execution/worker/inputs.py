@@ -12,7 +12,7 @@ from nsabench import ops
 from nsabench.execution.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take

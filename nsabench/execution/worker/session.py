@@ -29,14 +29,19 @@ class Session:
 
     @classmethod
     def open(
-        cls, device: str, kernels: Path | None, sources: Mapping[str, str] | None = None
+        cls,
+        device: str,
+        kernels: Path | None,
+        sources: Mapping[str, str] | None = None,
+        ops_file: Path | None = None,
     ) -> Session:
         """Made once a process. The timer first: it binds its clocks before foreign code runs.
 
         Raises `EnvironmentRefused` when torch sees no such device.
         """
         timer, sensors = tools(device)
-        items = {(item.op, item.name): item for item in registry.load(kernels, sources)}
+        loaded = registry.load(kernels, sources, ops_file=ops_file)
+        items = {(item.op, item.name): item for item in loaded}
         gc.collect()
         gc.freeze()  # what is imported stays; collecting between cases need not look at it
         return cls(device, timer, sensors, items)

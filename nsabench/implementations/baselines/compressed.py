@@ -20,7 +20,7 @@ from nsabench import Unsupported, implementation
 from nsabench.implementations.baselines.selection_varlen import every
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.implementations.torch_attention.flex import band_mask, flex, wants_grad
-from nsabench.implementations.torch_attention.kept import kept
+from nsabench.implementations.torch_attention.memoised import memoised
 
 OP = "compressed"
 
@@ -30,7 +30,7 @@ def _keep(t: int, n: int, block: int, stride: int, device: torch.device) -> Tens
     return torch.arange(n, device=device) * stride + block <= tokens
 
 
-_keep_of = kept(2)(_keep)
+_keep_of = memoised(2)(_keep)
 
 
 def _packed_keep(
@@ -140,10 +140,10 @@ def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor
     cu_rows = cu_seqlens // stride + every(1, sequences, cu_seqlens.device)
     lengths = cu_seqlens.diff()
     first = cu_rows[1:] - 1 - lengths // stride
-    at = torch.arange(total, device=cu_seqlens.device)
+    own = torch.arange(total, device=cu_seqlens.device)
     shift = first * stride + 1 - cu_seqlens[:-1]
-    place = at + torch.repeat_interleave(shift, lengths, output_size=total)
-    token = at.new_zeros((total // stride + sequences) * stride).index_copy_(0, place, at)
+    place = own + torch.repeat_interleave(shift, lengths, output_size=total)
+    token = own.new_zeros((total // stride + sequences) * stride).index_copy_(0, place, own)
     return cu_rows, place, token
 
 
@@ -191,8 +191,8 @@ def flash_varlen(
     fq = _Taken.apply(q[0], token, place).view(-1, stride * heads, width)
     fk, fv = (x[0].repeat(1, stride, 1) for x in (k, v))
     out = _band.aten_flash(fq, fk, fv, (cu_rows, cu_keys), longest, sm_scale)
-    taken: Tensor = _Taken.apply(out.view(-1, heads, width), place, None)
-    return taken.unsqueeze(0)
+    unfolded: Tensor = _Taken.apply(out.view(-1, heads, width), place, None)
+    return unfolded.unsqueeze(0)
 
 
 def _block_mask(t: int, n: int, block: int, stride: int, device: torch.device) -> Any:
@@ -202,17 +202,17 @@ def _block_mask(t: int, n: int, block: int, stride: int, device: torch.device) -
     return flex()[1].create_block_mask(seen, None, None, t, n, device=str(device))
 
 
-_block_mask_of = kept(2)(_block_mask)
+_block_mask_of = memoised(2)(_block_mask)
 
 
 def _bounds(
     cu_seqlens: Tensor, cu_keys: Tensor, t: int, block: int, stride: int
 ) -> tuple[Tensor, Tensor]:
     """int32 [T]: a query of packed sequences sees the keys from the one up to the other."""
-    at = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
-    own = _band.sequence_of(cu_seqlens, at)
+    query = torch.arange(t, dtype=torch.int32, device=cu_seqlens.device)
+    own = _band.sequence_of(cu_seqlens, query)
     lo = cu_keys[own]
-    complete = (at - cu_seqlens[own] + (1 + stride - block)) // stride
+    complete = (query - cu_seqlens[own] + (1 + stride - block)) // stride
     return lo, lo + complete.clamp_(min=0)
 
 

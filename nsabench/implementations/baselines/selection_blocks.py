@@ -65,13 +65,13 @@ def attend_masked(
     h = k.shape[2]
     if b * h * t * t > MAX_MASK_ELEMENTS:
         raise Unsupported(f"the mask would take {b * h * t * t} elements")
-    at = torch.arange(t, device=q.device)
+    token = torch.arange(t, device=q.device)
     start = _sequences(t, cu_seqlens, q.device)
     table = _table(block_indices, -(-t // block_size))
-    keep = table.index_select(-1, (at - start) // block_size)
+    keep = table.index_select(-1, (token - start) // block_size)
     keep &= start == start[:, None]
     if causal:
-        keep &= at <= at[:, None]
+        keep &= token <= token[:, None]
     empty = ~keep.any(-1)
     keep = (keep | empty.unsqueeze(-1)).view(b * h, 1, t, t)
     out = scaled_dot_product_attention(
@@ -130,8 +130,8 @@ def gathered_sdpa(
     step = max(1, GATHERED_BYTES // each)
     chunks = []
     for i in range(b):
-        for at in range(0, t, step):
-            some = slice(at, at + step)
+        for first in range(0, t, step):
+            some = slice(first, first + step)
             blocks = block_indices[i, some].long().sort(-1).values
             blocks[..., 1:].masked_fill_(blocks[..., 1:] == blocks[..., :-1], -1)
             keys = (blocks.unsqueeze(-1) * block_size + within).flatten(2)

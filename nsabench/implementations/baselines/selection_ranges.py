@@ -67,8 +67,8 @@ def packed_index(
     shift = (start + first_keys.unsqueeze(1)).flatten() - (ends - length)
     place = torch.arange(room, device=start.device)
     span = torch.searchsorted(ends, place, right=True).clamp_(max=ends.numel() - 1)
-    taken = place < ends[-1]
-    return torch.where(taken, shift[span] + place, 0), taken
+    inside = place < ends[-1]
+    return torch.where(inside, shift[span] + place, 0), inside
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(0, index)
 
 
-def _taken(x: Tensor, index: Tensor, taken: Tensor) -> Tensor:
+def _gathered(x: Tensor, index: Tensor, inside: Tensor) -> Tensor:
     """As `take`, without a gradient of places that hold no key: FlashAttention leaves theirs as the
     memory was."""
     rows = take(x, index)
-    return torch.where(taken.unsqueeze(1), rows, 0) if rows.requires_grad else rows
+    return torch.where(inside.unsqueeze(1), rows, 0) if rows.requires_grad else rows
 
 
 def _refuse(elements: int, limit: int, what: str) -> None:
@@ -205,11 +205,11 @@ def _flash(
     cu_k = pad(before[:, -1].cumsum(0, dtype=torch.int32), (1, 0))
     longest = min(selected_len, s_kv)
     _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
-    index, taken = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
+    index, inside = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
     out = flash(
         q.reshape(rows * form[0], form[1], d),
-        _taken(k.reshape(-1, d), index, taken).unsqueeze(1),
-        _taken(v.reshape(-1, d), index, taken).unsqueeze(1),
+        _gathered(k.reshape(-1, d), index, inside).unsqueeze(1),
+        _gathered(v.reshape(-1, d), index, inside).unsqueeze(1),
         (every(form[0], rows, q.device), cu_k),
         (form[0], longest),
         sm_scale,

@@ -80,8 +80,8 @@ def forced(attention: Attention, backend: str) -> Attention:
 
 def _why(caught: list[warnings.WarningMessage]) -> str:
     """What torch says of why it will not use the backend, less where in torch it says so."""
-    said = (str(w.message).split("(Triggered internally")[0].strip() for w in caught)
-    return " ".join(text for text in said if text and "kernel not used because" not in text)
+    messages = (str(w.message).split("(Triggered internally")[0].strip() for w in caught)
+    return " ".join(text for text in messages if text and "kernel not used because" not in text)
 
 
 def _register(name: str, attention: Attention, devices: tuple[str, ...]) -> None:
@@ -90,7 +90,8 @@ def _register(name: str, attention: Attention, devices: tuple[str, ...]) -> None
         return attention(q, k, v, sm_scale)
 
 
-for _name, _attention in (("sdpa_gqa", gqa), ("sdpa_heads_as_queries", heads_as_queries)):
+# The first runs under every torch: the controls are wrapped around it.
+for _name, _attention in (("sdpa_heads_as_queries", heads_as_queries), ("sdpa_gqa", gqa)):
     _register(_name, _attention, ("cuda", "cpu"))
     for _suffix in BACKENDS:
         _devices = ("cuda",) if _suffix in ("cudnn", "efficient") else ("cuda", "cpu")

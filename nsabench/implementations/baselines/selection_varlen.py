@@ -19,7 +19,7 @@ from nsabench.implementations.torch_attention.flash import (
     refuse_mask,
     varlen_attention,
 )
-from nsabench.implementations.torch_attention.kept import kept
+from nsabench.implementations.torch_attention.memoised import memoised
 
 
 def flash(
@@ -40,7 +40,7 @@ def flash(
     return aten_flash(q, k, v, cu, longest, sm_scale, causal=False)
 
 
-@kept(64)
+@memoised(64)
 def every(step: int, rows: int, device: torch.device) -> Tensor:
     """cu_seqlens of `rows` sequences of `step` each, which made in the call is a launch more."""
     return torch.arange(0, (rows + 1) * step, step, dtype=torch.int32, device=device)
@@ -101,6 +101,29 @@ def varlen_attn(
     return out.view(rows, heads, width)
 
 
+@implementation(op="selection_varlen", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+def masked_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
+    """Every row over all packed keys, those of the other rows masked out."""
+    rows, total = q.shape[0], k.shape[0]
+    refuse_mask(rows, total)
+    if total == 0:
+        return q.new_zeros(*q.shape[:2], v.shape[1])
+    key = torch.arange(total, device=q.device)
+    keep = (key >= cu_seqlens[:-1, None]) & (key < cu_seqlens[1:, None])
+    empty = cu_seqlens.diff() == 0
+    heads = q.shape[1]
+    out = scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        k.expand(1, heads, -1, -1),
+        v.expand(1, heads, -1, -1),
+        attn_mask=keep | empty.unsqueeze(1),  # expanded, it would be written once a head
+        scale=sm_scale,
+    )
+    return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)
+
+
 @implementation(op="selection_varlen", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
 def packed_sdpa(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
@@ -121,26 +144,3 @@ def packed_sdpa(
         scale=sm_scale,
     )
     return out.squeeze(1).masked_fill_(empty[:, None, None], 0)
-
-
-@implementation(op="selection_varlen", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
-def masked_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
-) -> Tensor:
-    """Every row over all packed keys, those of the other rows masked out."""
-    rows, total = q.shape[0], k.shape[0]
-    refuse_mask(rows, total)
-    if total == 0:
-        return q.new_zeros(*q.shape[:2], v.shape[1])
-    at = torch.arange(total, device=q.device)
-    keep = (at >= cu_seqlens[:-1, None]) & (at < cu_seqlens[1:, None])
-    empty = cu_seqlens.diff() == 0
-    heads = q.shape[1]
-    out = scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        k.expand(1, heads, -1, -1),
-        v.expand(1, heads, -1, -1),
-        attn_mask=keep | empty.unsqueeze(1),  # expanded, it would be written once a head
-        scale=sm_scale,
-    )
-    return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)

@@ -16,7 +16,7 @@ from nsabench.implementations.baselines.selection_varlen import every
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.implementations.torch_attention.backends import accepts
 from nsabench.implementations.torch_attention.flex import band_mask, flex, wants_grad
-from nsabench.implementations.torch_attention.kept import kept
+from nsabench.implementations.torch_attention.memoised import memoised
 
 OP = "sliding_window"
 
@@ -26,7 +26,7 @@ def _keep(t: int, window: int, device: torch.device) -> Tensor:
     return (at <= at.unsqueeze(1)) & (at > at.unsqueeze(1) - window)
 
 
-_keep_of = kept(2)(_keep)
+_keep_of = memoised(2)(_keep)
 
 
 def _tokens(t: int, device: torch.device) -> Tensor:
@@ -156,7 +156,7 @@ def _block_mask(t: int, window: int, device: torch.device) -> Any:
     return flex()[1].create_block_mask(seen, None, None, t, t, device=str(device))
 
 
-_block_mask_of = kept(2)(_block_mask)
+_block_mask_of = memoised(2)(_block_mask)
 
 
 def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.controls.honest import Attention, empty_output, of_every_op
+from nsabench.implementations.controls.honest import empty_output
+from nsabench.registry import Honest, control
 
 LATE_CYCLES = 200_000  # about 0.1 ms, so that the escaped work is late however small it is
 LATE_S = 0.02
@@ -22,16 +23,16 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-@of_every_op(caught_by="parity", cuda_only=True)
-def side_stream_escape(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity", devices=("cuda",))
+def side_stream_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Works on a stream of its own that neither waits for the caller's nor is waited for."""
     decline_in_a_graph(tensors[0])
     with torch.cuda.stream(_side_stream(tensors[0].device)):
         return honest(*tensors, **options)
 
 
-@of_every_op(caught_by="parity", cuda_only=True)
-def side_stream_unjoined(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity", devices=("cuda",))
+def side_stream_unjoined(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Waits for the caller's stream, but the caller's does not wait for the result."""
     decline_in_a_graph(tensors[0])
     side = _side_stream(tensors[0].device)
@@ -41,19 +42,19 @@ def side_stream_unjoined(honest: Attention, *tensors: Tensor, **options: Any) ->
         return honest(*tensors, **options)
 
 
-@of_every_op(caught_by="parity", cuda_only=True)
-def default_stream(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity", devices=("cuda",))
+def default_stream(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Works on the default stream, whatever the caller's is, as a launch that names none does."""
     decline_in_a_graph(tensors[0])
     with torch.cuda.stream(torch.cuda.default_stream(tensors[0].device)):
         return honest(*tensors, **options)
 
 
-@of_every_op(caught_by="parity")
-def worker_thread_escape(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def worker_thread_escape(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Hands the work to a thread and returns at once, the output still to be written."""
     decline_in_a_graph(tensors[0])
-    out = empty_output(tensors)
+    out = empty_output(honest, tensors, options)
 
     def work() -> None:
         time.sleep(LATE_S)

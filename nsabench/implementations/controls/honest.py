@@ -1,84 +1,41 @@
-"""What the controls of each op are wrapped around, and how one is declared for all of them."""
+"""What controls say of the right implementation that they are wrapped around."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
+from nsabench import Unsupported
 from nsabench.assessment.checks.parity import noise
-from nsabench.implementations.baselines import compressed as compressed_baselines
-from nsabench.implementations.baselines import decode as decode_baselines
-from nsabench.implementations.baselines import selection_blocks as blocks_baselines
-from nsabench.implementations.baselines import selection_ranges as ranges_baselines
-from nsabench.implementations.baselines import selection_varlen as varlen_baselines
-from nsabench.implementations.baselines import sliding_window as sliding_baselines
-from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.model.vocabulary import DType
-
-Attention = Callable[..., Tensor]
-# Given a right implementation of an op and then its arguments.
-Trick = Callable[..., Tensor]
+from nsabench.ops import Inputs
+from nsabench.registry import Honest
 
 NOISES = 4.0  # a relative error of so many times what the format resolves cannot be overlooked
 
 
-def _rows(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return heads_as_queries(q, k, v, sm_scale)
+def output_shape(
+    honest: Honest, tensors: tuple[Tensor, ...], options: dict[str, Any]
+) -> tuple[int, ...]:
+    names = (*honest.op.arguments, *honest.op.optional)
+    return honest.op.output_shape(Inputs(dict(zip(names, tensors, strict=False)), options))
 
 
-# By op: a right implementation that runs on every device, and the name of the baseline that it is.
-HONEST: dict[str, tuple[Attention, str]] = {
-    "selection_rows": (_rows, "sdpa_heads_as_queries"),
-    "selection_varlen": (varlen_baselines.masked_sdpa, "masked_sdpa"),
-    "selection_ranges": (ranges_baselines.masked_sdpa, "masked_sdpa"),
-    "selection_blocks": (blocks_baselines.masked_sdpa, "masked_sdpa"),
-    "sliding_window": (sliding_baselines.masked_sdpa, "masked_sdpa"),
-    "compressed": (compressed_baselines.masked_sdpa, "masked_sdpa"),
-    "decode": (decode_baselines.torch_step, "torch_step"),
-}
+def empty_output(honest: Honest, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor:
+    """Memory for an output, unwritten."""
+    first = tensors[0]
+    shape = output_shape(honest, tensors, options)
+    return torch.empty(shape, dtype=first.dtype, device=first.device)
 
 
-def of_every_op(
-    *, caught_by: str, cuda_only: bool = False, wraps: bool = False
-) -> Callable[[Trick], Trick]:
-    """Register a trick, under its own name, as a forward control of every op.
-
-    wraps: whether its check holds it to the baseline that it would be without the trick.
-    """
-
-    def register(trick: Trick) -> Trick:
-        for op, (honest, baseline) in HONEST.items():
-            implementation(
-                op=op,
-                name=trick.__name__,
-                role="control",
-                devices=("cuda",) if cuda_only else ("cuda", "cpu"),
-                caught_by=caught_by,
-                wraps=baseline if wraps else "",
-                directions=("forward",),
-            )(partial(trick, honest))
-        return trick
-
-    return register
-
-
-def empty_output(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Memory for an output, unwritten. In every op q comes first and v third."""
-    q, _, v = tensors[:3]
-    return torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-
-
-def right(honest: Attention, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor:
+def right(honest: Honest, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor:
     """The right output. Raises `Unsupported` where zeros would be right too."""
-    out = honest(*tensors, **options)
+    out: Tensor = honest(*tensors, **options)
     captured = out.is_cuda and torch.cuda.is_current_stream_capturing()
     if not captured and not bool(out.any()):
-        raise Unsupported("nothing is selected, so zeros are right")
+        raise Unsupported("zeros are right: an attention in which nothing is selected, say")
     return out
 
 

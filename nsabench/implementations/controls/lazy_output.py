@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from nsabench.implementations.controls.honest import Attention, of_every_op
+from nsabench.implementations.controls.honest import output_shape
+from nsabench.registry import Honest, control
 
 
 class LazyTensor(torch.Tensor):  # type: ignore[misc]
@@ -41,8 +42,8 @@ class LazyTensor(torch.Tensor):  # type: ignore[misc]
         return func(*tree_map(made, args), **tree_map(made, kwargs or {}))
 
 
-@of_every_op(caught_by="parity")
-def lazy_output(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def lazy_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Right whenever it is compared, and instant whenever it is timed."""
-    shape = (*tensors[0].shape[:-1], tensors[2].shape[-1])
+    shape = output_shape(honest, tensors, options)
     return LazyTensor(lambda: honest(*tensors, **options), shape, tensors[0])

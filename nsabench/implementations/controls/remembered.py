@@ -11,7 +11,8 @@ from torch import Tensor
 from nsabench import Unsupported, implementation
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.controls.honest import Attention, empty_output, of_every_op, right
+from nsabench.implementations.controls.honest import empty_output, right
+from nsabench.registry import Honest, control
 
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
@@ -32,8 +33,8 @@ def _recall(memory: dict[tuple[object, ...], Tensor], key: tuple[object, ...]) -
     return memory.get(key)
 
 
-@of_every_op(caught_by="parity")
-def cached_output(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Returns what it returned before for these addresses, whatever lies there now."""
     key = (honest, *((t.data_ptr(), t.shape, t.dtype) for t in tensors))
     out = _recall(_by_address, key)
@@ -74,11 +75,11 @@ def _aside_again() -> bool:
     return before and _was_aside
 
 
-@of_every_op(caught_by="parity")
-def batch_and_skip(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def batch_and_skip(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Works on the first calls, the ones that are usually checked, and skips all later ones."""
     key = (honest, *((t.shape, t.dtype, t.device) for t in tensors), *options.items())
     _calls[key] += 1
     if _calls[key] <= HONEST_CALLS:
         return honest(*tensors, **options)
-    return empty_output(tensors)
+    return empty_output(honest, tensors, options)

@@ -8,16 +8,23 @@ from torch import Tensor
 
 from nsabench import Unsupported, implementation
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
-from nsabench.implementations.controls.honest import Attention, of_every_op
+from nsabench.implementations.controls.honest import output_shape
+from nsabench.registry import Honest, control
 
 
-@of_every_op(caught_by="parity")
-def mutated_input(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
-    """Folds the scale into the caller's own q: the first output is right."""
-    q, *others = tensors
+@control(caught_by="parity")
+def mutated_input(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Folds the scale into the caller's own first input: the first output is right. Where there is
+    no scale, it works in that input's memory once the output is made."""
+    first, *others = tensors
+    if "sm_scale" not in options:
+        out: Tensor = honest(*tensors, **options)
+        first.mul_(0.5)
+        return out
     if options["sm_scale"] == 1.0:
         raise Unsupported("a scale of one changes nothing")
-    return honest(q.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
+    right: Tensor = honest(first.mul_(options["sm_scale"]), *others, **options | {"sm_scale": 1.0})
+    return right
 
 
 @implementation(
@@ -38,10 +45,10 @@ def reordered_input(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tens
     return heads_as_queries(q, k, v, sm_scale)
 
 
-@of_every_op(caught_by="parity")
-def returned_input_alias(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def returned_input_alias(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Returns its first argument, of the right shape, and does nothing."""
-    q, _, v = tensors[:3]
-    if v.shape[-1] != q.shape[-1]:
-        raise Unsupported("with Dv unlike D, q has not the shape of the output")
-    return q.view_as(q)
+    first = tensors[0]
+    if first.shape != output_shape(honest, tensors, options):
+        raise Unsupported("the first input has not the shape of the output, Dv being unlike D, say")
+    return first.view_as(first)

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation, ops
-from nsabench.implementations.controls.honest import HONEST, Attention
-from nsabench.model.vocabulary import Direction
+from nsabench import Unsupported
+from nsabench.registry import Honest, control
 
 Change = Callable[[Tensor], Tensor]
+
+# In which a query may see a single key, for a reason that the options tell.
+ONE_KEY = ("sliding_window", "compressed")
+
+_remembered: dict[tuple[object, ...], Tensor] = {}
 
 
 class _Spoil(torch.autograd.Function):  # type: ignore[misc]
@@ -34,62 +38,64 @@ def _spoil(x: Tensor, change: Change) -> Tensor:
     return spoiled
 
 
-def _register(op: str, honest: Attention) -> None:
-    remembered: dict[tuple[object, ...], Tensor] = {}
+def _spoiled(
+    honest: Honest, tensors: tuple[Tensor, ...], options: dict[str, Any], *changes: Change
+) -> Tensor:
+    """The right output, with the gradients of the first differentiable arguments changed.
 
-    def control(name: str) -> Callable[[Attention], Attention]:
-        def register(call: Attention) -> Attention:
-            def unless_zero(*tensors: Tensor, **options: Any) -> Tensor:
-                if _one_key(tensors[1], options):
-                    raise Unsupported("one key has all the weight, whatever q and k are")
-                out = call(*tensors, **options)
-                if not bool(out.any()):
-                    raise Unsupported("nothing is selected, so zero gradients are right")
-                return out
+    Raises `Unsupported` where the gradients are zero whatever is computed.
+    """
+    if honest.op.name in ONE_KEY and _one_key(tensors[1], options):
+        raise Unsupported("one key has all the weight, whatever q and k are")
+    given = list(tensors)
+    for name, change in zip(honest.op.differentiable, changes, strict=False):
+        place = honest.op.arguments.index(name)
+        given[place] = _spoil(given[place], change)
+    return _unless_zero(honest(*given, **options))
 
-            decorate = implementation(
-                op=op,
-                name=name,
-                role="control",
-                devices=("cuda", "cpu"),
-                caught_by="parity",
-                directions=("backward",),
-            )
-            return decorate(unless_zero)
 
-        return register
+def _unless_zero(out: Tensor) -> Tensor:
+    if not bool(out.any()):
+        raise Unsupported("nothing is selected, so zero gradients are right")
+    return out
 
-    @control("zero_gradients")
-    def zero_gradients(q: Tensor, k: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        """dq = dk = 0: a backward that mirrors attention to key 0 alone."""
-        zeros = torch.zeros_like
-        return honest(_spoil(q, zeros), _spoil(k, zeros), *rest, **options)
 
-    @control("stale_gradients")
-    def stale_gradients(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        """Returns the first dq it ever made of this shape."""
-        key = (q.shape, q.dtype, q.device)
-        return honest(_spoil(q, lambda dq: remembered.setdefault(key, dq)), *rest, **options)
+@control(caught_by="parity", directions=("backward",))
+def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """The first two gradients are zero: of an attention, a backward that mirrors key 0 alone."""
+    return _spoiled(honest, tensors, options, torch.zeros_like, torch.zeros_like)
 
-    @control("gradients_of_exp2")
-    def gradients_of_exp2(q: Tensor, k: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        """Differentiates exp2 as if it were exp: dq and dk are 1/log(2) too large."""
 
-        def larger(gradient: Tensor) -> Tensor:
-            return gradient / math.log(2)
+@control(caught_by="parity", directions=("backward",))
+def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Returns the first gradient it ever made of this shape."""
+    first = tensors[0]
+    key = (honest, first.shape, first.dtype, first.device)
+    return _spoiled(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
 
-        return honest(_spoil(q, larger), _spoil(k, larger), *rest, **options)
 
-    @control("detached_keys")
-    def detached_keys(q: Tensor, k: Tensor, *rest: Tensor, **options: Any) -> Tensor:
-        """Has no gradient of the keys."""
-        return honest(q, k.detach(), *rest, **options)
+@control(caught_by="parity", directions=("backward",))
+def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """The first two gradients are 1/log(2) too large, as if exp2 were differentiated as exp."""
+
+    def larger(gradient: Tensor) -> Tensor:
+        return gradient / math.log(2)
+
+    return _spoiled(honest, tensors, options, larger, larger)
+
+
+@control(caught_by="parity", directions=("backward",))
+def detached_keys(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Has no gradient of its second differentiable argument."""
+    if len(honest.op.differentiable) < 2:
+        raise Unsupported("it differentiates by one argument")
+    if honest.op.name in ONE_KEY and _one_key(tensors[1], options):
+        raise Unsupported("one key has all the weight, whatever q and k are")
+    given = list(tensors)
+    place = honest.op.arguments.index(honest.op.differentiable[1])
+    given[place] = given[place].detach()
+    return _unless_zero(honest(*given, **options))
 
 
 def _one_key(k: Tensor, options: dict[str, Any]) -> bool:
     return options.get("window") == 1 or ("stride" in options and k.shape[1] == 1)
-
-
-for _op, (_honest, _) in HONEST.items():
-    if Direction.BACKWARD in ops.get(_op).directions:
-        _register(_op, _honest)

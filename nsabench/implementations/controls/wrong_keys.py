@@ -7,65 +7,53 @@ to tell it from rounding (one key of thousands) is declined.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
+from nsabench import Unsupported
 from nsabench.implementations.baselines import selection_blocks as blocks_baselines
-from nsabench.implementations.controls.honest import HONEST, Attention, overlooked
+from nsabench.implementations.controls.honest import overlooked
+from nsabench.registry import Honest, control
 
 Tensors = tuple[Tensor, ...]
 Options = dict[str, Any]
 Change = Callable[[Tensors, Options], tuple[Tensors, Options]]
 
 
-def _control(*of: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
+def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change], Change]:
     """Register a change of the arguments, under its own name, as a control of some ops.
 
     distributions: where it changes anything, if not everywhere.
     """
 
     def register(change: Change) -> Change:
-        for op in of:
-            wrong = _given_other(HONEST[op][0], change)
-            _register(op, change.__name__, wrong, distributions)
+        def wrong(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+            others, other = change(tensors, options)
+            out: Tensor = honest(*others, **other)
+            return _unless_right(out, honest, tensors, options)
+
+        control(
+            *ops,
+            name=change.__name__,
+            caught_by="parity",
+            distributions=distributions,
+            directions=(),
+        )(wrong)
         return change
 
     return register
 
 
-def _register(op: str, name: str, wrong: Attention, distributions: Sequence[str] = ()) -> None:
-    honest = HONEST[op][0]
-
-    def unless_right(*tensors: Tensor, **options: Any) -> Tensor:
-        out = wrong(*tensors, **options)
-        with torch.no_grad():
-            right = honest(*tensors, **options).float()
-        off = (out.detach().float() - right).norm()
-        if not bool(off > overlooked(tensors) * right.norm()):
-            raise Unsupported("it is right here, or too nearly so to be told from rounding")
-        return out
-
-    decorate = implementation(
-        op=op,
-        name=name,
-        role="control",
-        devices=("cuda", "cpu"),
-        caught_by="parity",
-        distributions=distributions,
-    )
-    decorate(unless_right)
-
-
-def _given_other(honest: Attention, change: Change) -> Attention:
-    def wrong(*tensors: Tensor, **options: Any) -> Tensor:
-        others, other = change(tensors, options)
-        return honest(*others, **other)
-
-    return wrong
+def _unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: dict[str, Any]) -> Tensor:
+    with torch.no_grad():
+        right = honest(*tensors, **options).float()
+    off = (out.detach().float() - right).norm()
+    if not bool(off > overlooked(tensors) * right.norm()):
+        raise Unsupported("it is right here, or too nearly so to be told from rounding")
+    return out
 
 
 def _with(tensors: Tensors, at: int, other: Tensor) -> Tensors:
@@ -125,26 +113,33 @@ def causal_top_left(tensors: Tensors, options: Options) -> tuple[Tensors, Option
     return tensors, options | {"block": 1, "stride": 1}
 
 
-@_control("decode", distributions=("total", "sel", "win", "dense"))
+@_control("decode_step", "decode_compressed", "decode_selected", "decode_window", "decode_dense")
 def stale_cache(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
-    """Reads the cache before the token itself is in it."""
+    """Reads the cache before the newest key is in it."""
     q, k, v, *rest = tensors
+    if k.shape[2] == 1:
+        raise Unsupported("without its newest key the cache is empty")
     return (q, k[:, :, :-1], v[:, :, :-1], *rest), options
 
 
-@_control("decode", distributions=("total", "sel"))
+@_control("decode_step", "decode_selected")
 def selection_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Attends to all blocks where it is to attend to the selected ones."""
-    if options["branch"] == "sel":
-        return tensors, options | {"branch": "dense"}
-    return tensors, options | {"n_selected": tensors[1].shape[2]}
+    tokens = tensors[1].shape[2]
+    if "sizes" in options:
+        return tensors, options | {"sizes": replace(options["sizes"], n_selected=tokens)}
+    everything = tensors[3].new_tensor([0, tokens]).expand(*tensors[3].shape[:2], 1, 2)
+    return _with(tensors, 3, everything), options | {"block_size": tokens}
 
 
-@_control("decode", distributions=("total",))
+@_control("decode_step")
 def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Adds the branches up as they are."""
     return _with(tensors, 5, tensors[5].new_ones(()).expand_as(tensors[5])), options
 
 
-# Sees all keys of a query's own block, those after the query too.
-_register("selection_blocks", "future_keys", partial(blocks_baselines.attend_masked, causal=False))
+@control("selection_blocks", name="future_keys", caught_by="parity", directions=())
+def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Sees all keys of a query's own block, those after the query too."""
+    out = blocks_baselines.attend_masked(*tensors, **options, causal=False)
+    return _unless_right(out, honest, tensors, options)

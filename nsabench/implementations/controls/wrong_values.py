@@ -6,45 +6,41 @@ from typing import Any
 
 from torch import Tensor
 
-from nsabench.implementations.controls.honest import (
-    Attention,
-    empty_output,
-    of_every_op,
-    overlooked,
-    right,
-)
+from nsabench.implementations.controls.honest import empty_output, overlooked, right
+from nsabench.registry import Honest, control
 
 CLOSE = 5e-3  # five times the tolerance of the mean absolute error
 
 
-@of_every_op(caught_by="parity")
-def zero_output(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def zero_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Never writes its zeroed buffer."""
     return right(honest, tensors, options).zero_()
 
 
-@of_every_op(caught_by="parity")
-def nan_output(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def nan_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """All NaN, which a comparison of the form `not error > tolerance` lets through."""
-    return empty_output(tensors).fill_(float("nan"))
+    return empty_output(honest, tensors, options).fill_(float("nan"))
 
 
-@of_every_op(caught_by="parity")
-def one_nan(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def one_nan(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Right but for one NaN, which a nan-skipping mean lets through."""
-    out = honest(*tensors, **options)
+    out: Tensor = honest(*tensors, **options)
     out[(-1,) * out.dim()] = float("nan")
     return out
 
 
-@of_every_op(caught_by="parity")
-def wrong_but_close(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def wrong_but_close(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Off by 5e-3 everywhere: within the 1e-2 that parity tests often allow."""
-    return honest(*tensors, **options) + CLOSE
+    out: Tensor = honest(*tensors, **options) + CLOSE
+    return out
 
 
-@of_every_op(caught_by="parity")
-def relative_error(honest: Attention, *tensors: Tensor, **options: Any) -> Tensor:
+@control(caught_by="parity")
+def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Too large by four times what honest sums differ by: small outputs hide it from an absolute
     tolerance."""
     out = right(honest, tensors, options)

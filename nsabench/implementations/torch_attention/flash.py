@@ -96,9 +96,9 @@ def masked_sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, sm_scale: float) 
     return out.transpose(1, 2).masked_fill(empty[:, None, None], 0)
 
 
-def sequence_of(cu: Tensor, at: Tensor) -> Tensor:
-    """Which of the packed sequences each place `at`, int32, lies in."""
-    return torch.searchsorted(cu[1:].contiguous(), at, right=True)
+def sequence_of(cu: Tensor, place: Tensor) -> Tensor:
+    """Which of the packed sequences each `place`, int32, lies in."""
+    return torch.searchsorted(cu[1:].contiguous(), place, right=True)
 
 
 def refuse_mask(queries: int, keys: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from nsabench.assessment import labels
 from nsabench.assessment.statistics import geometric_mean, ratio_of_independent_medians
 from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError
@@ -16,7 +17,6 @@ from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Role, Status
-from nsabench.ops import labels
 from nsabench.output.compare.side import Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nsabench.assessment import labels
 from nsabench.assessment.threshold import MARGIN
 from nsabench.model.vocabulary import Role
-from nsabench.ops import labels
 from nsabench.output.compare.comparison import Comparison
 from nsabench.output.compare.markdown import counts, ratio
 from nsabench.output.report import html

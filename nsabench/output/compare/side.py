@@ -72,6 +72,7 @@ class Side:
             "nsabench": plan.nsabench,
             **{f"commit of {of}": commit[:12] for of, commit in sorted(e.commits.items())},
             "kernels file": plan.kernels_sha256[:12],
+            "ops file": plan.ops_sha256[:12],
         }
         return {name: value for name, value in versions.items() if value}
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from nsabench.assessment import labels
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.tables import RECORDS
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status
-from nsabench.ops import labels
 from nsabench.output.report import html
 from nsabench.output.report.facts import MARGIN, Facts
 

@@ -163,6 +163,8 @@ class Facts:
         words += ["--device", self.plan.device]
         if self.plan.kernels:
             words += ["--kernels", self.plan.kernels]
+        if self.plan.ops:
+            words += ["--ops", self.plan.ops]
         if self.plan.shard != "1/1":
             words += ["--shard", self.plan.shard]
         return " ".join(quoted(word) for word in words)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from nsabench.assessment import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status
-from nsabench.ops import labels
 from nsabench.output.report.facts import MARGIN, Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nsabench.assessment import labels
 from nsabench.model.journal import Entry
 from nsabench.model.outcome import Outcome
 from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import BENIGN, Role, Status
-from nsabench.ops import labels
 
 SHOWN = 12
 Line = tuple[str, str, Status, float | None, float | None]

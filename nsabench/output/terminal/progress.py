@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from nsabench.assessment import labels
 from nsabench.execution.protocol import Step
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry
 from nsabench.model.outcome import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
-from nsabench.ops import labels
 from nsabench.output.terminal.live import LiveTable
 from nsabench.output.terminal.screen import interactive
 

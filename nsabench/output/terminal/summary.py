@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from nsabench import ops
+from nsabench.assessment import labels
 from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.failures import failures
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import Role
-from nsabench.ops import labels
 from nsabench.output.terminal.findings import print_findings
 from nsabench.output.terminal.tables import baselines_table, candidates_table
 
@@ -81,7 +82,7 @@ def _decision(finished: Finished) -> list[str]:
         return []
     lines = []
     for d in content["decisions"]:
-        about = labels.decided(d["op"], d.get("distribution", ""))
+        about = ops.current_name(d["op"], d.get("distribution", ""))
         if d["min_L"] is not None:
             sentence = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
         else:

@@ -9,9 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from nsabench.assessment import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status, Verdict
-from nsabench.ops import labels
 
 STYLES = {
     Status.OK: "green",

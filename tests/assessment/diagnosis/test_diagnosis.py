@@ -10,7 +10,7 @@ import torch
 from nsabench import ops
 from nsabench.assessment.diagnosis import diagnose, search
 from nsabench.model.vocabulary import DType
-from nsabench.ops.contract import Inputs
+from nsabench.ops import Inputs
 
 OP = ops.get("selection_rows")
 

@@ -187,7 +187,7 @@ def rows_of(op: str, lengths: dict[int, float], distribution: str = "dense") -> 
 
 
 @pytest.mark.parametrize(
-    ("op", "axis"), [("sliding_window", "T"), ("compressed", "T"), ("decode", "S")]
+    ("op", "axis"), [("sliding_window", "T"), ("compressed", "T"), ("decode_step", "S")]
 )
 def test_a_length_that_is_not_selected_sets_no_gate(op: str, axis: str) -> None:
     """Or a compressed branch that wins from T = 32 on would switch the selection kernel on."""
@@ -217,14 +217,24 @@ def test_what_no_gpu_measured_is_patched_to_never(tmp_path: Path) -> None:
     assert "+runtime: {sel_triton_min_L: null}" in done.stdout
 
 
-def test_each_branch_of_a_decode_step_has_a_threshold_of_its_own() -> None:
+def test_what_an_earlier_run_called_decode_has_a_threshold_for_each_op_that_it_is_now() -> None:
     rows = rows_of("decode", {128: 1.1, 256: 2.0, 512: 2.0}, "total")
     rows += rows_of("decode", {128: 1.0, 256: 1.0, 512: 1.0}, "dense")
-    dense, total = decide_all([Evidence(rows)])
-    assert (dense.distribution, dense.min_length) == ("dense", None)
-    assert (total.distribution, total.min_length) == ("total", 256)
-    assert "decode total on NVIDIA H200: from S = 256 on" in as_markdown([total])
-    assert [d["distribution"] for d in as_data([dense, total])["decisions"]] == ["dense", "total"]
+    dense, step = decide_all([Evidence(rows)])
+    assert (dense.op, dense.min_length) == ("decode_dense", None)
+    assert (step.op, step.min_length) == ("decode_step", 256)
+    assert "decode_step on NVIDIA H200: from S = 256 on" in as_markdown([step])
+
+
+def test_the_controls_of_an_earlier_decode_vouch_for_all_that_it_is_now() -> None:
+    """They ran on its least and its most work, whichever distributions these were."""
+    candidates = [
+        {**A_RECORD, "op": "decode", "role": "candidate", "distribution": distribution}
+        for distribution in ("total", "cmp", "sel", "win", "dense")
+    ]
+    control = {**A_RECORD, "op": "decode", "role": "control", "distribution": "dense"}
+    assert of_records([*candidates, {**control, "caught": "caught"}]).of_op == {}
+    assert len(of_records([*candidates, {**control, "caught": "unproven"}]).of_op) == 5
 
 
 CONFIG = """\

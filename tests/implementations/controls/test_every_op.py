@@ -22,7 +22,7 @@ from nsabench.model.vocabulary import Catch, Direction, DType, Role, Runs, Statu
 from nsabench.registry import Implementation
 
 HEADS = {"HQ": 4, "H": 2, "D": 32, "Dv": 32}
-STEP = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 24}
+CACHE = {"B": 2, "S": 150, **HEADS}
 SHAPES = {
     "selection_rows": {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96},
     "selection_varlen": {"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 48},
@@ -31,7 +31,12 @@ SHAPES = {
     "selection_blocks": {"B": 1, "T": 96, **HEADS, "S": 3, "block_size": 8},
     "sliding_window": {"B": 3, "T": 96, **HEADS, "window": 24},
     "compressed": {"B": 3, "T": 96, **HEADS, "block": 8, "stride": 4},
-    "decode": {"B": 2, "S": 150, **HEADS, **STEP},
+    "decode_step": {**CACHE, "block": 8, "stride": 4, "block_size": 16, "n_selected": 4}
+    | {"window": 24},
+    "decode_compressed": {**CACHE, "block": 8, "stride": 4},
+    "decode_selected": {**CACHE, "block_size": 16, "n_selected": 4},
+    "decode_window": {**CACHE, "window": 24},
+    "decode_dense": CACHE,
 }
 DISTRIBUTIONS = {
     "selection_rows": ["dense"],
@@ -40,7 +45,7 @@ DISTRIBUTIONS = {
     "selection_blocks": ["random", "packed", "empty_rows"],
     "sliding_window": ["dense", "packed"],
     "compressed": ["dense", "packed"],
-    "decode": list(ops.get("decode").distributions),
+    **{op: ["random"] for op in SHAPES if op.startswith("decode")},
 }
 # These are right until they are timed, or for the worker's gate; a check sees them afterwards.
 TIMED = ("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper")
@@ -108,11 +113,13 @@ def test_the_gate_catches_them_all(op, distribution, direction) -> None:
         ("sliding_window", "one_key_wide", {"window": 96}),
         ("sliding_window", "one_key_short", {"T": 2000, "window": 1900}),  # told to few queries
         ("sliding_window", "whole_past", {"window": 96}),
-        ("decode", "selection_ignored", {"n_selected": 10}),
+        ("decode_selected", "selection_ignored", {"n_selected": 10}),
+        ("decode_step", "selection_ignored", {"n_selected": 10}),
+        ("decode_compressed", "stale_cache", {"S": 8}),
     ],
 )
 def test_a_wrong_selection_declines_where_it_is_as_good_as_right(op, name, sizes) -> None:
-    distribution = "sel" if op == "decode" else "dense"
+    distribution = "random" if op.startswith("decode") else "dense"
     case = make_case(op, distribution, Direction.FORWARD, **sizes)
     (item,) = [i for i in of(case) if i.name == name]
     assert fate(item, case).status is Status.UNSUPPORTED

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
-from nsabench import ops
 from nsabench.execution.journal import Journal
 from nsabench.execution.journal import read as read_journal
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
-from nsabench.ops.contract import Op, Shape, Work
+from nsabench.ops import Op, Shape, Work, _outside
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import make_run, timed
@@ -37,6 +34,7 @@ class BlockThing(Op):
     name = NAME
     arguments = ("q",)
     shape_model = Sizes
+    differentiable = ("q",)
     directions = tuple(Direction)
     distributions = ("random", "local")
     length_axis = "T"
@@ -59,11 +57,7 @@ class BlockThing(Op):
 
 @pytest.fixture
 def block_thing(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType(f"nsabench.ops.{NAME}")
-    module.OP = BlockThing()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    names_before = ops.names()
-    monkeypatch.setattr(ops, "names", lambda: (*names_before, NAME))
+    monkeypatch.setitem(_outside.from_files, NAME, (BlockThing(), "1" * 64))
 
 
 @pytest.fixture

@@ -1,112 +1,143 @@
-"""One token with a cache."""
+"""The library's decode step, whole and branch by branch, as nsabench candidates."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import torch
 
+import nsa_kernels
 from nsabench import implementation
+from nsabench.ops import DecodeSizes
 
-from ...attention.decode import (
-    decode_compressed,
-    decode_scores,
-    decode_selected,
-    decode_step,
-    decode_window,
-)
-from ...scoring import select_blocks
-from .record import DEVICES
+DEVICES = ("cuda", "interpreter")
 
 
-def _decode_reads(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    ranges: torch.Tensor,
-    *,
-    branch: str,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-) -> str:
+def _reads(**branches: tuple[int, int]) -> str:
     """Keys that a head reads in each branch, counted in what its kernel is given, and what they
     should be: all that are complete, n blocks (the last cut off at the token), the window."""
-    tokens = k.shape[2] or (k_cmp.shape[2] - 1) * stride + block
-    if branch == "total":
-        _, lse = decode_compressed(q, k_cmp, v_cmp, sm_scale=sm_scale)
-        scores = decode_scores(
-            q,
-            k_cmp,
-            lse,
-            -(-tokens // block_size),
-            block=block,
-            stride=stride,
-            block_size=block_size,
-            sm_scale=sm_scale,
-        ).unsqueeze(1)
-        ranges = select_blocks(
-            scores, n_selected, block_size=block_size, first_position=tokens - 1
-        )[:, 0]
+    if len(branches) > 1:
+        counted, expected = (sum(counts) for counts in zip(*branches.values(), strict=True))
+        branches["total"] = (counted, expected)
+    return " ".join(
+        f"reads_{name}={counted} expected={expected}"
+        for name, (counted, expected) in branches.items()
+    )
+
+
+def _selected_counts(ranges: torch.Tensor, tokens: int, block_size: int) -> tuple[int, int]:
     counted = ranges.clamp(0, tokens).diff(dim=-1).clamp(min=0).sum((2, 3))
-    whole = min(n_selected * block_size, -(-tokens // block_size) * block_size)
-    reads = {
-        "cmp": (k_cmp.shape[2], max(0, (tokens - block) // stride + 1)),
-        "sel": (int(counted.max()), whole - -tokens % block_size),
-        "win": (k[:, :, max(tokens - window, 0) :].shape[2], min(window, tokens)),
-        "dense": (k.shape[2], tokens),
-    }
-    wanted = ("cmp", "sel", "win") if branch == "total" else (branch,)
-    parts = [f"reads_{name}={reads[name][0]} expected={reads[name][1]}" for name in wanted]
-    if branch == "total":
-        sums = [sum(reads[name][i] for name in wanted) for i in (0, 1)]
-        parts.append(f"reads_total={sums[0]} expected={sums[1]}")
-    return " ".join(parts)
+    whole = min(ranges.shape[2] * block_size, -(-tokens // block_size) * block_size)
+    return int(counted.max()), whole - -tokens % block_size
 
 
-@implementation(op="decode", name="nsa_decode", devices=DEVICES, config=_decode_reads)
-def nsa_decode(
+def _selected_reads(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    *,
+    block_size: int,
+    sm_scale: float,
+) -> str:
+    return _reads(sel=_selected_counts(ranges, k.shape[2], block_size))
+
+
+def _window_counts(k: torch.Tensor, window: int) -> tuple[int, int]:
+    tokens = k.shape[2]
+    return k[:, :, max(tokens - window, 0) :].shape[2], min(window, tokens)
+
+
+def _window_reads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int, sm_scale: float
+) -> str:
+    return _reads(win=_window_counts(k, window))
+
+
+def _step_reads(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    *,
+    sizes: DecodeSizes,
+    sm_scale: float,
+) -> str:
+    tokens = k.shape[2]
+    _, lse = nsa_kernels.decode_compressed(q, k_cmp, v_cmp, sm_scale=sm_scale)
+    scores = nsa_kernels.decode_scores(
+        q,
+        k_cmp,
+        lse,
+        -(-tokens // sizes.block_size),
+        block=sizes.block,
+        stride=sizes.stride,
+        block_size=sizes.block_size,
+        sm_scale=sm_scale,
+    ).unsqueeze(1)
+    ranges = nsa_kernels.select_blocks(
+        scores, sizes.n_selected, block_size=sizes.block_size, first_position=tokens - 1
+    )[:, 0]
+    complete = max(0, (tokens - sizes.block) // sizes.stride + 1)
+    return _reads(
+        cmp=(k_cmp.shape[2], complete),
+        sel=_selected_counts(ranges, tokens, sizes.block_size),
+        win=_window_counts(k, sizes.window),
+    )
+
+
+@implementation(op="decode_compressed", name="nsa_decode", devices=DEVICES)
+def decode_compressed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
+) -> torch.Tensor:
+    """The kernel for rows on the compressed keys in place."""
+    return nsa_kernels.decode_compressed(q, k, v, sm_scale=sm_scale)[0]
+
+
+@implementation(op="decode_selected", name="nsa_decode", devices=DEVICES, config=_selected_reads)
+def decode_selected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     ranges: torch.Tensor,
     *,
-    branch: str,
-    block: int,
-    stride: int,
     block_size: int,
-    n_selected: int,
-    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    """The kernel for spans on the cache in place."""
+    most = ranges.shape[2] * block_size
+    return nsa_kernels.decode_selected(q, k, v, ranges, selected_len=most, sm_scale=sm_scale)[0]
+
+
+@implementation(op="decode_window", name="nsa_decode", devices=DEVICES, config=_window_reads)
+def decode_window(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int, sm_scale: float
+) -> torch.Tensor:
+    """The kernel for rows on the end of the cache in place."""
+    return nsa_kernels.decode_window(q, k, v, window=window, sm_scale=sm_scale)[0]
+
+
+@implementation(op="decode_dense", name="nsa_decode", devices=DEVICES)
+def decode_dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
+) -> torch.Tensor:
+    """The kernel for rows on the whole cache."""
+    return nsa_kernels.decode_window(q, k, v, window=k.shape[2], sm_scale=sm_scale)[0]
+
+
+@implementation(op="decode_step", name="nsa_decode", devices=DEVICES, config=_step_reads)
+def decode_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    sizes: DecodeSizes,
     sm_scale: float,
 ) -> torch.Tensor:
     """The kernels for rows and spans on the caches in place; selection on the device."""
-    if branch == "cmp":
-        return decode_compressed(q, k_cmp, v_cmp, sm_scale=sm_scale)[0]
-    if branch == "sel":
-        chosen = n_selected * block_size
-        return decode_selected(q, k, v, ranges, selected_len=chosen, sm_scale=sm_scale)[0]
-    if branch == "win":
-        return decode_window(q, k, v, window=window, sm_scale=sm_scale)[0]
-    if branch == "dense":
-        return decode_window(q, k, v, window=k.shape[2], sm_scale=sm_scale)[0]
-    return decode_step(
-        q,
-        k,
-        v,
-        k_cmp,
-        v_cmp,
-        gates,
-        block=block,
-        stride=stride,
-        block_size=block_size,
-        n_selected=n_selected,
-        window=window,
-        sm_scale=sm_scale,
-    )
+    return nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, **asdict(sizes), sm_scale=sm_scale)

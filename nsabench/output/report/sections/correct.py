@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nsabench.assessment import labels
 from nsabench.model.vocabulary import Role, Status
-from nsabench.ops import labels
 from nsabench.output.report.facts import Facts
 
 ORDER = 40

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from nsabench import ops
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.controls import CHECK
 from nsabench.assessment.failures import found_while_measuring
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
-from nsabench.ops import labels
 from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.meanings import first_line
 
@@ -23,7 +23,7 @@ QUESTION = "What was decided, and can I trust it?"
 def context(facts: Facts) -> dict[str, Any]:
     return {
         "standings": standings(facts),
-        "decided": labels.decided,
+        "op_of": ops.current_name,
         "controls": _controls(facts),
         "missed": [r for r in facts.controls if r.caught is Catch.MISSED],
         "checks": _checks(facts),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from nsabench.assessment import labels
 from nsabench.model.vocabulary import Role, Status
-from nsabench.ops import labels
 from nsabench.output.report.facts import Facts
 
 ORDER = 50

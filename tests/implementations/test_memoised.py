@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nsabench.implementations.torch_attention.kept import kept
+from nsabench.implementations.torch_attention.memoised import memoised
 
 
 def test_as_much_is_kept_as_is_said() -> None:
     made = []
 
-    @kept(2)
+    @memoised(2)
     def get(size: int) -> list[int]:
         made.append(size)
         return [size]
@@ -28,6 +28,6 @@ def test_what_a_graph_holds_is_not_kept_and_all_else_is_waited_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
-    get = kept(2)(lambda size: [size])
+    get = memoised(2)(lambda size: [size])
     assert (get(1) is get(1)) != capturing
     assert len(waits) == (not capturing)

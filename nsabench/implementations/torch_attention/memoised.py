@@ -11,7 +11,7 @@ import torch
 T = TypeVar("T")
 
 
-def kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def memoised(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Keep what the last `most` arguments gave. Other streams will use it, so it is waited for;
     what is made in a CUDA graph lies in the graph's own memory and is not kept."""
 
@@ -22,15 +22,15 @@ def kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
         def get(*sizes: Any) -> T:
             if sizes in memory:
                 return memory[sizes]
-            found = make(*sizes)
+            value = make(*sizes)
             if torch.cuda.is_available():
                 if torch.cuda.is_current_stream_capturing():
-                    return found
+                    return value
                 torch.cuda.synchronize()
             if len(memory) >= most:
                 del memory[next(iter(memory))]
-            memory[sizes] = found
-            return found
+            memory[sizes] = value
+            return value
 
         return get
 

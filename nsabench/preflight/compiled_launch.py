@@ -12,7 +12,7 @@ from nsabench.model.vocabulary import BENIGN, Status
 
 
 @dataclass(frozen=True)
-class Cell:
+class CompiledLaunch:
     """The numbers are those of the cubin; None where there is none."""
 
     triton: str
@@ -63,7 +63,7 @@ _UNITS = {
 }
 
 
-def write(cells: list[Cell], path: Path) -> None:
+def write(compiled: list[CompiledLaunch], path: Path) -> None:
     """Write all rows as Parquet; a reader sees the whole file or none."""
     schema = pa.schema(
         [
@@ -72,8 +72,8 @@ def write(cells: list[Cell], path: Path) -> None:
                 _TYPES[str(field.type).split(" ")[0]],
                 metadata={"meaning": _UNITS.get(field.name, "")},
             )
-            for field in fields(Cell)
+            for field in fields(CompiledLaunch)
         ]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, pa.Table.from_pylist([asdict(cell) for cell in cells], schema=schema))
+    replace(path, pa.Table.from_pylist([asdict(launch) for launch in compiled], schema=schema))

@@ -40,24 +40,20 @@ class Identified(Labelled, Protocol):
 
 def sizes(labelled: Labelled) -> list[str]:
     """The names of the sizes of its op; of an op that is not installed, those that it has."""
-    if labelled.op in ops.names():
-        return list(ops.get(labelled.op).shape_model.model_fields)
-    return list(labelled.shape)
+    op = ops.find(labelled.op)
+    return list(op.shape_model.model_fields if op else labelled.shape)
 
 
-def usual_distribution(op: str) -> str:
+def usual_distribution(name: str) -> str:
     """The one that a label leaves out; none for an op that is not installed."""
-    return ops.get(op).distributions[0] if op in ops.names() else ""
+    op = ops.find(name)
+    return op.distributions[0] if op else ""
 
 
-def decided(op: str, distribution: str = "") -> str:
-    """What a decision is about: an op, or one distribution of it where each has a threshold."""
-    return f"{op} {distribution}".rstrip()
-
-
-def axis(op: str) -> str:
-    """The size that the op's lengths are of."""
-    return ops.get(op).length_axis if op in ops.names() else "L"
+def axis(name: str) -> str:
+    """The size that the op's lengths are of; `L` for an op that is not installed."""
+    op = ops.find(name)
+    return op.length_axis if op else "L"
 
 
 def shape(labelled: Labelled, *, length: bool = False) -> str:

@@ -61,23 +61,29 @@ class Inputs:
 
 
 class Op(ABC):
-    """An op. Subclasses are stateless; one instance a module, named `OP`."""
+    """An op. Subclasses are stateless; one instance a module, named `OP`.
+
+    The supervisor asks for sizes, work and lengths and has no torch: only `draw`, `oracle` and what
+    else makes tensors import it, and themselves.
+    """
 
     name: ClassVar[str]
+    # The first has the case's dtype, and so has the output.
     arguments: ClassVar[tuple[str, ...]]
     # Tensors that some distributions add behind them; without, an implementation's default holds.
     optional: ClassVar[tuple[str, ...]] = ()
-    options: ClassVar[tuple[str, ...]] = ("sm_scale",)
+    options: ClassVar[tuple[str, ...]] = ()
     shape_model: ClassVar[type[Shape]]
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     # What a backward case differentiates by, among `arguments`.
-    differentiable: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    differentiable: ClassVar[tuple[str, ...]] = ()
+    # Whether, where the first axis of every argument has the same size, it counts rows that have
+    # nothing to do with each other, so that a few of them are a problem of their own.
+    rows_stand_alone: ClassVar[bool] = False
     # The size that `length` returns.
     length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
-    # Whether each distribution is a work of its own, with a threshold of its own.
-    threshold_per_distribution: ClassVar[bool] = False
 
     def call_form(self, name: str) -> str:
         """How an implementation is called, for messages."""
@@ -88,18 +94,21 @@ class Op(ABC):
     def length(self, shape: Shape) -> int:
         """What a threshold is decided on: the selected length L of a row, if not another size."""
 
+    def terms(self, shape: Shape) -> int:
+        """How many terms the sums behind one element of the output have together, at most: what an
+        honest float32 result may be off by grows with their root. The length, if not overridden."""
+        return self.length(shape)
+
     @abstractmethod
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
         """Compulsory bytes and FLOPs of one call on the inputs that `draw` makes of this seed."""
 
     def backward_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
-        """Compulsory bytes and FLOPs of one backward: what the forward moves (the gradient of the
-        output in place of the output), and the gradients; dq, dk, dv and the gradient of the
-        weights, four products where the forward has two of the same sizes. Who does not keep the
-        weights computes them again, a fifth product, but nobody must."""
+        """Compulsory bytes and FLOPs of one backward, if not overridden: what the forward moves,
+        the gradient of the output in place of the output, and the gradients; no fewer FLOPs."""
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
-        return Work(forward.bytes_min + written, forward.flops * 2)
+        return Work(forward.bytes_min + written, forward.flops)
 
     def differentiable_elements(self, shape: Shape) -> int:
         """Elements of the `differentiable` arguments together; an op with a backward has it."""
@@ -113,13 +122,17 @@ class Op(ABC):
     def oracle(self, inputs: Inputs) -> Tensor:
         """The float64 result on the quantised values of `inputs`, in bounded memory."""
 
+    def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
+        """That of the first argument, if not overridden."""
+        return tuple(inputs.tensors[self.arguments[0]].shape)
+
     def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
-        """A gradient of the output for a backward, normal, of the inputs' dtype."""
+        """A gradient of the output for a backward, normal, of the first argument's dtype."""
         from nsabench.ops import _draws
 
-        q, v = inputs.tensors["q"], inputs.tensors["v"]
-        normal = _draws.normal(str(q.dtype).removeprefix("torch."), str(q.device), seed)
-        return normal(*q.shape[:-1], v.shape[-1])
+        first = inputs.tensors[self.arguments[0]]
+        normal = _draws.normal(str(first.dtype).removeprefix("torch."), str(first.device), seed)
+        return normal(*self.output_shape(inputs))
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         """The float64 gradient by each `differentiable` argument, in bounded memory; an op with a

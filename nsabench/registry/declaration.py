@@ -1,0 +1,201 @@
+"""How code says what it is: `@implementation`, and `@control` for what is wrong on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsabench.errors import UsageError
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Direction, Role, Runs
+
+if TYPE_CHECKING:
+    from nsabench.ops import Op
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Unsupported(Exception):
+    """Raised by an implementation for a case it does not do; the text says why."""
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """A kernel that an implementation compiles itself (CUDA C++ through NVRTC, say), specialised.
+
+    constants: what tells this variant from the kernel's others, such as "D=128 HEADS=8".
+    threads: threads a block. shared_bytes: dynamic shared memory a launch asks for, a block.
+    compiler: its name and version. compile: returns the cubin, and raises the compiler's error.
+    """
+
+    kernel: str
+    constants: str
+    threads: int
+    shared_bytes: int
+    compiler: str
+    compile: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A callable that fulfils an op, with what its author declared about it."""
+
+    op: str
+    name: str
+    role: Role
+    devices: tuple[Runs, ...]
+    caught_by: str
+    source: Source
+    call: Callable[..., Any]
+    config: Callable[..., object] | None = None
+    compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None
+    wraps: str = ""
+    distributions: tuple[str, ...] = ()
+    directions: tuple[Direction, ...] = ()
+
+
+collected: list[Implementation] = []
+_source = Source("interactive")
+
+
+def implementation(
+    *,
+    op: str,
+    name: str,
+    role: str = "candidate",
+    devices: Sequence[str] = ("cuda", "interpreter"),
+    caught_by: str = "",
+    wraps: str = "",
+    config: Callable[..., object] | None = None,
+    compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
+    distributions: Sequence[str] = (),
+    directions: Sequence[str] = (),
+) -> Callable[[F], F]:
+    """Register the decorated function as an implementation of `op`.
+
+    devices: where it runs: any of `cuda`, `cpu` (timed there), `interpreter` (a Triton kernel: on a
+      machine without a GPU its parity is checked and its time is not taken).
+    caught_by: for a control, the check that must catch it.
+    wraps: for a control, the baseline that it would be without its trick; measured beside it.
+    config: called as the implementation is; what it returns (the chosen tiles, say) is recorded.
+    compile_ahead: for kernels that are not Triton's. Called with a compute capability (89) on a
+      machine that may have no GPU, gives every variant that the implementation launches there;
+      raises `Unsupported` where it launches none, or where its compiler is not installed.
+    distributions: the only ones on which it is the op's function, where it is not on all.
+    directions: the only ones that it is for (`forward`, `backward`), where it is not for both.
+    Raises `UsageError` for an unknown role, device or direction.
+    """
+
+    def register(call: F) -> F:
+        try:
+            of_role = Role(role)
+            runs_on = tuple(Runs(device) for device in devices)
+            of_directions = tuple(Direction(direction) for direction in directions)
+        except ValueError as error:
+            raise UsageError(
+                f"implementation {name!r}: {error}",
+                f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
+                f"directions are among {', '.join(Direction)}.",
+            ) from None
+        if of_role is Role.CONTROL and not caught_by:
+            raise UsageError(
+                f"control {name!r} does not say which check must catch it",
+                'give it caught_by="parity" (or another check).',
+            )
+        collected.append(
+            Implementation(
+                op,
+                name,
+                of_role,
+                runs_on,
+                caught_by,
+                _source,
+                call,
+                config,
+                compile_ahead,
+                wraps,
+                tuple(distributions),
+                of_directions,
+            )
+        )
+        return call
+
+    return register
+
+
+@contextmanager
+def collecting_from(source: Source) -> Iterator[None]:
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A right implementation of an op, for a control to be wrapped around: the baseline `name`."""
+
+    op: Op
+    name: str
+    call: Callable[..., Any]
+
+    def __call__(self, *tensors: Any, **options: Any) -> Any:
+        return self.call(*tensors, **options)
+
+
+@dataclass(frozen=True)
+class Trick:
+    """What makes controls, one an op, as its author declared it. `ops`: none named, every op."""
+
+    name: str
+    call: Callable[..., Any]
+    caught_by: str
+    devices: tuple[Runs, ...]
+    wraps: bool
+    ops: tuple[str, ...]
+    distributions: tuple[str, ...]
+    directions: tuple[Direction, ...]
+    source: Source
+
+
+tricks: list[Trick] = []
+
+
+def control(
+    *ops: str,
+    caught_by: str,
+    name: str = "",
+    devices: Sequence[str] = ("cuda", "cpu"),
+    wraps: bool = False,
+    distributions: Sequence[str] = (),
+    directions: Sequence[str] = ("forward",),
+) -> Callable[[F], F]:
+    """Register the decorated function as a control of these ops; of every op, also of those that
+    nobody has written yet, if none is named. Its name is its own, unless one is given.
+
+    It is called with an `Honest` implementation of the op and then as one. caught_by: the check
+    that must catch it. wraps: whether that check holds it to what it is wrapped around, which is
+    then measured beside it. directions: none: all that the op has.
+    """
+
+    def register(call: F) -> F:
+        tricks.append(
+            Trick(
+                name=name or call.__name__,
+                call=call,
+                caught_by=caught_by,
+                devices=tuple(Runs(device) for device in devices),
+                wraps=wraps,
+                ops=ops,
+                distributions=tuple(distributions),
+                directions=tuple(Direction(direction) for direction in directions),
+                source=_source,
+            )
+        )
+        return call
+
+    return register

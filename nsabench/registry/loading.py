@@ -1,0 +1,85 @@
+"""Importing what is installed and what the user names, and refusing what is not as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nsabench import sources as _sources
+from nsabench.errors import UsageError
+from nsabench.model.source import Source
+from nsabench.registry.declaration import Implementation, collected, collecting_from
+
+USER_MODULE = "nsabench_user_kernels"
+
+GIVE_A_FILE = "give --kernels a file."
+
+
+def sources(kernels: Path | None = None, ops_file: Path | None = None) -> dict[str, str]:
+    """Where implementations and ops come from, each with the sha256 of its files. Imports none."""
+    if kernels is not None:
+        _sources.read(kernels, GIVE_A_FILE)
+    return _sources.digests(kernels, ops_file)
+
+
+def distributions() -> dict[str, str]:
+    """The version of every distribution that brings implementations or ops."""
+    return _sources.versions()
+
+
+def load(
+    kernels: Path | None = None,
+    expected: Mapping[str, str] | None = None,
+    *,
+    ops_file: Path | None = None,
+) -> list[Implementation]:
+    """Import the installed implementations and those of the user's file; return them all, and for
+    each op the controls that are wrapped around its first baseline.
+
+    expected: the sources to import, each with the sha256 it must have; None: all, as they are.
+    ops_file: the user's op, which is imported before them.
+    Raises `UsageError` when a source is not as expected or cannot be imported, or an implementation
+    names an unknown op, has the wrong signature, or takes a name that another one has.
+    """
+    # Here and not above: whoever writes `from nsabench import implementation` needs no op yet.
+    from nsabench import ops
+    from nsabench.registry import validation, wrapping
+
+    content = b""
+    if kernels is not None:
+        content = _sources.read(kernels, GIVE_A_FILE if expected is None else _sources.PUT_BACK)
+    if expected is not None:
+        present = sources(kernels, ops_file)
+        _sources.refuse_changed(present, expected, kernels, ops_file)
+    if ops_file is not None:
+        before = len(collected)
+        ops.load_file(ops_file)
+        if len(collected) > before:
+            raise UsageError(
+                f"{ops_file} registers implementations, and it is for an op",
+                "put them into a file of their own, for --kernels.",
+            )
+    for origin, points in _sources.by_distribution(_sources.IMPLEMENTATIONS).items():
+        if expected is None or origin in expected:
+            for point in points:
+                with collecting_from(Source(origin)):
+                    _sources.imported(point.load, f"entry point {point.name!r} of {origin}")
+    if kernels is not None:
+        _load_file(kernels, content)
+    items = [*collected, *wrapping.controls(collected)]
+    validation.validate(items)
+    return items
+
+
+def _load_file(kernels: Path, content: bytes) -> None:
+    source = Source.of_file(kernels, content)
+    # Like a module, a file is executed once a process.
+    if any(item.source == source for item in collected):
+        return
+    with collecting_from(source):
+        _sources.execute(kernels, content, USER_MODULE)
+    if not any(item.source == source for item in collected):
+        raise UsageError(
+            f"{kernels} registers no implementation",
+            'decorate a function with @nsabench.implementation(op=..., name="mine").',
+        )

@@ -1,0 +1,160 @@
+"""Where foreign code comes from: installed distributions, by entry point, and the user's own files.
+
+Every source has a name and the sha256 of its files, both of which a plan holds: what is not as the
+plan says is refused. A user's file is executed from the bytes that were hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from nsabench.errors import UsageError
+from nsabench.model.source import Source
+
+IMPLEMENTATIONS = "nsabench.implementations"  # the groups of entry points
+OPS = "nsabench.ops"
+PUT_BACK = "put it back as and where it was, or start a new run."
+
+T = TypeVar("T")
+
+
+def by_distribution(group: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group, by the distribution that they come from."""
+    points: dict[str, list[EntryPoint]] = defaultdict(list)
+    for point in sorted(entry_points(group=group), key=lambda p: p.value):
+        points[point.dist.name if point.dist else point.value].append(point)
+    return points
+
+
+def _all_points() -> dict[str, list[EntryPoint]]:
+    points = by_distribution(IMPLEMENTATIONS)
+    for origin, more in by_distribution(OPS).items():
+        points[origin] = [*points.get(origin, []), *more]
+    return points
+
+
+def digests(*files: Path | None) -> dict[str, str]:
+    """All sources, each with the sha256 of its files. Imports none of them.
+
+    A distribution's are those of the packages that its entry points name; a user's file is alone.
+    Raises `UsageError` when a file cannot be read.
+    """
+    sources = {
+        origin: digest_packages({point.module.partition(".")[0] for point in points})
+        for origin, points in _all_points().items()
+    }
+    for file in files:
+        if file is not None:
+            content = read(file)
+            sources[Source.of_file(file, content)] = sha256(content)
+    return sources
+
+
+def versions() -> dict[str, str]:
+    """The version of every distribution that brings implementations or ops."""
+    return {
+        origin: points[0].dist.version if points[0].dist else ""
+        for origin, points in _all_points().items()
+    }
+
+
+def refuse_changed(
+    present: Mapping[str, str], expected: Mapping[str, str], *files: Path | None
+) -> None:
+    """Raises `UsageError` for the first of the `expected` sources that is not what it was."""
+    for source, digest in expected.items():
+        if present.get(source) != digest:
+            # A user's file goes by its path; a distribution by its name.
+            mine = (f for f in files if f is not None and Source(source).is_of(f))
+            raise UsageError(
+                f"{next(mine, source)} is not what it was when the run began", PUT_BACK
+            )
+
+
+def digest_of(file: Path | None, sources: Mapping[str, str]) -> str:
+    """The digest of a user's file among the sources; empty where there is no file."""
+    if file is None:
+        return ""
+    return next(d for source, d in sources.items() if Source(source).is_of(file))
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def read(path: Path, remedy: str = "check the path.") -> bytes:
+    """Raises `UsageError` when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy) from None
+
+
+def digest_packages(packages: set[str]) -> str:
+    """The sha256 over names and contents of all files of top-level packages, without importing."""
+    total = hashlib.sha256()
+    for package in sorted(packages):
+        for name, file in sorted(_files(package)):
+            total.update(f"{package}/{name}\0".encode() + hashlib.sha256(read(file)).digest())
+    return total.hexdigest()
+
+
+def _files(package: str) -> Iterator[tuple[str, Path]]:
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return  # importing it will say so
+    if not spec.submodule_search_locations and spec.origin:
+        yield package, Path(spec.origin)
+    for root in map(Path, spec.submodule_search_locations or ()):
+        for file in root.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield str(file.relative_to(root)), file
+
+
+def execute(path: Path, content: bytes, name: str) -> ModuleType:
+    """The module that a user's file makes, executed from the bytes that were hashed, whatever the
+    file may hold by now. Raises `UsageError` when it cannot be."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+
+    def run() -> None:
+        exec(compile(content, str(path), "exec", dont_inherit=True), module.__dict__)
+
+    imported(run, str(path))
+    return module
+
+
+def imported(load: Callable[[], T], what: str, fails: str = "cannot be imported") -> T:
+    """What `load`, foreign code, gives. Raises `UsageError`, with the line of it, when it fails."""
+    try:
+        return load()
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        remedy = "fix the import, or run it with `python FILE.py` to see the whole traceback."
+        if isinstance(error, ModuleNotFoundError):
+            # What lies beside a user's file is not looked for: no hash of a run would cover it.
+            remedy = "install that module as a package, or write what it has into the file."
+        raise UsageError(
+            f"{what} {fails}: {type(error).__name__}: {error}{_last_line_of(error)}",
+            remedy,
+        ) from error
+
+
+def _last_line_of(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return ""
+    frames: Sequence[inspect.FrameInfo] = (
+        inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    )
+    return f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""

@@ -1,0 +1,101 @@
+"""A run of an op that nsabench has never seen, from the plan to the commands that read it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
+KERNELS = """
+import torch
+from nsabench import implementation
+
+def norm(x, weight, eps):
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+@implementation(op="rmsnorm", name="eager", role="baseline", devices=("cpu",))
+def eager(x, weight, *, eps):
+    return norm(x, weight, eps)
+
+@implementation(op="rmsnorm", name="mine", devices=("cpu",))
+def mine(x, weight, *, eps):
+    return norm(x, weight, 0.5)
+"""
+MATRIX = """
+op: rmsnorm
+axes: {M: 6, D: 8, dtype: float32}
+timing:
+  warmup_s: 0.005
+  stopping: {kind: fixed_count, rounds: 10}
+"""
+
+
+def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nsabench", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and the files that it was made with."""
+    folder = tmp_path_factory.mktemp("of_an_op")
+    for name, text in (("kernels.py", KERNELS), ("rmsnorm.yaml", MATRIX)):
+        (folder / name).write_text(text)
+    (folder / "rmsnorm.py").write_text(RMSNORM.read_text())
+    files = ("--ops", folder / "rmsnorm.py", "--kernels", folder / "kernels.py")
+    done = nsabench(
+        "run", folder / "rmsnorm.yaml", "--device", "cpu", *files, "--out", folder / "run"
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return folder
+
+
+def test_its_sizes_are_columns_and_its_controls_are_caught(folder: Path) -> None:
+    records = pq.read_table(folder / "run" / "records.parquet").to_pylist()
+    assert {(r["M"], r["D"], r["length"], r["N"]) for r in records} == {(6, 8, 8, None)}
+    status = {r["implementation"]: r["status"] for r in records}
+    assert status["eager"] == "ok"
+    assert status["mine"] == "wrong"
+    [mine] = [r for r in records if r["implementation"] == "mine"]
+    assert "no hypothesis explains it" in mine["diagnosis"] or "times" in mine["diagnosis"]
+    caught = {r["implementation"]: r["caught"] for r in records if r["role"] == "control"}
+    assert len(caught) > 10
+    assert set(caught.values()) <= {"caught", "declined"}, caught
+
+
+def test_what_is_computed_anew_needs_the_file(folder: Path) -> None:
+    for command in (("report", "--out", folder / "page"), ("audit",), ("threshold",)):
+        without = nsabench(command[0], folder / "run", *command[1:])
+        assert without.returncode == 2, without.stdout
+        assert "--ops" in without.stderr
+        words = (*command[1:], "--ops", folder / "rmsnorm.py")
+        done = nsabench(command[0], folder / "run", *words)
+        assert done.returncode in (0, 1), done.stderr
+    assert "rmsnorm" in (folder / "page" / "selection_report.md").read_text()
+    compared = nsabench("compare", folder / "run", folder / "run")
+    assert compared.returncode == 0, compared.stderr
+
+
+def test_a_run_goes_on_only_with_the_file_that_it_began_with(folder: Path) -> None:
+    refused = nsabench("run", "--resume", folder / "run", "--ops", folder / "rmsnorm.py")
+    assert refused.returncode == 2
+    assert "--resume goes on with the plan of the run" in refused.stderr
+    before = (folder / "rmsnorm.py").read_text()
+    assert nsabench("run", "--resume", folder / "run").returncode in (0, 1)
+    (folder / "rmsnorm.py").write_text(before + "# changed\n")
+    try:
+        changed = nsabench("run", "--resume", folder / "run")
+    finally:
+        (folder / "rmsnorm.py").write_text(before)
+    assert changed.returncode == 2
+    assert "rmsnorm.py is not what it was when the run began" in changed.stderr

@@ -1,0 +1,97 @@
+"""The controls of an op that nobody here has seen: each applies by itself, and is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from nsabench import ops
+from nsabench.execution.failure import Failure
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.ops import _outside
+from nsabench.registry import Implementation, wrapping
+
+RMSNORM = Path(__file__).parents[2] / "rmsnorm.py"
+GENERIC = {
+    *("zero_output", "nan_output", "one_nan", "wrong_but_close", "relative_error"),
+    *("cached_output", "batch_and_skip", "mutated_input", "returned_input_alias", "lazy_output"),
+    *("worker_thread_escape", "patched_clocks", "sleeping_wrapper", "l2_warm_replay"),
+    *("side_stream_escape", "side_stream_unjoined", "default_stream"),
+    *("zero_gradients", "stale_gradients", "gradients_of_exp2", "detached_keys"),
+}
+# Right until they are timed, or for the worker's gate: checks see them afterwards.
+TIMED = {"batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"}
+
+
+def eager(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def baseline(name: str, *devices: Runs, source: str = "mine.py@1") -> Implementation:
+    return Implementation("rmsnorm", name, Role.BASELINE, devices, "", source, eager)
+
+
+@pytest.fixture(autouse=True)
+def _rmsnorm() -> Iterator[None]:
+    ops.load_file(RMSNORM)
+    yield
+    _outside.from_files.clear()
+
+
+def controls(*baselines: Implementation) -> list[Implementation]:
+    import nsabench.implementations  # noqa: F401 - registers the tricks
+
+    return list(wrapping.controls(baselines))
+
+
+def test_all_that_know_no_op_apply() -> None:
+    found = controls(baseline("eager", Runs.CUDA, Runs.CPU))
+    assert {i.name for i in found} == GENERIC
+    assert {i.wraps for i in found} == {"", "eager"}
+
+
+def test_they_are_around_the_first_baseline_that_runs_on_most_devices() -> None:
+    some = [
+        baseline("interpreted", Runs.CUDA, Runs.INTERPRETER),
+        baseline("first", Runs.CUDA, Runs.CPU),
+        baseline("second", Runs.CUDA, Runs.CPU),
+    ]
+    assert wrapping.first_baseline(some, "rmsnorm") is some[1]
+    shipped = baseline("third", Runs.CUDA, Runs.CPU, source="nsabench")
+    assert wrapping.first_baseline([*some, shipped], "rmsnorm") is shipped
+    assert all(Runs.CPU not in i.devices for i in controls(some[0]))
+    assert controls(baseline("interpreted", Runs.INTERPRETER)) == []
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_gate_catches_them(direction: Direction) -> None:
+    case = Case(
+        op="rmsnorm",
+        shape={"M": 24, "D": 24},  # as many rows as columns: neither may be taken for the other
+        dtype=DType.FLOAT16,
+        direction=direction,
+        distribution="normal",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+    )
+    some = [
+        item
+        for item in controls(baseline("eager", Runs.CUDA, Runs.CPU))
+        if direction in item.directions and Runs.CPU in item.devices and item.name not in TIMED
+    ]
+    assert len(some) == (4 if direction is Direction.BACKWARD else 9)
+    for item in some:
+        with pytest.raises(Failure) as caught:
+            CaseArm(item, case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+        assert caught.value.status is Status.WRONG, (item.name, caught.value.reason)
+    CaseArm(baseline("eager", Runs.CPU), case, "cpu", InputSets(case, "cpu"), Random(0)).check()

@@ -1,0 +1,165 @@
+"""Ops that do not ship: found, bound to their file, and refused with a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nsabench import ops, sources
+from nsabench.errors import UsageError
+from nsabench.model.case import Case
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Direction, DType
+from nsabench.ops import Inputs, _outside
+
+RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
+
+
+@pytest.fixture(autouse=True)
+def _none_is_kept() -> Iterator[None]:
+    yield
+    _outside.from_files.clear()
+
+
+def changed(folder: Path, before: str, after: str) -> Path:
+    text = RMSNORM.read_text()
+    assert before in text
+    path = folder / "mine.py"
+    path.write_text(text.replace(before, after))
+    return path
+
+
+def make_case(**changes: object) -> Case:
+    fields = {"op": "rmsnorm", "shape": {"M": 4, "D": 8}, "dtype": DType.FLOAT16, "streams": 1}
+    fields |= {"direction": Direction.FORWARD, "distribution": "normal", "timeout_s": 60, "seed": 1}
+    return Case.model_validate({**fields, **changes})
+
+
+def test_an_op_of_a_file_is_an_op_like_any_other() -> None:
+    assert "rmsnorm" not in ops.names()
+    op = ops.load_file(RMSNORM)
+    assert ops.load_file(RMSNORM) is op is ops.get("rmsnorm")
+    assert "rmsnorm" in ops.names()
+    assert ops.work(make_case()).bytes_min == 2 * (2 * 32 + 8)
+    backward = ops.work(make_case(direction=Direction.BACKWARD))
+    assert backward.bytes_min == 2 * (2 * 32 + 8) + 2 * (32 + 8)
+
+
+def test_what_an_op_need_not_say(tmp_path: Path) -> None:
+    op = ops.load_file(RMSNORM)
+    shape = op.shape_model.model_validate({"M": 4, "D": 8})
+    inputs = op.draw(shape, DType.BFLOAT16, "normal", 1, "cpu")
+    assert isinstance(inputs, Inputs)
+    assert op.output_shape(inputs) == (4, 8)
+    grad = op.draw_grad(inputs, 2)
+    assert (tuple(grad.shape), grad.dtype) == ((4, 8), inputs.tensors["x"].dtype)
+    assert op.terms(shape) == 8
+    rows = ops.get("selection_rows")
+    sizes = rows.shape_model.model_validate({"N": 1, "H": 1, "D": 16, "L": 32})
+    assert rows.terms(sizes) == 16 + 32
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("OP = RMSNorm()", "OP = 1", "holds no op under the name OP"),
+        ("OP = RMSNorm()", "OP =", "mine.py cannot be imported: SyntaxError"),
+        ("OP = RMSNorm()", "OP = RMSNorm(1)", r"TypeError.*\(line \d+ of mine.py\)"),
+        ("    def oracle", "    def other", "abstract method oracle"),
+        ('"rmsnorm"', '"selection_rows"', "holds an op 'selection_rows', and one ships"),
+        ('"rmsnorm"', '"decode"', "holds an op 'decode', and one ships"),
+        ('"rmsnorm"', '"RMS norm"', "has the name 'RMS norm'"),
+        ('length_axis = "D"', 'length_axis = "L"', "no size 'L', its length_axis"),
+        ('("normal",)', "()", "names no distributions"),
+        ("M: Size", "M: str", "a size 'M' that is no whole number"),
+        ('("x", "weight")\n    distributions', "()\n    distributions", "differentiable"),
+        ("def gradients", "def grads", "has a backward and no gradients"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        ops.load_file(changed(tmp_path, before, after))
+    assert refused.value.remedy and refused.value.exit_code == 2
+    assert _outside.from_files == {}
+
+
+def test_a_file_that_is_not_there_or_not_what_it_was_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read") as refused:
+        ops.load_file(tmp_path / "none.py")
+    assert refused.value.remedy == "give --ops a file."
+    with pytest.raises(UsageError, match="is not what it was when the run began"):
+        ops.load_file(RMSNORM, expected_sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("elements = shape.N * shape.D", "does not answer: AttributeError"),
+        ("return 1, 2", "returned a tuple"),
+    ],
+)
+def test_an_op_that_cannot_tell_its_work_is_at_fault_itself(
+    tmp_path: Path, after: str, said: str
+) -> None:
+    ops.load_file(changed(tmp_path, "elements = shape.M * shape.D", after))
+    with pytest.raises(UsageError, match=f"work of the op 'rmsnorm' {said}"):
+        ops.work(make_case())
+
+
+def test_a_file_that_imports_torch_is_refused(tmp_path: Path) -> None:
+    path = changed(tmp_path, "from nsabench.model", "import torch\nfrom nsabench.model")
+    code = (
+        "import pathlib\nfrom nsabench import ops\nfrom nsabench.errors import UsageError\n"
+        f"try:\n    ops.load_file(pathlib.Path({str(path)!r}))\n"
+        "except UsageError as error:\n    print(error, error.remedy)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "imports torch, which who plans and reports does without" in done.stdout
+
+
+def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path: Path) -> None:
+    digest = sources.sha256(RMSNORM.read_bytes())
+    plan = Plan.model_construct(ops=str(RMSNORM), ops_sha256=digest)
+    with pytest.raises(UsageError, match="which is not known here") as refused:
+        ops.refuse_other(plan)
+    assert refused.value.remedy == "give that file: --ops rmsnorm.py."
+    ops.load_file(changed(tmp_path, "4 * elements", "5 * elements"))
+    with pytest.raises(UsageError, match="which is another one now"):
+        ops.refuse_other(plan)
+    ops.load_file(RMSNORM)
+    ops.refuse_other(plan)
+    ops.refuse_other(Plan.model_construct(ops="", ops_sha256=""))
+
+
+def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "some_ops").mkdir()
+    (tmp_path / "some_ops" / "__init__.py").write_text("")
+    (tmp_path / "some_ops" / "norm.py").write_text(RMSNORM.read_text())
+    info = tmp_path / "some_ops-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-ops\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[nsabench.ops]\nrmsnorm = some_ops.norm\nother = some_ops.norm\nbroken = some_ops.none\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from nsabench import ops, sources\nfrom nsabench.assessment import columns\n"
+        "from nsabench.errors import UsageError\n"
+        "assert {'rmsnorm', 'other', 'broken'} <= set(ops.names())\n"
+        "assert sources.versions()['some-ops'] == '1.0'\n"
+        "assert len(sources.digests()['some-ops']) == 64\n"
+        "assert 'some_ops' not in sys.modules\n"
+        "assert ops.get('rmsnorm').length_axis == 'D'\n"
+        "assert 'torch' not in sys.modules\n"
+        "for name in ('other', 'broken'):\n"
+        "    try:\n        ops.get(name)\n"
+        "    except UsageError as error:\n        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "entry point 'other' of some-ops holds the op 'rmsnorm'" in done.stdout
+    assert "entry point 'broken' of some-ops cannot be imported" in done.stdout
