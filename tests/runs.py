@@ -19,7 +19,7 @@ from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
-from nsabench.model.outcome import Ceilings, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
 

@@ -13,7 +13,7 @@ from nsabench.assessment.results import Results
 from nsabench.assessment.tables import SAMPLES, of_records, schema
 from nsabench.assessment.verdict import Key
 from nsabench.files import replacing
-from nsabench.model.outcome import Samples
+from nsabench.model.measurement import Samples
 
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
 # pack well once they end in zeros: binary fractions of about a microsecond.

@@ -18,7 +18,7 @@ from nsabench.errors import UsageError
 from nsabench.machine import datasheet
 from nsabench.model.case import Case
 from nsabench.model.journal import Contents, Entry, Header
-from nsabench.model.outcome import Ceilings, Conditions, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Mode, PassName, Role, Status

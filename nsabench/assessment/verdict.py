@@ -19,7 +19,7 @@ from nsabench.assessment.statistics import (
     ratio_of_medians,
 )
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Samples
+from nsabench.model.measurement import Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much

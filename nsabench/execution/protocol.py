@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.outcome import Ceilings, Conditions, Message, Outcome
+from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome
 from nsabench.model.plan import ImplementationInfo
 
 # --- supervisor -> worker

@@ -28,7 +28,7 @@ from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
 from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Header
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, Plan
 from nsabench.model.vocabulary import PassName
 from nsabench.planning import resolve

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 
 LIBRARIES = (
     "cuda_driver",

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from nsabench.model.description import Described
-from nsabench.model.outcome import Ceilings, Conditions, Outcome
+from nsabench.model.measurement import Ceilings, Conditions, Outcome
 from nsabench.model.vocabulary import PassName
 
 

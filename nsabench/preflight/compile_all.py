@@ -14,7 +14,7 @@ from nsabench.execution.supervisor.classify import SIGNATURES, classify
 from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
 from nsabench.model.case import Case
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
 from nsabench.preflight.compiled_launch import CompiledLaunch

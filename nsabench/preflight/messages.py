@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.execution.protocol import Refused, Step
 from nsabench.model.case import Case
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 
 

@@ -21,7 +21,7 @@ from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Conditions, Outcome
+from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import PassName, Role, Runs, Status, Verdict
 from tests.runs import OP, Made, isolated, make_plan, make_run, timed

@@ -15,7 +15,7 @@ from nsabench.assessment.results import Results, assemble
 from nsabench.errors import UsageError
 from nsabench.execution.journal import Journal, read
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
 from tests.runs import first_look, make_run

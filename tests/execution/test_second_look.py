@@ -14,7 +14,7 @@ from nsabench.assessment.results import assemble
 from nsabench.assessment.verdict import Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.execution.journal import Journal, read
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Conditions, Outcome, Samples
+from nsabench.model.measurement import Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import DType, Role, Status, Verdict
 from tests.runs import Made, isolated, make_run, second_look

@@ -18,7 +18,7 @@ from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import WorkerTimedOut
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy

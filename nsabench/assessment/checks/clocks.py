@@ -10,7 +10,7 @@ from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
 from nsabench.machine.environment.nvml import THROTTLING
-from nsabench.model.outcome import Conditions
+from nsabench.model.measurement import Conditions
 from nsabench.model.vocabulary import Role
 
 # A ratio in time and the same ratio in cycles differ only if the arms ran at different clocks.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from nsabench.assessment.checks.row import Row
 from nsabench.machine.datasheet import Sheet
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 from nsabench.model.vocabulary import DType
 
 # Memory and core clocks are often set a few percent above the data sheet's.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nsabench import ops
 from nsabench.assessment import labels
-from nsabench.model.outcome import Conditions
+from nsabench.model.measurement import Conditions
 from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
 
 

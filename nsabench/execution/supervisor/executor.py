@@ -22,7 +22,7 @@ from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.outcome import Ceilings, Message
+from nsabench.model.measurement import Ceilings, Message
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.vocabulary import Status
 

@@ -10,7 +10,7 @@ from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.retry import BEFORE_ANY, cooled, unless_lost_early
 from nsabench.model.case import Case
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Conditions, Outcome
+from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Mode, PassName, Runs, Status
 

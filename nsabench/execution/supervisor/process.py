@@ -32,7 +32,7 @@ from nsabench.execution.supervisor.loss import (
     WorkerTimedOut,
     WorkerTooLarge,
 )
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 from nsabench.model.plan import Device
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk

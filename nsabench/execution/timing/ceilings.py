@@ -11,7 +11,7 @@ from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.l2 import l2_bytes
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 
 COPY_BYTES = 2 << 30
 CPU_COPY_BYTES = 128 << 20

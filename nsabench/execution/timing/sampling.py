@@ -12,7 +12,7 @@ from nsabench.execution.failure import Failure
 from nsabench.execution.timing.stopping import Rule
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
-from nsabench.model.outcome import Samples
+from nsabench.model.measurement import Samples
 
 MIN_WARMUP_CALLS = 3
 SETTLED = 0.03  # medians of two successive warm-up thirds agree this well

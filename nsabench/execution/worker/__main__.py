@@ -26,7 +26,7 @@ from nsabench.execution.protocol import (
     Step,
 )
 from nsabench.execution.worker.channel import Channel, die_with
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 
 if TYPE_CHECKING:
     from nsabench.execution.worker.session import Session

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import BinaryIO
 
-from nsabench.model.outcome import Message
+from nsabench.model.measurement import Message
 
 PR_SET_PDEATHSIG = 1
 

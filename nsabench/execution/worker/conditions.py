@@ -9,7 +9,7 @@ from types import TracebackType
 
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
-from nsabench.model.outcome import Conditions, Samples
+from nsabench.model.measurement import Conditions, Samples
 
 INTERVAL_S = 0.02
 

@@ -21,7 +21,7 @@ from nsabench.execution.worker.state import forget_earlier_cases
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
-from nsabench.model.outcome import Conditions, Outcome
+from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.vocabulary import Direction, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 

@@ -23,7 +23,7 @@ from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
 from nsabench.model.journal import Contents
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, PassName, Role, Status, Verdict

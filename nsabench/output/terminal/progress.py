@@ -13,10 +13,10 @@ from nsabench.assessment import labels
 from nsabench.execution.protocol import Step
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Role
-from nsabench.output.terminal.live import LiveTable
+from nsabench.output.terminal.progress_table import LiveTable
 from nsabench.output.terminal.screen import interactive
 
 

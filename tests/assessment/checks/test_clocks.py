@@ -1,6 +1,6 @@
 from nsabench.assessment.checks import Effect, Limits
 from nsabench.assessment.checks.clocks import check
-from nsabench.model.outcome import Conditions
+from nsabench.model.measurement import Conditions
 
 
 def test_throttling_makes_the_case_inconclusive(make_row):

@@ -4,7 +4,7 @@ import pytest
 
 from nsabench.assessment.checks import Effect, Limits
 from nsabench.assessment.checks.roofline import check
-from nsabench.model.outcome import Ceilings
+from nsabench.model.measurement import Ceilings
 from nsabench.model.vocabulary import Status
 
 H200 = Limits("measured in this run", memory_gb_s=4250.0, l2_gb_s=6200.0)

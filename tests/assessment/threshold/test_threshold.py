@@ -25,7 +25,7 @@ from nsabench.assessment.threshold.patch import patch
 from nsabench.cli.threshold import command
 from nsabench.errors import UsageError
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, Status, Verdict
+from nsabench.model.vocabulary import Catch, Direction, Role, Status, Verdict
 from tests.runs import Made, make_run
 
 
@@ -228,13 +228,14 @@ def test_what_an_earlier_run_called_decode_has_a_threshold_for_each_op_that_it_i
 
 def test_the_controls_of_an_earlier_decode_vouch_for_all_that_it_is_now() -> None:
     """They ran on its least and its most work, whichever distributions these were."""
+    record = Record.from_row({**A_RECORD, "op": "decode"})
     candidates = [
-        {**A_RECORD, "op": "decode", "role": "candidate", "distribution": distribution}
+        replace(record, role=Role.CANDIDATE, distribution=distribution)
         for distribution in ("total", "cmp", "sel", "win", "dense")
     ]
-    control = {**A_RECORD, "op": "decode", "role": "control", "distribution": "dense"}
-    assert of_records([*candidates, {**control, "caught": "caught"}]).of_op == {}
-    assert len(of_records([*candidates, {**control, "caught": "unproven"}]).of_op) == 5
+    control = replace(record, role=Role.CONTROL, distribution="dense")
+    assert of_records([*candidates, replace(control, caught=Catch.CAUGHT)]).of_op == {}
+    assert len(of_records([*candidates, replace(control, caught=Catch.UNPROVEN)]).of_op) == 5
 
 
 CONFIG = """\

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results
-from nsabench.model.outcome import Samples
+from nsabench.model.measurement import Samples
 
 
 def test_a_sample_takes_six_bytes(tmp_path: Path) -> None:

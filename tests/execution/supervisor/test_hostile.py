@@ -17,7 +17,7 @@ from nsabench.execution.supervisor import process
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Outcome
+from nsabench.model.measurement import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Status
 from tests.execution.supervisor.conftest import HOSTILE, MakePlan

@@ -16,7 +16,7 @@ from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Outcome
+from nsabench.model.measurement import Outcome
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.vocabulary import Mode, Status
 from tests.execution.supervisor.conftest import MakePlan

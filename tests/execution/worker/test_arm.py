@@ -20,7 +20,7 @@ from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, Timing
-from nsabench.model.outcome import Outcome
+from nsabench.model.measurement import Outcome
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
 

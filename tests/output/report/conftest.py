@@ -14,7 +14,7 @@ from nsabench.execution.journal import Journal
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
-from nsabench.model.outcome import Ceilings, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from tests.output.report.browser import CHROMIUM, DRIVER, Browser, chromium

@@ -12,7 +12,7 @@ from nsabench.execution import journal
 from nsabench.execution.protocol import Step
 from nsabench.model.plan import Plan
 from nsabench.output import terminal
-from nsabench.output.terminal.live import LiveTable
+from nsabench.output.terminal.progress_table import LiveTable
 from tests.output.report.conftest import make_run
 
 

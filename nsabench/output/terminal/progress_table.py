@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nsabench.assessment import labels
 from nsabench.model.journal import Entry
-from nsabench.model.outcome import Outcome
+from nsabench.model.measurement import Outcome
 from nsabench.model.plan import PlannedCase
 from nsabench.model.vocabulary import BENIGN, Role, Status
 
