@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nsabench.images.matrix import Outcome, compared
+from nsabench.images.matrix import ComboResult, compared
 from tests.output.compare.test_comparison import NEWER, STEADY
 from tests.runs import make_run
 
@@ -13,9 +13,9 @@ from tests.runs import make_run
 def test_only_finished_combos_are_compared(tmp_path: Path) -> None:
     newer = replace(NEWER, implementations=("mine", "needs_a_newer_torch"))
     outcomes = [
-        Outcome("broken", tmp_path / "broken", 137),
-        Outcome("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 0),
-        Outcome("torch2.13.0", make_run(tmp_path / "torch2.13.0", newer), 1),
+        ComboResult("broken", tmp_path / "broken", 137),
+        ComboResult("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 0),
+        ComboResult("torch2.13.0", make_run(tmp_path / "torch2.13.0", newer), 1),
     ]
     comparison = compared(outcomes)
     assert comparison is not None
@@ -28,4 +28,4 @@ def test_only_finished_combos_are_compared(tmp_path: Path) -> None:
 
 def test_what_lies_there_from_before_is_not_compared(tmp_path: Path) -> None:
     """2: the folder was not empty."""
-    assert not Outcome("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 2).finished
+    assert not ComboResult("torch2.11.0", make_run(tmp_path / "torch2.11.0", STEADY), 2).finished
