@@ -30,7 +30,7 @@ def test_a_kept_run(run: Path) -> None:
     report = verify(run, trusted=trusted_keyids((KEY,)), require=Trust.PINNED)
     assert report.broken is None
     found = compare(read([run, run]))
-    assert {step.ratio for cell in found.cells for step in cell.steps} <= {None, 1.0}
+    assert {step.ratio for cell in found.cells for step in cell.shifts} <= {None, 1.0}
     assert f"`{run.relative_to(RESULTS)}`" in (RESULTS / "README.md").read_text()
 
 
@@ -60,7 +60,7 @@ def test_the_run_with_the_op_decode_is_still_read(tmp_path: Path) -> None:
     run = decode_run(tmp_path)
     assert verify(run, require=Trust.UNSIGNED).broken is None
     found = compare(read([run, run]))
-    assert {step.ratio for cell in found.cells for step in cell.steps} <= {None, 1.0}
+    assert {step.ratio for cell in found.cells for step in cell.shifts} <= {None, 1.0}
     text = write_markdown(Facts.read(run), tmp_path / "again").read_text()
     assert "146 faster, 7 same, 7 inconclusive of 160 cases" in text, "as it was published"
 

@@ -282,6 +282,36 @@ def test_a_graph_that_dies_meanwhile_does_not_end_a_capture(tmp_path: Path) -> N
     assert [r["status"] for r in mine] == ["ok"] * 4, [r["reason"] for r in mine]
 
 
+SLOW_HOST = """
+import time, torch
+from nsabench import implementation
+from nsabench.implementations.baselines.selection_rows import gqa
+
+_side = []
+
+
+@implementation(op="selection_rows", name="mine")
+def mine(q, k, v, *, sm_scale):
+    _side[:] = _side or [torch.cuda.Stream()]
+    end = time.perf_counter() + 4e-3
+    while time.perf_counter() < end:
+        pass
+    with torch.cuda.stream(_side[0]):
+        return gqa(q, k, v, sm_scale)
+"""
+
+
+def test_a_slow_host_hides_no_work_on_a_side_stream(tmp_path: Path) -> None:
+    """Seen in a run: a host that took longer to queue a call than the device was held."""
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(SLOW_HOST)
+    matrix = ROWS + "timing: {stopping: {kind: fixed_count, rounds: 10}}\n"
+    records = run(tmp_path, matrix, "--kernels", kernels, code=1)
+    mine = [r for r in records if r["implementation"] == "mine"]
+    assert [r["status"] for r in mine] == ["wrong"] * 4
+    assert all("read in stream order" in r["reason"] for r in mine)
+
+
 def test_calls_at_once_have_data_of_their_own(tmp_path: Path) -> None:
     matrix = ROWS.replace("H: 8", "H: 8, streams: [1, 5]")
     found = [r for r in run(tmp_path, matrix) if r["role"] == "baseline" and r["median_ms"]]

@@ -147,7 +147,7 @@ def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) ->
     )
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from nsabench import ops, sources\nfrom nsabench.assessment import columns\n"
+        "from nsabench import ops, sources\nfrom nsabench.assessment import tables\n"
         "from nsabench.errors import UsageError\n"
         "assert {'rmsnorm', 'other', 'broken'} <= set(ops.names())\n"
         "assert sources.versions()['some-ops'] == '1.0'\n"

@@ -25,7 +25,7 @@ from nsabench.model.vocabulary import Direction, Status
 from nsabench.registry import Implementation
 
 # Bound here, before foreign code is imported.
-_sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
+_sleep, _synchronize, _Event = torch.cuda._sleep, torch.cuda.synchronize, torch.cuda.Event
 
 T = TypeVar("T")
 
@@ -35,7 +35,9 @@ Call = Callable[[], Answers]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
-ORDER_SPIN_CYCLES = 2_000_000  # about 1 ms: long enough for unordered work to show
+# How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
+# takes its host longer; about 60 ms at most, since a call that waits for the device never ends.
+ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 128_000_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class CaseArm:
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
+        self._order_spin = ORDER_SPIN_CYCLES
+        self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
         # What the call before, and the last one, were expected to return.
@@ -260,25 +264,43 @@ class CaseArm:
         stream: the caller's. None is the default one, on which what is launched there whoever
         calls is in order by accident.
         """
+        where = "called on another stream than the default one and " if stream else ""
+        while not self._queued_in_order(stream, where + "read in stream order, "):
+            # The device was there before the host had queued the call: nothing is shown by that.
+            if self._order_spin >= MOST_ORDER_SPIN_CYCLES:
+                self._order_spin, self._awaits_device = ORDER_SPIN_CYCLES, True
+                return
+            self._order_spin *= 4
+
+    def _queued_in_order(self, stream: torch.cuda.Stream | None, when: str) -> bool:
+        """Make one such call and compare what came of it; whether the device was held all the
+        while, as far as this call lets it."""
         self.sets.heal()
         self._poison(0, stream)
+        held = True
 
         def queue() -> Answers:
+            nonlocal held
             with _on(stream):
                 if stream:
                     # What this stream's first swap allocates may take longer than the spin.
                     self.sets.swap(0, self._rng)
                 if self.device == "cuda":
                     _synchronize()
-                    _sleep(ORDER_SPIN_CYCLES)
+                    _sleep(self._order_spin)
                 self.sets.swap(0, self._rng)
-                return [
+                reached = _Event() if self.device == "cuda" else None
+                if reached:
+                    reached.record()
+                answers = [
                     replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
                     for answer in self._next(0)()
                 ]
+                held = self._awaits_device or reached is None or not reached.query()
+                return answers
 
-        where = "called on another stream than the default one and " if stream else ""
-        self._compare(self._guarded(queue), where + "read in stream order, ")
+        self._compare(self._guarded(queue), when)
+        return held
 
     # --- timing (the protocol of timing.sampling.Arm)
 

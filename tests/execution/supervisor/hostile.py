@@ -233,7 +233,7 @@ def forges_a_refusal(q, k, v):
 
 @hostile
 def blames_the_baseline(q, k, v):
-    forge(nonce() + b'{"kind": "poisoned", "implementation": "sdpa_gqa", "reason": "not me"}\n')
+    forge(nonce() + b'{"kind": "lost_device", "implementation": "sdpa_gqa", "reason": "not me"}\n')
     time.sleep(600)
 
 
