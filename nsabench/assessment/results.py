@@ -55,15 +55,17 @@ class Assessed:
         return look_again(
             self.first_look,
             {key: o.samples for key, o in self.outcomes.items()},
-            contents.by_case(PassName.SECOND_LOOK),
-            {
-                case_id: self._checked(entry)
-                for case_id, entry in contents.by_case(PassName.ISOLATED_BASELINES).items()
-            },
+            self._checked(contents, PassName.SECOND_LOOK),
+            self._checked(contents, PassName.ISOLATED_BASELINES),
         )
 
-    def _checked(self, entry: Entry) -> Entry:
-        """Isolated baselines are held to what their rows in the first look are held to."""
+    def _checked(self, contents: Contents, name: PassName) -> dict[str, Entry]:
+        """The entries of a later pass by case id, held to what those of the first look are."""
+        return {
+            case_id: self._checked_entry(entry) for case_id, entry in contents.by_case(name).items()
+        }
+
+    def _checked_entry(self, entry: Entry) -> Entry:
         case = self.plan.by_id[entry.case_id].case
         rows = _rows_of(self.plan, case, entry.outcomes, entry.conditions)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
@@ -83,6 +85,7 @@ class Assessed:
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
         judgements = self.judgements(contents)
+        second_looks = list(self._checked(contents, PassName.SECOND_LOOK).values())
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         records = [
             _record(
@@ -92,7 +95,7 @@ class Assessed:
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
             )
-            for row in _after_second_look(self.rows, contents.of(PassName.SECOND_LOOK))
+            for row in _after_second_look(self.rows, second_looks)
         ]
         samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         return Results(records, samples, self.findings, judgements)

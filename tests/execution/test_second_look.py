@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nsabench.assessment.checks import Effect, Finding, Row
@@ -17,7 +18,7 @@ from nsabench.model.journal import Entry
 from nsabench.model.measurement import Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import DType, Role, Status, Verdict
-from tests.runs import Made, isolated, make_run, second_look
+from tests.runs import Made, isolated, make_run, second_look, timed
 
 
 def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
@@ -305,3 +306,27 @@ def test_what_is_inconclusive_already_needs_no_second_look() -> None:
     judgement = verdict(1.2, findings=(hot,))
     assert not hangs_on_little(judgement)
     assert verdict(1.2, findings=(hot,), second=again(1.2)).why == "throttled"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("rel_l2", 0.9, "relative L2 error 0.9"), ("mae", 0.5, "mean absolute error 0.5")],
+)
+def test_what_a_second_process_computed_is_held_to_the_same_checks(
+    tmp_path: Path, field: str, value: float, reason: str
+) -> None:
+    """Its worker looks at the mean error only; the checks come when the run is assessed."""
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    folder = make_run(tmp_path / "run", made)
+    plan = Plan.read(folder / "plan.yaml")
+    rng = np.random.default_rng(1)
+    rough = timed("mine", 0.2 / 1.2, made, rng).model_copy(update={field: value})
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        best = timed("sdpa_gqa", 0.2, made, rng)
+        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[best, rough]))
+    results = assemble(plan, read(folder / "journal.jsonl"))
+    [mine] = [
+        r for r in results.records if r.implementation == "mine" and r.case_id == plan.cases[0].id
+    ]
+    assert (mine.status, mine.verdict, mine.speedup) == (Status.WRONG, Verdict.INVALID, None)
+    assert reason in mine.reason
