@@ -122,8 +122,8 @@ def _type(schema: dict[str, Any], defined: dict[str, Any]) -> str:
         return f"mapping to {_type(inner, defined)}" if isinstance(inner, dict) else "mapping"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
-    said = str(schema.get("type", "anything"))
-    return f"{said} > {schema['exclusiveMinimum']}" if "exclusiveMinimum" in schema else said
+    kind = str(schema.get("type", "anything"))
+    return f"{kind} > {schema['exclusiveMinimum']}" if "exclusiveMinimum" in schema else kind
 
 
 def _columns() -> Iterator[str]:
@@ -131,7 +131,8 @@ def _columns() -> Iterator[str]:
     yield _wrapped(
         "Unit and meaning are also in the Arrow field metadata of the files, and "
         "`nsabench explain COLUMN` prints them. Columns are only ever added. Where a value is null "
-        "it does not exist, and `reason` says why.\n"
+        "it does not exist, and `reason` says why. The columns are the fields of two classes in "
+        "`nsabench/model/record.py`.\n"
     )
     yield from _table("`records.parquet`: a row a case and implementation", RECORDS)
     yield from _table("`samples.parquet`: a row a timed call", SAMPLES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsabench.assessment.checks.best import best_baseline
+from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsabench.assessment.checks.best import best_baseline
+from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits

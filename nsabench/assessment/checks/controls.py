@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nsabench.assessment.checks.best import best_baseline
+from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row

@@ -9,8 +9,8 @@ from pathlib import Path
 from nsabench import ops
 from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
+from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.checks.best import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.tables import read_records
 from nsabench.model.record import Record

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import REPLY, Refused, Step
-from nsabench.execution.supervisor import watchdog
+from nsabench.execution.supervisor import orphan_reaper
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
@@ -53,7 +53,7 @@ _workers: set[int] = set()
 _births = threading.Lock()
 
 
-_watchdog: subprocess.Popen[bytes] | None = None
+_reaper: subprocess.Popen[bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class WorkerProcess:
 
     def __init__(self, program: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
-        _start_watchdog()
+        _start_reaper()
         self._replies = program.replies
         self._siblings = {child.pid for child in psutil.Process().children()}
         self._born = time.time()
@@ -105,7 +105,7 @@ class WorkerProcess:
                 bufsize=0,
             )
             _workers.add(self.pid)
-        _tell_watchdog(f"+{self.pid}")
+        _tell_reaper(f"+{self.pid}")
         # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
         self._nonce = token_hex(16).encode()
         assert self._process.stdin is not None
@@ -246,7 +246,7 @@ class WorkerProcess:
             assert stream is not None
             stream.close()
         reap_orphans(self._siblings, self._born)
-        _tell_watchdog(f"-{self.pid}")
+        _tell_reaper(f"-{self.pid}")
 
 
 def worker_environment(device: Device) -> dict[str, str]:
@@ -287,13 +287,13 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _start_watchdog() -> None:
+def _start_reaper() -> None:
     """Have somebody who ends the workers' children if this process is killed."""
-    global _watchdog
+    global _reaper
     with _births:
-        if _watchdog is None or _watchdog.poll() is not None:
-            _watchdog = subprocess.Popen(
-                [sys.executable, "-S", str(watchdog.__file__), f"{MARK}={_mark}"],
+        if _reaper is None or _reaper.poll() is not None:
+            _reaper = subprocess.Popen(
+                [sys.executable, "-S", str(orphan_reaper.__file__), f"{MARK}={_mark}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -301,13 +301,13 @@ def _start_watchdog() -> None:
                 bufsize=0,
             )
             for pid in _workers:
-                _tell_watchdog(f"+{pid}")
+                _tell_reaper(f"+{pid}")
 
 
-def _tell_watchdog(line: str) -> None:
-    assert _watchdog is not None and _watchdog.stdin is not None
+def _tell_reaper(line: str) -> None:
+    assert _reaper is not None and _reaper.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the next worker finds it dead and starts another
-        _watchdog.stdin.write(line.encode() + b"\n")
+        _reaper.stdin.write(line.encode() + b"\n")
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:
@@ -330,7 +330,7 @@ def reap_orphans(siblings: set[int], born: float) -> None:
 
 def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
     with _births:
-        ours = _workers | siblings | ({_watchdog.pid} if _watchdog else set())
+        ours = _workers | siblings | ({_reaper.pid} if _reaper else set())
         children = [c for c in psutil.Process().children() if c.pid not in ours]
     return [child for child in children if _left_behind(child, born)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nsabench.assessment.statistics import quantile
-from nsabench.execution.timing.l2 import l2_bytes
+from nsabench.execution.timing.l2_flush import l2_bytes
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Ceilings

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nsabench.execution.failure import DeviceLost
-from nsabench.execution.timing.l2 import l2_bytes
+from nsabench.execution.timing.l2_flush import L2Flush
 from nsabench.execution.timing.timer import Call, Sample, Timed
 from nsabench.machine.clock import now_s
 
@@ -28,7 +28,6 @@ MIN_ESCAPE_S = 200e-6
 
 # Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
 _Event = torch._C._CudaEventBase
-_amax = torch.amax
 _sleep = torch.cuda._sleep
 _synchronize = torch._C._cuda_synchronize
 _current_stream = torch.cuda.current_stream
@@ -38,12 +37,7 @@ class CudaTimer:
     """Times calls on the current stream of the current device."""
 
     def __init__(self) -> None:
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        # Reading evicts as surely as writing and leaves no dirty lines, whose write-back would be
-        # charged to the call that is timed.
-        words = 2 * max(l2_bytes(properties), 8 << 20) // 4
-        self._flush = torch.randint(1 << 30, (words,), dtype=torch.int32, device="cuda")
-        self._sink = torch.empty((), dtype=torch.int32, device="cuda")
+        self._flush_l2 = L2Flush()
         self._start = _Event(enable_timing=True)
         self._end = _Event(enable_timing=True)
         self._spin: dict[str, int] = {}
@@ -84,7 +78,7 @@ class CudaTimer:
         # can warm the L2 while the device is held.
         if spin:
             _sleep(spin)
-        _amax(self._flush, dim=0, out=self._sink)
+        self._flush_l2()
         self._start.record(stream)
         result = call()
         self._end.record(stream)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.failure import Failure
-from nsabench.execution.worker import calls, parity, state
+from nsabench.execution.worker import calls, cuda_graphs, parity, state
 from nsabench.execution.worker.calls import Answer
 from nsabench.execution.worker.guard import classify, guarded
 from nsabench.execution.worker.inputs import InputSets, checksum, poison_like
@@ -25,7 +25,8 @@ from nsabench.model.vocabulary import Direction, Status
 from nsabench.registry import Implementation
 
 # Bound here, before foreign code is imported.
-_sleep, _synchronize, _Event = torch.cuda._sleep, torch.cuda.synchronize, torch.cuda.Event
+_sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
+_current_stream, _Event = torch.cuda.current_stream, getattr(torch._C, "_CudaEventBase", None)
 
 T = TypeVar("T")
 
@@ -118,16 +119,8 @@ class CaseArm:
             # Its gradient of the output is another tensor each time, and a graph has one.
             raise Failure(Status.UNSUPPORTED, "a backward is not measured in CUDA graphs")
 
-        def record() -> None:
-            with state.no_garbage():
-                for index in range(len(self.sets)):
-                    graph, call = torch.cuda.CUDAGraph(), self.ready(index)
-                    with torch.cuda.graph(graph):
-                        answers = call()
-                    self._graphs.append((graph, answers))
-
         try:
-            self._guarded(record)
+            self._graphs = self._guarded(partial(cuda_graphs.capture, self.ready, len(self.sets)))
         except Failure as failure:
             if failure.status is not Status.CRASHED:
                 raise
@@ -289,9 +282,9 @@ class CaseArm:
                     _synchronize()
                     _sleep(self._order_spin)
                 self.sets.swap(0, self._rng)
-                reached = _Event() if self.device == "cuda" else None
-                if reached:
-                    reached.record()
+                reached = _Event() if _Event and self.device == "cuda" else None
+                if reached is not None:
+                    reached.record(_current_stream())
                 answers = [
                     replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
                     for answer in self._next(0)()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
-from nsabench.execution.timing.l2 import l2_bytes
+from nsabench.execution.timing.l2_flush import l2_bytes
 from nsabench.implementations.controls.capturing import decline_in_a_graph
 from nsabench.registry import Honest, control
 

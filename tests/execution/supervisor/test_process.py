@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from nsabench.execution.supervisor import process, watchdog
+from nsabench.execution.supervisor import orphan_reaper, process
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -90,20 +90,20 @@ def test_orphans_that_fork_all_the_time_are_killed() -> None:
     assert end_of(FORKING) == "killed"
 
 
-def test_the_watchdog_is_no_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reaper_is_no_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was started anew while a worker lived is a child in a session of its own."""
     born = time.time()
-    monkeypatch.setattr(process, "_watchdog", None)
-    process._start_watchdog()
-    dog = process._watchdog
-    assert dog is not None
-    siblings = {child.pid for child in psutil.Process().children()} - {dog.pid}
+    monkeypatch.setattr(process, "_reaper", None)
+    process._start_reaper()
+    reaper = process._reaper
+    assert reaper is not None
+    siblings = {child.pid for child in psutil.Process().children()} - {reaper.pid}
     process.reap_orphans(siblings, born)
-    assert dog.poll() is None
-    dog.communicate(timeout=60)
+    assert reaper.poll() is None
+    reaper.communicate(timeout=60)
 
 
-def test_the_watchdog_looks_again_for_what_shows_no_mark_at_first(
+def test_the_reaper_looks_again_for_what_shows_no_mark_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a process does for a moment while it starts a program."""
@@ -127,9 +127,9 @@ def test_the_watchdog_looks_again_for_what_shows_no_mark_at_first(
             assert orphan.poll() is None, "it ended by itself"
             os.sched_yield()
 
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=show))
+    monkeypatch.setattr(orphan_reaper, "time", SimpleNamespace(sleep=show))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"+%d\n" % worker.pid)))
-    watchdog.main(mark)
+    orphan_reaper.main(mark)
     ends = worker.wait(60), orphan.wait(60)
     assert ends == (-9, -9)
 

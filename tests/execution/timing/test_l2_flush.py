@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsabench.execution.timing.l2 import l2_bytes
+from nsabench.execution.timing.l2_flush import l2_bytes
 
 
 @pytest.mark.parametrize(

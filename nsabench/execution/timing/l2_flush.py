@@ -1,0 +1,44 @@
+"""Putting everything out of the L2 before a timed call, and how large the L2 is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_amax = torch.amax  # bound before foreign code is imported
+
+LEAST = 8 << 20
+LARGEST = 128 << 20  # no device of a data sheet has more, and flushing too much only takes longer
+
+
+def l2_bytes(properties: Any) -> int:
+    """Bytes of the L2, of what `torch.cuda.get_device_properties` says.
+
+    torch says it from 2.5 on; before, the device's data sheet does; where there is none, `LARGEST`.
+    """
+    size: int | None = getattr(properties, "L2_cache_size", None)
+    if size is not None:
+        return size
+    from nsabench.machine.datasheet import known  # only where torch is that old
+
+    sheet = known(properties.name)
+    return sheet.l2_mib << 20 if sheet else LARGEST
+
+
+class L2Flush:
+    """Reads twice the size of the L2 of the current device.
+
+    Reading evicts as surely as writing and leaves no dirty lines, whose write-back would be charged
+    to the call that is timed.
+    """
+
+    def __init__(self) -> None:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        words = 2 * max(l2_bytes(properties), LEAST) // 4
+        self._words = torch.randint(1 << 30, (words,), dtype=torch.int32, device="cuda")
+        self._sink = torch.empty((), dtype=torch.int32, device="cuda")
+
+    def __call__(self) -> None:
+        """Queue the flush on the current stream."""
+        _amax(self._words, dim=0, out=self._sink)
