@@ -35,7 +35,7 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
 def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
     """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
     types = {c.name: ARROW[c.type] for c in columns}
-    for name in needed:
+    for name in dict.fromkeys([*needed, *(n for n in schema.names if n in types)]):
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
             return f"has {len(places) or 'no'} column{'s' if places else ''} {name}"

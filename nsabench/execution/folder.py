@@ -67,6 +67,11 @@ class RunFolder:
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
 
+    def log(self, case_id: str, name: PassName) -> Path:
+        """What the implementations of a case printed in a pass."""
+        later = "" if name is PassName.FIRST_LOOK else f".{name}"
+        return self.logs / f"{case_id}{later}.log"
+
     def write_log(self, entry: Entry) -> None:
         """What the implementations of a case printed: one file a case and pass. It leaves the entry
         for it, so that a journal stays small."""
@@ -77,7 +82,6 @@ class RunFolder:
             outcome.log = ""
         if not parts:
             return
-        later = "" if entry.pass_name is PassName.FIRST_LOOK else f".{entry.pass_name}"
         text = (f"=== {', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
-        path = self.logs / f"{entry.case_id}{later}.log"
+        path = self.log(entry.case_id, entry.pass_name)
         path.write_text("".join(text), encoding="utf-8")

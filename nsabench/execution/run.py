@@ -178,7 +178,8 @@ class _Run:
         if cells.keys() <= self.journal.done(pass_.name):
             return
         with closing(pass_.start(self.plan)) as executor:
-            executor.on_step = self.view.step
+            if not pass_.announcement:
+                executor.on_step = self.view.step
             described = described_as_before(executor, self.journal.contents.headers)
             if pass_.name is PassName.FIRST_LOOK:
                 self._open(executor, described)
@@ -222,9 +223,7 @@ class _Run:
 
     def _judgements_before(self, pass_: Pass) -> Mapping[Key, Judgement]:
         """The verdicts by what earlier passes saw, whether or not this one was begun before."""
-        order = list(PassName)
+        earlier = [one.name for one in PASSES[: PASSES.index(pass_)]]
         contents = self.journal.contents
-        earlier = [
-            e for e in contents.entries if order.index(e.pass_name) < order.index(pass_.name)
-        ]
-        return self._assess().judgements(Contents(contents.headers, earlier))
+        entries = [entry for entry in contents.entries if entry.pass_name in earlier]
+        return self._assess().judgements(Contents(contents.headers, entries))

@@ -1,1 +1,1 @@
-"""The typed objects that everybody uses. They hold no logic."""
+"""The typed objects that everybody uses. They measure and judge nothing."""

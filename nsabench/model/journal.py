@@ -67,8 +67,12 @@ class Entry(BaseModel):
         line = {**line, "kind": "entry", "pass_name": EARLIER_KINDS[line["kind"]]}
         if line["pass_name"] is not PassName.FIRST_LOOK:
             # Those passes had one session, and the conditions of that.
-            outcomes = line.get("outcomes") or [{}]
-            line["conditions"] = {outcomes[-1].get("session", 0): line.get("conditions", {})}
+            outcomes = line.get("outcomes", [])
+            last = outcomes[-1] if isinstance(outcomes, list) and outcomes else {}
+            session = last.get("session", 0) if isinstance(last, dict) else None
+            if not isinstance(session, int):
+                raise ValueError("its outcomes are none")
+            line["conditions"] = {session: line.get("conditions", {})}
         return line
 
     @property

@@ -142,8 +142,8 @@ def _pieces(inputs: Inputs, causal: bool = True) -> Iterator[tuple[Any, ...]]:
     block = int(inputs.options["block_size"])
     batches, tokens, kv_heads, slots = chosen.shape
     group = q.shape[2] // kv_heads
-    at = torch.arange(tokens, device=q.device)
-    start, end = torch.zeros_like(at), torch.full_like(at, tokens)
+    position = torch.arange(tokens, device=q.device)
+    start, end = torch.zeros_like(position), torch.full_like(position, tokens)
     if "cu_seqlens" in inputs.tensors:
         ends = inputs.tensors["cu_seqlens"].long()
         start, end = (
@@ -151,7 +151,7 @@ def _pieces(inputs: Inputs, causal: bool = True) -> Iterator[tuple[Any, ...]]:
             for x in (ends[:-1], ends[1:])
         )
     # The last key that a query may see, counted in its sequence.
-    last = (at if causal else end - 1) - start
+    last = (position if causal else end - 1) - start
     within = torch.arange(block, device=q.device)
     step = max(1, ORACLE_CHUNK_ELEMENTS // (slots * block * (k.shape[3] + v.shape[3])))
     for b in range(batches):

@@ -17,6 +17,7 @@ from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Status, Verdict
+from tests.runs import make_run
 
 PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*"))
 
@@ -114,3 +115,14 @@ def test_what_is_no_record_is_refused(
     pq.write_table(pa.Table.from_pylist([{**OLDEST, **change}]), tmp_path / "records.parquet")
     with pytest.raises(UsageError, match=sentence):
         read_records(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["speedup", "median_ms", "op", "L"])
+def test_a_column_of_another_type_is_named(tmp_path: Path, column: str) -> None:
+    """Also one that a reader could do without: what it holds would fail further on."""
+    table = pq.read_table(make_run(tmp_path / "run") / "records.parquet")
+    values = pa.array([b"x"] * table.num_rows)
+    broken = table.set_column(table.schema.get_field_index(column), column, values)
+    pq.write_table(broken, tmp_path / "run" / "records.parquet")
+    with pytest.raises(UsageError, match=f"has binary in column {column} and not"):
+        read_records(tmp_path / "run")

@@ -141,3 +141,14 @@ def test_lines_of_a_journal_that_knew_no_passes_are_entries_of_theirs(tmp_path: 
     assert state.clock_event_reasons == ["hw_thermal_slowdown"]
     assert (isolated.reason, isolated.conditions_that_count) == ("killed", [])
     assert contents.measuring_s == 1.5
+
+
+@pytest.mark.parametrize("kind", ["case", "confirmation", "apart"])
+@pytest.mark.parametrize("outcomes", ['["a"]', "{}", "5", '[{"session": [1]}]', "null"])
+def test_nonsense_in_a_line_of_an_earlier_journal_is_named(
+    tmp_path: Path, kind: str, outcomes: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(f'{{"kind": "{kind}", "case_id": "c", "outcomes": {outcomes}}}\n')
+    with pytest.raises(UsageError, match=r"journal\.jsonl:1: not a line of a run's journal"):
+        read(path)

@@ -86,9 +86,9 @@ def _heads(e: Evidence) -> Iterator[Hypothesis]:
     if "q" not in e.inputs.tensors or e.oracle.dim() < 2 or e.oracle.shape[-2] == 1:
         return
     heads = e.oracle.shape[-2]
-    got = e.output.movedim(-2, 0).flatten(1)
+    heads_out = e.output.movedim(-2, 0).flatten(1)
     right = e.oracle.movedim(-2, 0).flatten(1)
-    nearest = torch.cdist(got, right, p=1.0).argmin(1).tolist()
+    nearest = torch.cdist(heads_out, right, p=1.0).argmin(1).tolist()
     if nearest == list(range(heads)):
         return
     moved = [f"head {i} holds head {j}" for i, j in enumerate(nearest) if i != j]

@@ -81,6 +81,8 @@ class CaseArm:
         self._previous: dict[str, Tensor] = {}
         self._expected: dict[str, Tensor] = {}
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
+        # What the last call that was looked at returned, and the sums of it.
+        self._kept: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
 
     def ready(self, index: int) -> Call:
         """Do what is not timed of one call on a set of inputs; return the call.
@@ -146,17 +148,10 @@ class CaseArm:
         Raises `Failure` with the first thing that is wrong.
         """
         start = now_s()
-        first = self._checked_call(0)
+        self._checked_call(0)
         self.compile_s = now_s() - start
         self.sets.swap(0, self._rng)
-        before = [checksum(answer.values) for answer in first]
         self._checked_call(0)
-        for answer, sums in zip(first, before, strict=True):
-            after = checksum(answer.values)
-            if not all(torch.equal(after[name], sums[name]) for name in sums):
-                reason = "a later call overwrote what an earlier one had returned"
-                raise Failure(Status.WRONG, reason)
-        del first
         self._ordered_call()
         if self.device == "cuda":
             # None of the streams that calls at once are made on.
@@ -177,7 +172,7 @@ class CaseArm:
             with _on(where):
                 poison_like(self.sets.expected[index], getattr(torch, self.case.dtype))
 
-    def _checked_call(self, index: int) -> Answers:
+    def _checked_call(self, index: int) -> None:
         self.sets.heal()
         call = self._guarded(partial(self._next, index))
         self._poison(index)
@@ -188,7 +183,22 @@ class CaseArm:
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
         self._compare(answers, "")
-        return answers
+        self._keep(answers)
+
+    def _keep(self, answers: Answers) -> None:
+        """Keep what a call returned until the next one that is looked at.
+
+        Raises `Failure` when the one that was kept is no longer what it was: somebody who keeps a
+        result must not find a later one in it. Replays of a graph write to the same memory each
+        time, as everybody knows.
+        """
+        for values, sums in self._kept:
+            now = checksum(values)
+            if not all(torch.equal(now[name], sums[name]) for name in sums):
+                self._kept = []
+                reason = "a later call overwrote what an earlier one had returned"
+                raise Failure(Status.WRONG, reason)
+        self._kept = [(a.values, checksum(a.values)) for a in answers if not self._graphs]
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
@@ -330,8 +340,10 @@ class CaseArm:
         self._refuse_settings()
         if self._watched:
             self._compare(result, f"in a timed call (round {round_}), ")
+            self._keep(result)
 
     def finish(self) -> None:
+        self._awaits_device = False  # told anew: only at first it may have waited
         self._ordered_call()
 
 

@@ -36,10 +36,13 @@ _keep_of = memoised(2)(_keep)
 def _packed_keep(
     cu_seqlens: Tensor, cu_keys: Tensor, t: int, n: int, block: int, stride: int
 ) -> Tensor:
-    at = torch.arange(max(t, n), dtype=torch.int32, device=cu_seqlens.device)
-    own, keys_of = _band.sequence_of(cu_seqlens, at[:t]), _band.sequence_of(cu_keys, at[:n])
-    tokens = at[:t] - cu_seqlens[own] + 1
-    complete = (at[:n] - cu_keys[keys_of]) * stride + block <= tokens.unsqueeze(1)
+    position = torch.arange(max(t, n), dtype=torch.int32, device=cu_seqlens.device)
+    own, keys_of = (
+        _band.sequence_of(cu_seqlens, position[:t]),
+        _band.sequence_of(cu_keys, position[:n]),
+    )
+    tokens = position[:t] - cu_seqlens[own] + 1
+    complete = (position[:n] - cu_keys[keys_of]) * stride + block <= tokens.unsqueeze(1)
     return complete & (own.unsqueeze(1) == keys_of)
 
 

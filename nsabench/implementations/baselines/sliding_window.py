@@ -22,8 +22,8 @@ OP = "sliding_window"
 
 
 def _keep(t: int, window: int, device: torch.device) -> Tensor:
-    at = torch.arange(t, device=device)
-    return (at <= at.unsqueeze(1)) & (at > at.unsqueeze(1) - window)
+    position = torch.arange(t, device=device)
+    return (position <= position.unsqueeze(1)) & (position > position.unsqueeze(1) - window)
 
 
 _keep_of = memoised(2)(_keep)
@@ -161,9 +161,9 @@ _block_mask_of = memoised(2)(_block_mask)
 
 def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:
     """int32 [T]: a query of packed sequences sees the keys from the one up to the other."""
-    at = _tokens(t, cu_seqlens.device)
-    first = cu_seqlens[_band.sequence_of(cu_seqlens, at)]
-    return torch.maximum(first, at - (window - 1)), at + 1
+    position = _tokens(t, cu_seqlens.device)
+    first = cu_seqlens[_band.sequence_of(cu_seqlens, position)]
+    return torch.maximum(first, position - (window - 1)), position + 1
 
 
 @implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))

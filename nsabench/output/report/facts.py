@@ -170,12 +170,17 @@ class Facts:
         return " ".join(quoted(word) for word in words)
 
     def log(self, case_id: str, lines: int = 12) -> str:
-        """The last lines that the implementations of a case printed; empty when there were none."""
-        try:
-            text = (self.folder.logs / f"{case_id}.log").read_text(errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(text.rstrip().splitlines()[-lines:])
+        """The last lines that the implementations of a case printed, pass by pass; empty when there
+        were none."""
+        parts = []
+        for name in PassName:
+            try:
+                text = self.folder.log(case_id, name).read_text(errors="replace")
+            except OSError:
+                continue
+            heading = [] if name is PassName.FIRST_LOOK else [f"--- {name}"]
+            parts += [*heading, *text.rstrip().splitlines()[-lines:]]
+        return "\n".join(parts)
 
 
 @dataclass(frozen=True)

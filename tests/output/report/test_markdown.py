@@ -85,3 +85,11 @@ def test_a_signed_folder_is_left_as_it_was_signed(tmp_path: Path) -> None:
         assert isinstance(done.exception, UsageError), out
         assert sorted(path.name for path in signed.iterdir()) == before
     assert verify(signed).broken is None
+
+
+def test_what_later_passes_printed_is_shown_as_theirs(tmp_path: Path) -> None:
+    folder = make_whole_run(tmp_path / "run")
+    facts = Facts.read(folder)
+    case_id = facts.plan.cases[0].id
+    (folder / "logs" / f"{case_id}.second_look.log").write_text("a last word\n")
+    assert facts.log(case_id).splitlines() == ["a line", "--- second_look", "a last word"]
