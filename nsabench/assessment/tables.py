@@ -34,13 +34,15 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
 
 def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
     """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
-    types = {c.name: ARROW[c.type] for c in columns}
+    types, needed = {c.name: ARROW[c.type] for c in columns}, tuple(needed)
     for name in dict.fromkeys([*needed, *(n for n in schema.names if n in types)]):
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
             return f"has {len(places) or 'no'} column{'s' if places else ''} {name}"
-        if schema.field(places[0]).type != types[name]:
-            return f"has {schema.field(places[0]).type} in column {name} and not {types[name]}"
+        there = schema.field(places[0]).type
+        empty = pa.types.is_null(there) and name not in needed
+        if there != types[name] and not empty:
+            return f"has {there} in column {name} and not {types[name]}"
     return ""
 
 
