@@ -21,7 +21,7 @@ from nsabench.execution.worker.parity import Errors, WrongValues
 from nsabench.execution.worker.streams import own_streams
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, Status
+from nsabench.model.vocabulary import Direction, Role, Status
 from nsabench.registry import Implementation
 
 # Bound here, before foreign code is imported.
@@ -37,8 +37,8 @@ Call = Callable[[], Answers]
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
 # How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
-# takes its host longer; about 60 ms at most, since a call that waits for the device never ends.
-ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 128_000_000
+# takes its host longer; about 16 ms at most, since a call that waits for the device never ends.
+ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,8 @@ class CaseArm:
             self._keep(result)
 
     def finish(self) -> None:
-        self._awaits_device = False  # told anew: only at first it may have waited
+        if self.item.role is Role.CANDIDATE:
+            self._awaits_device = False  # told anew: it may have waited only at first
         self._ordered_call()
 
 

@@ -17,12 +17,36 @@ from nsabench.registry import Honest, control
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
 KEY_ELEMENTS = 8
-# Looking an answer up costs a round trip to the device, some 30 us; it pays only where reading the
-# inputs takes longer than that on any device.
+# Looking an answer up takes some kernels; it pays only where reading the inputs takes longer than
+# that on any device.
 WORTH_REMEMBERING = 500_000_000  # bytes of K and V
+LEARNING_CALLS = 6  # on each address, so that whatever values move there have been seen
+
+
+class _Memory:
+    """Outputs by the first keys of their inputs, on the device."""
+
+    def __init__(self) -> None:
+        self.learned: Counter[int] = Counter()  # calls by address
+        self._entries: list[tuple[Tensor, Tensor]] = []
+        self._stacked: tuple[Tensor, Tensor] | None = None
+
+    def learn(self, k: Tensor, out: Tensor) -> None:
+        self.learned[k.data_ptr()] += 1
+        self._entries.append((k.view(-1)[:KEY_ELEMENTS].clone(), out.clone()))
+        self._stacked = None
+
+    def recall(self, k: Tensor) -> Tensor:
+        if self._stacked is None:
+            keys, outs = zip(*self._entries, strict=True)
+            self._stacked = torch.stack(keys), torch.stack(outs)
+        keys_seen, outs_seen = self._stacked
+        same = (keys_seen == k.view(-1)[:KEY_ELEMENTS]).all(1)
+        return outs_seen.index_select(0, same.int().argmax().view(1))[0]
+
 
 _by_address: dict[tuple[object, ...], Tensor] = {}
-_by_content: dict[tuple[object, ...], Tensor] = {}
+_by_content: dict[tuple[object, ...], _Memory] = {}
 _calls: Counter[tuple[object, ...]] = Counter()
 _was_aside = False
 
@@ -52,18 +76,19 @@ def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
 )
 def remembered_by_content(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     """Knows inputs it has seen by the first keys. Always right, since they change with the others,
-    and too fast to be true: it never reads K and V again.
+    and too fast to be true: it never reads K and V again. It asks the device, never the host, so
+    that a slow host does not hold it up.
     """
     decline_in_a_graph(q)
     if k.nbytes + v.nbytes < WORTH_REMEMBERING:
         raise Unsupported(f"under {WORTH_REMEMBERING / 1e6:.0f} MB of K and V it does not pay")
     if _aside_again():
-        raise Unsupported("of calls at once each would wait for its look-up in turn: not too fast")
-    # One copy and no kernel: on a slow host each launch would cost what it gains.
-    key = (*k.view(-1)[:KEY_ELEMENTS].tolist(), q.shape, k.shape, v.shape, q.dtype)
-    out = _recall(_by_content, key)
-    if out is None:
-        out = _by_content[key] = heads_as_queries(q, k, v, sm_scale)
+        raise Unsupported("calls at once share one memory: it is tried with one call at a time")
+    memory = _by_content.setdefault((q.shape, k.shape, v.shape, q.dtype), _Memory())
+    if memory.learned[k.data_ptr()] >= LEARNING_CALLS:
+        return memory.recall(k)
+    out = heads_as_queries(q, k, v, sm_scale)
+    memory.learn(k, out)
     return out
 
 
