@@ -28,6 +28,7 @@ __all__ = [
     "current_name",
     "find",
     "get",
+    "has_op_of",
     "load_file",
     "names",
     "refuse_other",
@@ -49,11 +50,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
 
 
-def load_file(path: Path, expected_sha256: str = "") -> Op:
+def load_file(path: Path, expected_sha256: str | None = None) -> Op:
     """The op of the user's file, which can be named from now on.
 
-    expected_sha256: what the file must be, if that is known. Raises `UsageError` when the file is
-    another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
+    expected_sha256: what the file must be; None: whatever it is. Raises `UsageError` when the file
+    is another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
     """
     return _outside.load_file(path, (*shipped(), *RETIRED), expected_sha256)
 
@@ -61,14 +62,18 @@ def load_file(path: Path, expected_sha256: str = "") -> Op:
 def refuse_other(plan: Plan) -> None:
     """Raises `UsageError` when the plan's op from outside is not the one that is there: what is
     derived from the run would not be what it was."""
-    file = Path(plan.ops).name
-    present = {of_file for _, of_file in _outside.from_files.values()}
-    if plan.ops and plan.ops_sha256 not in present:
+    if not has_op_of(plan):
+        file = Path(plan.ops).name
         raise UsageError(
             f"this run was made with the op of {file} (sha256 {plan.ops_sha256[:12]}), which "
-            f"{'is another one now' if present else 'is not known here'}",
+            f"{'is another one now' if _outside.from_files else 'is not known here'}",
             f"give that file: --ops {file}.",
         )
+
+
+def has_op_of(plan: Plan) -> bool:
+    """Whether the op of the plan's file, if it has one, is there, as it was."""
+    return not plan.ops or plan.ops_sha256 in {d for _, d in _outside.from_files.values()}
 
 
 def find(name: str) -> Op | None:

@@ -48,16 +48,17 @@ def of_entry_point(name: str) -> Op:
     return op
 
 
-def load_file(path: Path, shipped: tuple[str, ...], expected_sha256: str = "") -> Op:
+def load_file(path: Path, shipped: tuple[str, ...], expected_sha256: str | None = None) -> Op:
     """The op of the user's file, which can be named from now on.
 
-    expected_sha256: what the file must be, if that is known. Raises `UsageError` when the file is
-    another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
+    expected_sha256: what the file must be; None: whatever it is. Raises `UsageError` when the file
+    is another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
     """
-    content = sources.read(path, sources.PUT_BACK if expected_sha256 else "give --ops a file.")
+    known = expected_sha256 is not None
+    content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
     digest = sources.sha256(content)
-    if expected_sha256 not in ("", digest):
-        raise UsageError(f"{path} is not what it was when the run began", sources.PUT_BACK)
+    if known and expected_sha256 != digest:
+        raise sources.changed(path)
     for op, of_file in from_files.values():
         if of_file == digest:  # like a module, a file is executed once a process
             return op

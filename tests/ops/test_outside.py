@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nsabench import ops, sources
+from nsabench import ops, registry, sources
 from nsabench.errors import UsageError
+from nsabench.execution import run
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.ops import Inputs, _outside
+from tests.runs import Made, make_plan, make_run
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
 
@@ -163,3 +165,77 @@ def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "entry point 'other' of some-ops holds the op 'rmsnorm'" in done.stdout
     assert "entry point 'broken' of some-ops cannot be imported" in done.stdout
+
+
+def namesakes(folder: Path) -> tuple[Path, Path]:
+    """A file of kernels and one of an op, of one name."""
+    for part, text in (("a", "# kernels\n"), ("b", RMSNORM.read_text())):
+        (folder / part).mkdir()
+        (folder / part / "mine.py").write_text(text)
+    return folder / "a" / "mine.py", folder / "b" / "mine.py"
+
+
+def test_two_files_of_one_name_are_two_sources(tmp_path: Path) -> None:
+    files = namesakes(tmp_path)
+    present = sources.digests(*files)
+    assert [sources.digest_of(f, present) for f in files] == [
+        sources.sha256(f.read_bytes()) for f in files
+    ]
+    files[1].write_text("# changed\n")
+    with pytest.raises(UsageError, match=r"b/mine\.py is not what it was"):
+        sources.refuse_changed(sources.digests(*files), present, *files)
+    with pytest.raises(UsageError, match=r"b/mine\.py is not what it was"):
+        sources.digest_of(files[1], present)
+
+
+def test_two_files_that_cannot_be_told_apart_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsabench.model.source._DIGITS", 0)
+    with pytest.raises(UsageError, match="two files are both mine") as refused:
+        sources.digests(*namesakes(tmp_path))
+    assert refused.value.remedy == "give one of them another name."
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "0" * 64])
+def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest: str) -> None:
+    plan = make_plan(Made()).model_copy(update={"ops": "/tmp/evil.py", "ops_sha256": digest})
+    plan.write(tmp_path / "plan.yaml")
+    with pytest.raises(UsageError, match="and not what was in that file") as refused:
+        Plan.read(tmp_path / "plan.yaml")
+    assert refused.value.exit_code == 2
+    with pytest.raises(UsageError, match="is not what it was when the run began"):
+        ops.load_file(RMSNORM, expected_sha256=digest)
+    assert _outside.from_files == {}
+
+
+def test_the_bytes_of_an_op_that_are_executed_are_those_that_were_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = changed(tmp_path, "OP = ", "OP = ")
+    expected = registry.sources(None, path)
+    check = sources.digest_of
+
+    def then_change(file: Path, present: dict[str, str], content: bytes | None = None) -> str:
+        digest = check(file, present, content)
+        path.write_text("raise SystemExit('executed')\n")
+        return digest
+
+    monkeypatch.setattr(sources, "digest_of", then_change)
+    with pytest.raises(UsageError, match="is not what it was when the run began"):
+        registry.load(None, expected, ops_file=path)
+
+
+def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    path = changed(tmp_path, "OP = ", f"open({str(marker)!r}, 'w')\nOP = ")
+    digest = sources.sha256(path.read_bytes())
+    run_folder = make_run(tmp_path / "run")
+    plan = Plan.read(run_folder / "plan.yaml")
+    bound = {"ops": str(path), "ops_sha256": digest}
+    bound["sources"] = registry.sources(None, path) | plan.sources
+    plan.model_copy(update=bound).write(run_folder / "plan.yaml")
+    with pytest.raises(UsageError, match="is finished and left as it is") as refused:
+        run.finished(run_folder)
+    assert "nsabench report" in refused.value.remedy and "--ops mine.py" in refused.value.remedy
+    assert not marker.exists()
