@@ -134,9 +134,19 @@ def _read_plan(folder: RunFolder) -> Plan:
 
 
 def finished(path: Path) -> Finished:
-    """A run as it lies there; nothing is measured."""
+    """A run as it lies there; nothing is measured, and no file of the user's is executed.
+
+    Raises `UsageError` when what it shows cannot be derived without the file of its op.
+    """
     folder = RunFolder.existing(path)
-    plan = _read_plan(folder)
+    plan = Plan.read(folder.plan)
+    if not ops.has_op_of(plan):
+        raise UsageError(
+            f"{path} is finished and left as it is; what it shows is derived with the op of "
+            f"{Path(plan.ops).name}, a file that is not executed for that",
+            f"look at its reports, or make new ones: `nsabench report {path} "
+            f"--ops {Path(plan.ops).name} --out DIR`.",
+        )
     results = assemble(plan, journal.read(folder.journal))
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 
