@@ -154,14 +154,21 @@ def execute(path: Path, content: bytes, name: str) -> ModuleType:
     return module
 
 
-def imported(load: Callable[[], T], what: str, fails: str = "cannot be imported") -> T:
+FIX_THE_IMPORT = "fix the import, or run it with `python FILE.py` to see the whole traceback."
+
+
+def imported(
+    load: Callable[[], T],
+    what: str,
+    fails: str = "cannot be imported",
+    remedy: str = FIX_THE_IMPORT,
+) -> T:
     """What `load`, foreign code, gives. Raises `UsageError`, with the line of it, when it fails."""
     try:
         return load()
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        remedy = "fix the import, or run it with `python FILE.py` to see the whole traceback."
         if isinstance(error, ModuleNotFoundError):
             # What lies beside a user's file is not looked for: no hash of a run would cover it.
             remedy = "install that module as a package, or write what it has into the file."

@@ -82,8 +82,10 @@ def make_plan(
     kernels = kernels.absolute() if kernels is not None else None
     ops_file = ops_file.absolute() if ops_file is not None else None
     if ops_file is not None:
-        tables.refuse_sizes(ops.load_file(ops_file))
+        ops.load_file(ops_file)
     loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
+    for name in {case.op for one in loaded for case in one.cases}:
+        tables.refuse_sizes(ops.get(name))
     sources = registry.sources(kernels, ops_file)
     worker = WorkerExecutor(device, kernels, sources=sources, ops_file=ops_file)
     with closing(worker) as executor:
