@@ -96,7 +96,7 @@ def make_plan(
                 f"the implementations could not be imported: {lost.reason}",
                 "import the kernels file in a Python of its own to see why.",
             ) from None
-    return resolve.resolve(
+    plan = resolve.resolve(
         loaded,
         implementations,
         device=device,
@@ -105,6 +105,8 @@ def make_plan(
         sources=sources,
         shard=shard,
     )
+    ops.refuse_other(plan)  # the file may have changed since its op was loaded
+    return plan
 
 
 def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Finished:

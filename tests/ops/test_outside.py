@@ -15,8 +15,9 @@ from nsabench.assessment import tables
 from nsabench.errors import UsageError
 from nsabench.execution import run
 from nsabench.model.case import Case
-from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.ops import Inputs, Shape, Size, _outside
 from tests.runs import Made, make_plan, make_run
 
@@ -327,3 +328,25 @@ def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
         run.finished(run_folder)
     assert "nsabench report" in refused.value.remedy and "--ops mine.py" in refused.value.remedy
     assert not marker.exists()
+
+
+def test_a_file_that_changes_while_a_plan_is_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = changed(tmp_path, "OP = ", "OP = ")
+    matrix = tmp_path / "norm.yaml"
+    matrix.write_text("op: rmsnorm\naxes: {M: 4, D: 8, dtype: float16}\n")
+    eager = ImplementationInfo(
+        op="rmsnorm", name="eager", role=Role.BASELINE, devices=(Runs.CPU,), source=Source("x")
+    )
+    monkeypatch.setattr(run.WorkerExecutor, "discover", lambda self: [eager])
+    assert run.make_plan([str(matrix)], "cpu", None, ops_file=path).ops == str(path)
+    hashed = registry.sources
+
+    def change_and_hash(*files: Path | None) -> dict[str, str]:
+        path.write_text(path.read_text() + "# changed\n")
+        return hashed(*files)
+
+    monkeypatch.setattr(registry, "sources", change_and_hash)
+    with pytest.raises(UsageError, match="which is another one now"):
+        run.make_plan([str(matrix)], "cpu", None, ops_file=path)
