@@ -77,7 +77,7 @@ def _matrices() -> Iterator[str]:
     yield "| axis | values |\n|---|---|"
     for axis in COMMON_AXES:
         yield f"| `{axis}` | {values[axis]} |"
-    for name in ops.names():
+    for name in ops.shipped():
         op = ops.get(name)
         yield f"\n### `{name}`\n"
         yield _wrapped(f"{_doc(op.shape_model)}\n")

@@ -46,7 +46,7 @@ def digests(*files: Path | None) -> dict[str, str]:
     """All sources, each with the sha256 of its files. Imports none of them.
 
     A distribution's are those of the packages that its entry points name; a user's file is alone.
-    Raises `UsageError` when a file cannot be read.
+    Raises `UsageError` when a file cannot be read, or two files cannot be told apart.
     """
     sources = {
         origin: digest_packages({point.module.partition(".")[0] for point in points})
@@ -55,7 +55,10 @@ def digests(*files: Path | None) -> dict[str, str]:
     for file in files:
         if file is not None:
             content = read(file)
-            sources[Source.of_file(file, content)] = sha256(content)
+            digest = sha256(content)
+            source = Source.of_file(file, content)
+            if sources.setdefault(source, digest) != digest:
+                raise UsageError(f"two files are both {source}", "give one of them another name.")
     return sources
 
 
@@ -74,17 +77,34 @@ def refuse_changed(
     for source, digest in expected.items():
         if present.get(source) != digest:
             # A user's file goes by its path; a distribution by its name.
-            mine = (f for f in files if f is not None and Source(source).is_of(f))
-            raise UsageError(
-                f"{next(mine, source)} is not what it was when the run began", PUT_BACK
+            mine = (
+                file
+                for file in files
+                if file is not None
+                and Source(source).is_of(file)
+                # Of two files of one name, not the one that is as it was.
+                and Source.of_file(file, read(file)) not in expected
             )
+            raise changed(next(mine, source))
 
 
-def digest_of(file: Path | None, sources: Mapping[str, str]) -> str:
-    """The digest of a user's file among the sources; empty where there is no file."""
+def changed(what: Path | str) -> UsageError:
+    return UsageError(f"{what} is not what it was when the run began", PUT_BACK)
+
+
+def digest_of(file: Path | None, sources: Mapping[str, str], content: bytes | None = None) -> str:
+    """The digest of a user's file among the sources; empty where there is no file.
+
+    content: what was read of the file, if it was. Raises `UsageError` when the file, as it is now,
+    is none of the sources: another file of that name is another source.
+    """
     if file is None:
         return ""
-    return next(d for source, d in sources.items() if Source(source).is_of(file))
+    content = read(file, PUT_BACK) if content is None else content
+    digest = sha256(content)
+    if sources.get(Source.of_file(file, content)) != digest:
+        raise changed(file)
+    return digest
 
 
 def sha256(content: bytes) -> str:
@@ -134,14 +154,21 @@ def execute(path: Path, content: bytes, name: str) -> ModuleType:
     return module
 
 
-def imported(load: Callable[[], T], what: str, fails: str = "cannot be imported") -> T:
+FIX_THE_IMPORT = "fix the import, or run it with `python FILE.py` to see the whole traceback."
+
+
+def imported(
+    load: Callable[[], T],
+    what: str,
+    fails: str = "cannot be imported",
+    remedy: str = FIX_THE_IMPORT,
+) -> T:
     """What `load`, foreign code, gives. Raises `UsageError`, with the line of it, when it fails."""
     try:
         return load()
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        remedy = "fix the import, or run it with `python FILE.py` to see the whole traceback."
         if isinstance(error, ModuleNotFoundError):
             # What lies beside a user's file is not looked for: no hash of a run would cover it.
             remedy = "install that module as a package, or write what it has into the file."

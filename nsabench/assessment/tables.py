@@ -6,6 +6,7 @@ Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,7 +57,7 @@ def of_records(records: Sequence[Record]) -> pa.Table:
 
 def refuse_sizes(op: ops.Op) -> None:
     """Raises `UsageError` when a size of an op has the name of a column that is no size."""
-    others = {column.name for column in RECORDS} - SIZES
+    others = {column.name for column in RECORDS} - SIZES | {field.name for field in fields(Record)}
     for size in op.shape_model.model_fields:
         if size in others:
             raise UsageError(

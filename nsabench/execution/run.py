@@ -82,8 +82,10 @@ def make_plan(
     kernels = kernels.absolute() if kernels is not None else None
     ops_file = ops_file.absolute() if ops_file is not None else None
     if ops_file is not None:
-        tables.refuse_sizes(ops.load_file(ops_file))
+        ops.load_file(ops_file)
     loaded = resolve.load_matrices(matrices or resolve.default_matrices(device))
+    for name in {case.op for one in loaded for case in one.cases}:
+        tables.refuse_sizes(ops.get(name))
     sources = registry.sources(kernels, ops_file)
     worker = WorkerExecutor(device, kernels, sources=sources, ops_file=ops_file)
     with closing(worker) as executor:
@@ -94,7 +96,7 @@ def make_plan(
                 f"the implementations could not be imported: {lost.reason}",
                 "import the kernels file in a Python of its own to see why.",
             ) from None
-    return resolve.resolve(
+    plan = resolve.resolve(
         loaded,
         implementations,
         device=device,
@@ -103,6 +105,8 @@ def make_plan(
         sources=sources,
         shard=shard,
     )
+    ops.refuse_other(plan)  # the file may have changed since its op was loaded
+    return plan
 
 
 def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Finished:
@@ -134,9 +138,19 @@ def _read_plan(folder: RunFolder) -> Plan:
 
 
 def finished(path: Path) -> Finished:
-    """A run as it lies there; nothing is measured."""
+    """A run as it lies there; nothing is measured, and no file of the user's is executed.
+
+    Raises `UsageError` when what it shows cannot be derived without the file of its op.
+    """
     folder = RunFolder.existing(path)
-    plan = _read_plan(folder)
+    plan = Plan.read(folder.plan)
+    if not ops.has_op_of(plan):
+        raise UsageError(
+            f"{path} is finished and left as it is; what it shows is derived with the op of "
+            f"{Path(plan.ops).name}, a file that is not executed for that",
+            f"look at its reports, or make new ones: `nsabench report {path} "
+            f"--ops {Path(plan.ops).name} --out DIR`.",
+        )
     results = assemble(plan, journal.read(folder.journal))
     return Finished(folder, plan, results, wall_s=0, measuring_s=0)
 

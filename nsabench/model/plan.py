@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +98,12 @@ class Plan(BaseModel):
         """Of `plan.yaml`, to the byte: the journal of the run holds it."""
         return hashlib.sha256(self._content or self._as_yaml()).hexdigest()
 
+    def _binds_its_op(self) -> bool:
+        """Whether the file of the op has a digest: without, any code could stand there by now."""
+        return bool(
+            re.fullmatch(r"[0-9a-f]{64}", self.ops_sha256)
+        ) and self.ops_sha256 == self.sources.get(Source.of_digest(Path(self.ops), self.ops_sha256))
+
     def _as_yaml(self) -> bytes:
         content = self.model_dump(mode="json")
         return yaml.safe_dump(content, sort_keys=False, width=100).encode()
@@ -118,6 +125,12 @@ class Plan(BaseModel):
             raise UsageError(
                 f"{path} is not the plan of a run: {first}", "give the folder that nsabench made."
             ) from None
+        if plan.ops and not plan._binds_its_op():
+            raise UsageError(
+                f"{path} is not the plan of a run: it names the op of {plan.ops} and not what was "
+                f"in that file",
+                "give the folder that nsabench made.",
+            )
         for planned in plan.cases:
             if planned.id != planned.case.id:
                 raise UsageError(

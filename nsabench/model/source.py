@@ -23,7 +23,12 @@ class Source(str):
     @classmethod
     def of_file(cls, file: Path, content: bytes) -> Source:
         """The source that a user's file of this content is."""
-        return cls(f"{file.name}@{hashlib.sha256(content).hexdigest()[:_DIGITS]}")
+        return cls.of_digest(file, hashlib.sha256(content).hexdigest())
+
+    @classmethod
+    def of_digest(cls, file: Path, sha256: str) -> Source:
+        """The source that a user's file of this sha256 is."""
+        return cls(f"{file.name}@{sha256[:_DIGITS]}")
 
     @property
     def is_file(self) -> bool:

@@ -19,6 +19,7 @@ from nsabench.ops._decode import DecodeSizes
 from nsabench.ops._retired import RETIRED, current_name, successors
 
 __all__ = [
+    "RETIRED",
     "DecodeSizes",
     "Inputs",
     "Op",
@@ -28,11 +29,14 @@ __all__ = [
     "current_name",
     "find",
     "get",
+    "has_op_of",
     "load_file",
     "names",
     "refuse_other",
+    "refuse_unanswered",
     "shipped",
     "sizes",
+    "successors",
     "to_measure",
     "work",
 ]
@@ -46,29 +50,39 @@ def shipped() -> tuple[str, ...]:
 
 def names() -> tuple[str, ...]:
     """The ops that a run can be made of."""
-    return tuple(sorted({*shipped(), *_outside.installed(), *_outside.from_files}))
+    others = {*_outside.installed(), *_outside.from_files} - RETIRED.keys()
+    return tuple(sorted({*shipped(), *others}))
 
 
-def load_file(path: Path, expected_sha256: str = "") -> Op:
+def load_file(path: Path, expected_sha256: str | None = None) -> Op:
     """The op of the user's file, which can be named from now on.
 
-    expected_sha256: what the file must be, if that is known. Raises `UsageError` when the file is
-    another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
+    expected_sha256: what the file must be; None: whatever it is. Raises `UsageError` when the file
+    is another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
     """
-    return _outside.load_file(path, (*shipped(), *RETIRED), expected_sha256)
+    owners = {
+        **{name: f"{_outside.owners(name)} has one" for name in _outside.installed()},
+        **dict.fromkeys(RETIRED, "earlier runs are read with one of that name"),
+        **dict.fromkeys(shipped(), "one ships"),
+    }
+    return _outside.load_file(path, owners, expected_sha256)
 
 
 def refuse_other(plan: Plan) -> None:
     """Raises `UsageError` when the plan's op from outside is not the one that is there: what is
     derived from the run would not be what it was."""
-    file = Path(plan.ops).name
-    present = {of_file for _, of_file in _outside.from_files.values()}
-    if plan.ops and plan.ops_sha256 not in present:
+    if not has_op_of(plan):
+        file = Path(plan.ops).name
         raise UsageError(
             f"this run was made with the op of {file} (sha256 {plan.ops_sha256[:12]}), which "
-            f"{'is another one now' if present else 'is not known here'}",
+            f"{'is another one now' if _outside.from_files else 'is not known here'}",
             f"give that file: --ops {file}.",
         )
+
+
+def has_op_of(plan: Plan) -> bool:
+    """Whether the op of the plan's file, if it has one, is there, as it was."""
+    return not plan.ops or plan.ops_sha256 in {d for _, d in _outside.from_files.values()}
 
 
 def find(name: str) -> Op | None:
@@ -80,11 +94,13 @@ def find(name: str) -> Op | None:
         op = importlib.import_module(f"{__name__}.{name}").OP
         assert isinstance(op, Op)
         return op
+    if name in RETIRED:  # before what is installed: records of earlier runs mean this one
+        return RETIRED[name]
     if name in _outside.from_files:
         return _outside.from_files[name][0]
     if name in _outside.installed():
         return _outside.of_entry_point(name)
-    return RETIRED.get(name)
+    return None
 
 
 def get(name: str) -> Op:
@@ -145,4 +161,19 @@ def _work(
     sizes = op.shape_model.model_validate(dict(shape))
     if op.name in shipped():
         return count(sizes, dtype, distribution, seed)
-    return _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, "work")
+    method = "work" if direction is Direction.FORWARD else "backward_work"
+    return _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, method)
+
+
+def refuse_unanswered(case: Case) -> None:
+    """Ask an op that does not ship all that is asked of a case once it was measured.
+
+    Raises `UsageError` when it fails, or answers what no op can mean.
+    """
+    op = get(case.op)
+    if op.name in shipped() or op.name in RETIRED:
+        return
+    shape = sizes(case)
+    _outside.answer_of(lambda: op.length(shape), op, "length")
+    _outside.answer_of(lambda: op.terms(shape), op, "terms")
+    work(case)

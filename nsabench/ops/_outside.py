@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from nsabench import sources
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction
 from nsabench.ops._contract import Op, Shape, Work
+
+T = TypeVar("T")
 
 USER_MODULE = "nsabench_user_ops"
 FORM = "give it `OP = MyOp()`, with a class MyOp(Op) of `from nsabench.ops import Op`."
@@ -28,18 +30,29 @@ from_files: dict[str, tuple[Op, str]] = {}  # by name, with the sha256 of the fi
 
 
 @cache
-def installed() -> dict[str, EntryPoint]:
+def installed() -> dict[str, list[EntryPoint]]:
     """The entry points of ops, by name. Imports none of them."""
-    points = sources.by_distribution(sources.OPS).values()
-    return {point.name: point for group in points for point in group}
+    points: dict[str, list[EntryPoint]] = {}
+    for group in sources.by_distribution(sources.OPS).values():
+        for point in group:
+            points.setdefault(point.name, []).append(point)
+    return points
+
+
+def owners(name: str) -> str:
+    """The distributions that have an op of that name."""
+    return " and ".join(p.dist.name if p.dist else p.value for p in installed()[name])
 
 
 @cache
 def of_entry_point(name: str) -> Op:
-    """Raises `UsageError` when it cannot be imported or is no op of that name."""
-    point = installed()[name]
-    what = f"entry point {name!r} of {point.dist.name if point.dist else point.value}"
-    value = sources.imported(point.load, what)
+    """Raises `UsageError` when it cannot be imported, imports torch, is no op of that name, or is
+    one of two."""
+    if len(installed()[name]) > 1:
+        raise UsageError(f"{owners(name)} each have an op {name!r}", "uninstall all but one.")
+    [point] = installed()[name]
+    what = f"entry point {name!r} of {owners(name)}"
+    value = _without_torch(lambda: sources.imported(point.load, what), what)
     op = _checked(
         value.OP if isinstance(value, ModuleType) and hasattr(value, "OP") else value, what
     )
@@ -48,50 +61,86 @@ def of_entry_point(name: str) -> Op:
     return op
 
 
-def load_file(path: Path, shipped: tuple[str, ...], expected_sha256: str = "") -> Op:
+def load_file(path: Path, owned: Mapping[str, str], expected_sha256: str | None = None) -> Op:
     """The op of the user's file, which can be named from now on.
 
-    expected_sha256: what the file must be, if that is known. Raises `UsageError` when the file is
-    another, cannot be imported, imports torch, or holds no op, or one whose name is taken.
+    owned: names of other ops, each with whose it is. expected_sha256: what the file must be; None:
+    whatever it is. Raises `UsageError` when the file is another, cannot be imported, imports torch,
+    or holds no op, or one whose name is taken.
     """
-    content = sources.read(path, sources.PUT_BACK if expected_sha256 else "give --ops a file.")
+    known = expected_sha256 is not None
+    content = sources.read(path, sources.PUT_BACK if known else "give --ops a file.")
     digest = sources.sha256(content)
-    if expected_sha256 not in ("", digest):
-        raise UsageError(f"{path} is not what it was when the run began", sources.PUT_BACK)
+    if known and expected_sha256 != digest:
+        raise sources.changed(path)
     for op, of_file in from_files.values():
         if of_file == digest:  # like a module, a file is executed once a process
             return op
-    had_torch = "torch" in sys.modules
-    module = sources.execute(path, content, USER_MODULE)
-    if "torch" in sys.modules and not had_torch:
-        raise UsageError(
-            f"{path} imports torch, which who plans and reports does without",
-            "import it inside `draw`, `oracle` and what else makes tensors.",
-        )
+    module = _without_torch(lambda: sources.execute(path, content, USER_MODULE), str(path))
     op = _checked(getattr(module, "OP", None), str(path))
-    if op.name in shipped:
-        raise UsageError(f"{path} holds an op {op.name!r}, and one ships", "give it another name.")
+    if op.name in owned:
+        raise UsageError(
+            f"{path} holds an op {op.name!r}, and {owned[op.name]}", "give it another name."
+        )
     from_files[op.name] = op, digest
     return op
 
 
-def answer_of(question: Callable[[], Work], op: Op, method: str) -> Work:
-    """The answer of an op that does not ship. Raises `UsageError` when it has none."""
-    work = sources.imported(question, f"{method} of the op {op.name!r}", "does not answer")
-    if not isinstance(work, Work):
+def _without_torch(load: Callable[[], T], what: str) -> T:
+    """What is loaded. Raises `UsageError` when that imports torch."""
+    had_torch = "torch" in sys.modules
+    value = load()
+    if "torch" in sys.modules and not had_torch:
         raise UsageError(
-            f"{method} of the op {op.name!r} returned a {type(work).__name__}",
+            f"{what} imports torch, which who plans and reports does without",
+            "import it inside `draw`, `oracle` and what else makes tensors.",
+        )
+    return value
+
+
+def answer_of(question: Callable[[], T], op: Op, method: str) -> T:
+    """What a method of an op that does not ship answers: a `Work`, or of `length` and `terms` a
+    number. Raises `UsageError` when it fails, or answers what no op can mean."""
+    what = f"{method} of the op {op.name!r}"
+    answer = sources.imported(question, what, "does not answer", "correct that method of the op.")
+    if method in ("length", "terms"):
+        if not _whole(answer, 1):
+            raise UsageError(
+                f"{what} returned {_shown(answer)}", "return a whole number of at least 1."
+            )
+    elif not isinstance(answer, Work):
+        raise UsageError(
+            f"{what} returned a {type(answer).__name__}",
             "return Work(bytes_min, flops), both whole numbers.",
         )
-    return work
+    elif not (_whole(answer.bytes_min, 1) and _whole(answer.flops, 0)):
+        raise UsageError(
+            f"{what} returned bytes_min {_shown(answer.bytes_min)} and flops "
+            f"{_shown(answer.flops)}",
+            "return Work(bytes_min, flops), both whole numbers, of which bytes_min is at least 1.",
+        )
+    return answer
+
+
+def _whole(value: Any, least: int) -> bool:
+    """Whether it is a whole number of that size that the tables can hold."""
+    return type(value) is int and least <= value < 1 << 53
+
+
+def _shown(value: Any) -> str:
+    """Short, whatever it is: the type of what is no plain number or text."""
+    if type(value) in (int, float, str, bool, type(None)):
+        return repr(value)[:40]
+    return f"a {type(value).__name__}"
 
 
 def _checked(value: Any, what: str) -> Op:
     if not isinstance(value, Op):
         raise UsageError(f"{what} holds no op under the name OP", FORM)
-    wrong = _misfit(value)
+    remedy = "see docs/how-to/op-of-your-own.md."
+    wrong = sources.imported(lambda: _misfit(value), f"the op of {what}", "cannot be read", remedy)
     if wrong:
-        raise UsageError(f"the op of {what} {wrong}", "see docs/how-to/op-of-your-own.md.")
+        raise UsageError(f"the op of {what} {wrong}", remedy)
     return value
 
 
@@ -103,6 +152,11 @@ def _misfit(op: Op) -> str:
     for several in ("arguments", "distributions", "directions"):
         if not isinstance(getattr(op, several, None), tuple) or not getattr(op, several):
             return f"names no {several}, a tuple of at least one"
+    for several in ("arguments", "optional", "options", "distributions", "differentiable"):
+        if not _all_are(str, getattr(op, several)):
+            return f"has {several} that are no tuple of texts"
+    if not _all_are(Direction, op.directions):
+        return "has directions that are no tuple of `Direction`"
     model = getattr(op, "shape_model", None)
     if not (isinstance(model, type) and issubclass(model, Shape)):
         return "has no shape_model, a subclass of Shape"
@@ -118,3 +172,7 @@ def _misfit(op: Op) -> str:
             if getattr(type(op), method) is getattr(Op, method):
                 return f"has a backward and no {method}"
     return ""
+
+
+def _all_are(kind: type, values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, kind) for value in values)

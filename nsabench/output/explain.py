@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,7 +48,8 @@ def meanings() -> dict[str, list[Meaning]]:
     listed += [Meaning(words.__name__.lower(), "vocabulary", _list(words)) for _, words in _CLOSED]
     names = [*checks.all_checks(), "controls"]
     listed += [Meaning(n, "check", _docstring(f"nsabench.assessment.checks.{n}")) for n in names]
-    listed += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.names()]
+    listed += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.shipped()]
+    listed += [Meaning(n, "op of earlier runs", _retired(n)) for n in ops.RETIRED]
     listed += [Meaning(code, "problem of a machine", text) for code, text in codes().items()]
     for table, columns in (("records.parquet", RECORDS), ("samples.parquet", SAMPLES)):
         listed += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
@@ -60,9 +62,12 @@ def meanings() -> dict[str, list[Meaning]]:
 def explain(word: str) -> list[Meaning]:
     """All meanings of a word. Raises `UsageError`, naming the nearest words, for an unknown one."""
     words = meanings()
-    explained = words.get(word.strip().lower())
-    if explained is None:
-        near = difflib.get_close_matches(word.lower(), words, 3)
+    wanted = word.strip().lower()
+    explained = list(words.get(wanted, ()))
+    if wanted in ops.names() and wanted not in ops.shipped():
+        explained.append(Meaning(wanted, "op", _outside(wanted)))
+    if not explained:
+        near = difflib.get_close_matches(word.lower(), {*words, *ops.names()}, 3)
         raise UsageError(
             f"{word!r} is no word of nsabench",
             f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
@@ -76,6 +81,19 @@ def _list(words: type[Word]) -> str:
 
 def _docstring(module: str) -> str:
     return inspect.getdoc(importlib.import_module(module)) or ""
+
+
+def _retired(op: str) -> str:
+    successors = ", ".join(ops.successors(op))
+    return f"Runs were once made with it. What took its place: {successors}."
+
+
+def _outside(name: str) -> str:
+    """What an op that does not ship says of itself. It is imported for that, and not before."""
+    kind = type(ops.get(name))
+    return inspect.cleandoc(
+        sys.modules[kind.__module__].__doc__ or kind.__doc__ or "Its author wrote nothing about it."
+    )
 
 
 def _column(column: Column) -> str:

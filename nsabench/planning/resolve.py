@@ -154,7 +154,12 @@ def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
-    return [loaded for name in given for loaded in matrix.load(find_matrix(name))]
+    """Raises `UsageError` when a matrix cannot be spanned, or an op that does not ship has no
+    answer for one of its cases."""
+    matrices = [loaded for name in given for loaded in matrix.load(find_matrix(name))]
+    for case in (case for loaded in matrices for case in loaded.cases):
+        ops.refuse_unanswered(case)
+    return matrices
 
 
 def default_matrices(device: Device) -> list[str]:

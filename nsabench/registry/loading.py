@@ -51,9 +51,12 @@ def load(
     if expected is not None:
         present = sources(kernels, ops_file)
         _sources.refuse_changed(present, expected, kernels, ops_file)
+        if kernels is not None:
+            _sources.digest_of(kernels, expected, content)  # these very bytes are executed
     if ops_file is not None:
         before = len(collected)
-        ops.load_file(ops_file)
+        digest = None if expected is None else _sources.digest_of(ops_file, expected)
+        ops.load_file(ops_file, digest)
         if len(collected) > before:
             raise UsageError(
                 f"{ops_file} registers implementations, and it is for an op",

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nsabench import sources
 from nsabench.assessment.results import assess
 from nsabench.assessment.verdict import Judgement
 from nsabench.execution import journal, schedule
@@ -23,6 +24,7 @@ from nsabench.model.case import Case, RatioCI
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Role, Runs, Status, Verdict
 from tests.runs import OP, Made, isolated, make_plan, make_run, timed
 
@@ -246,3 +248,26 @@ def test_a_best_baseline_that_parity_rejects_apart_leaves_the_question_open(tmp_
     for judgement in assess(plan, contents).judgements(contents).values():
         assert judgement.verdict is Verdict.INCONCLUSIVE
         assert "mean absolute error 0.5" in judgement.why
+
+
+def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path) -> None:
+    """Both are called mine.py; the op's is clean."""
+    files = [tmp_path / "a" / "mine.py", tmp_path / "b" / "mine.py"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"# {file}\n")
+    kernels, op = (Source.of_file(file, file.read_bytes()) for file in files)
+    plan = with_baselines(make_plan(ONE))
+    infos = [
+        i.model_copy(update={"source": kernels}) if i.role is Role.CANDIDATE else i
+        for i in plan.implementations
+    ]
+    digests = sources.digests(*files)
+    names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
+    names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
+    plan = plan.model_copy(update=names | {"sources": digests})
+    executor = isolated_baselines.start(plan)
+    assert (executor.kernels, executor.ops_file) == (None, files[1])
+    assert op in (executor.sources or {}) and kernels not in (executor.sources or {})
+    clean = plan.model_copy(update={"implementations": infos[1:]})
+    assert isolated_baselines.start(clean).kernels == files[0]

@@ -6,15 +6,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nsabench import ops, sources
+from nsabench import ops, registry, sources
+from nsabench.assessment import tables
 from nsabench.errors import UsageError
+from nsabench.execution import run
 from nsabench.model.case import Case
-from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import Inputs, _outside
+from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Direction, DType, Role, Runs
+from nsabench.ops import Inputs, Shape, Size, _outside
+from tests.runs import Made, make_plan, make_run
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
 
@@ -71,7 +76,13 @@ def test_what_an_op_need_not_say(tmp_path: Path) -> None:
         ("OP = RMSNorm()", "OP = RMSNorm(1)", r"TypeError.*\(line \d+ of mine.py\)"),
         ("    def oracle", "    def other", "abstract method oracle"),
         ('"rmsnorm"', '"selection_rows"', "holds an op 'selection_rows', and one ships"),
-        ('"rmsnorm"', '"decode"', "holds an op 'decode', and one ships"),
+        ('"rmsnorm"', '"decode"', "holds an op 'decode', and earlier runs are read with one"),
+        ('name = "rmsnorm"', "name = property(lambda self: 1 / 0)", "ZeroDivisionError"),
+        ('options = ("eps",)', 'options = "eps"', "has options that are no tuple of texts"),
+        ('options = ("eps",)', "optional = (1,)", "has optional that are no tuple of texts"),
+        ('("x", "weight")\n    options', "(1, 2)\n    options", "has arguments that are no tuple"),
+        ('("normal",)', "(1,)", "has distributions that are no tuple of texts"),
+        ("tuple(Direction)", '("sideways",)', "has directions that are no tuple of `Direction`"),
         ('"rmsnorm"', '"RMS norm"', "has the name 'RMS norm'"),
         ('length_axis = "D"', 'length_axis = "L"', "no size 'L', its length_axis"),
         ('("normal",)', "()", "names no distributions"),
@@ -110,6 +121,45 @@ def test_an_op_that_cannot_tell_its_work_is_at_fault_itself(
         ops.work(make_case())
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("return shape.D", "return 1 / 0", "length of the op 'rmsnorm' does not answer: ZeroDiv"),
+        ("return shape.D", "return 'long'", "length of the op 'rmsnorm' returned 'long'"),
+        ("return shape.D", "return float('nan')", "length of the op 'rmsnorm' returned nan"),
+        ("return shape.D", "return -1", "length of the op 'rmsnorm' returned -1"),
+        (
+            "    def length",
+            "    def terms(self, shape):\n        return 2.5\n\n    def length",
+            "terms",
+        ),
+        ("* dtype.itemsize, 4", "* 0.5, 4", r"work .* returned bytes_min \d+\.0 and flops"),
+        ("4 * elements)", "-elements)", r"work .* and flops -32"),
+        ("return shape.M * shape.D + shape.D", "return None", "backward_work .* does not answer"),
+    ],
+)
+def test_an_op_is_asked_before_anything_is_measured(
+    tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    path = changed(tmp_path, before, after)
+    matrix = tmp_path / "norm.yaml"
+    axes = "{M: 4, D: 8, dtype: float16, direction: [forward, backward]}"
+    matrix.write_text(f"op: rmsnorm\naxes: {axes}\n")
+    with pytest.raises(UsageError, match=said) as refused:
+        run.make_plan([str(matrix)], "cpu", None, ops_file=path)
+    assert refused.value.exit_code == 2 and "import" not in refused.value.remedy
+
+
+@pytest.mark.parametrize("size", ["shape", "status", "length"])
+def test_no_size_is_called_as_what_a_record_holds(size: str) -> None:
+    class Sizes(Shape):
+        __annotations__ = {size: Size}
+
+    op = SimpleNamespace(name="norm", shape_model=Sizes)
+    with pytest.raises(UsageError, match=f"calls a size '{size}'"):
+        tables.refuse_sizes(op)  # type: ignore[arg-type]
+
+
 def test_a_file_that_imports_torch_is_refused(tmp_path: Path) -> None:
     path = changed(tmp_path, "from nsabench.model", "import torch\nfrom nsabench.model")
     code = (
@@ -135,31 +185,168 @@ def test_a_run_is_read_with_the_op_that_it_was_made_with(tmp_path: Path) -> None
     ops.refuse_other(Plan.model_construct(ops="", ops_sha256=""))
 
 
-def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "some_ops").mkdir()
-    (tmp_path / "some_ops" / "__init__.py").write_text("")
-    (tmp_path / "some_ops" / "norm.py").write_text(RMSNORM.read_text())
-    info = tmp_path / "some_ops-1.0.dist-info"
+def with_package(folder: Path, points: str, name: str = "some-ops") -> str:
+    """Code that puts a distribution with these entry points of ops on the path."""
+    package = folder / name / name.replace("-", "_")
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "norm.py").write_text(RMSNORM.read_text())
+    torch = RMSNORM.read_text().replace("from nsabench.model", "import torch\nfrom nsabench.model")
+    (package / "eager.py").write_text(torch.replace('"rmsnorm"', '"eager"'))
+    info = folder / name / f"{package.name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-ops\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[nsabench.ops]\nrmsnorm = some_ops.norm\nother = some_ops.norm\nbroken = some_ops.none\n"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[nsabench.ops]\n{points}")
+    return (
+        f"import sys; sys.path.insert(0, {str(folder / name)!r})\n"
+        "from pathlib import Path\nfrom nsabench import ops, sources\n"
+        "from nsabench.assessment import tables\nfrom nsabench.errors import UsageError\n"
+        "def refused(call, *given):\n"
+        "    try:\n        call(*given)\n"
+        "    except UsageError as error:\n        print(error)\n"
+        "    else:\n        raise AssertionError(given)\n"
     )
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from nsabench import ops, sources\nfrom nsabench.assessment import tables\n"
-        "from nsabench.errors import UsageError\n"
-        "assert {'rmsnorm', 'other', 'broken'} <= set(ops.names())\n"
+
+
+def printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_op_of_an_entry_point_is_imported_when_it_is_named(tmp_path: Path) -> None:
+    points = "rmsnorm = some_ops.norm\nother = some_ops.norm\nbroken = some_ops.none\n"
+    said = printed(
+        with_package(tmp_path, f"{points}eager = some_ops.eager\n")
+        + "assert {'rmsnorm', 'other', 'broken'} <= set(ops.names())\n"
         "assert sources.versions()['some-ops'] == '1.0'\n"
         "assert len(sources.digests()['some-ops']) == 64\n"
         "assert 'some_ops' not in sys.modules\n"
         "assert ops.get('rmsnorm').length_axis == 'D'\n"
         "assert 'torch' not in sys.modules\n"
-        "for name in ('other', 'broken'):\n"
-        "    try:\n        ops.get(name)\n"
-        "    except UsageError as error:\n        print(error)\n"
+        "for name in ('other', 'broken', 'eager'):\n    refused(ops.get, name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "entry point 'other' of some-ops holds the op 'rmsnorm'" in done.stdout
-    assert "entry point 'broken' of some-ops cannot be imported" in done.stdout
+    assert "entry point 'other' of some-ops holds the op 'rmsnorm'" in said
+    assert "entry point 'broken' of some-ops cannot be imported" in said
+    assert "entry point 'eager' of some-ops imports torch" in said
+
+
+def test_an_entry_point_takes_no_name_of_another_op(tmp_path: Path) -> None:
+    both = "rmsnorm = {0}.norm\ndecode = {0}.norm\ntwice = {0}.norm\n"
+    said = printed(
+        with_package(tmp_path, both.format("some_ops"))
+        + with_package(tmp_path, "twice = more_ops.norm\n", "more-ops")
+        + "assert ops.get('decode') is ops.RETIRED['decode'] and 'decode' not in ops.names()\n"
+        f"refused(ops.load_file, Path({str(RMSNORM)!r}))\n"
+        "refused(ops.get, 'twice')\n"
+    )
+    assert "holds an op 'rmsnorm', and some-ops has one" in said
+    assert "more-ops and some-ops each have an op 'twice'" in said
+
+
+def test_an_op_of_an_entry_point_is_explained_by_its_own_words(tmp_path: Path) -> None:
+    said = printed(
+        with_package(tmp_path, "rmsnorm = some_ops.norm\nbroken = some_ops.none\n")
+        + "from nsabench.output import explain\n"
+        "explain.meanings()\n"
+        "assert 'some_ops' not in sys.modules\n"
+        "[meaning] = explain.explain('rmsnorm')\nprint(meaning.kind, meaning.text)\n"
+        "refused(explain.explain, 'broken')\nexplain.explain('wrong')\n"
+    )
+    assert "op An op that nsabench has never seen and that is no attention: RMSNorm" in said
+
+
+def namesakes(folder: Path) -> tuple[Path, Path]:
+    """A file of kernels and one of an op, of one name."""
+    for part, text in (("a", "# kernels\n"), ("b", RMSNORM.read_text())):
+        (folder / part).mkdir()
+        (folder / part / "mine.py").write_text(text)
+    return folder / "a" / "mine.py", folder / "b" / "mine.py"
+
+
+def test_two_files_of_one_name_are_two_sources(tmp_path: Path) -> None:
+    files = namesakes(tmp_path)
+    present = sources.digests(*files)
+    assert [sources.digest_of(f, present) for f in files] == [
+        sources.sha256(f.read_bytes()) for f in files
+    ]
+    files[1].write_text("# changed\n")
+    with pytest.raises(UsageError, match=r"b/mine\.py is not what it was"):
+        sources.refuse_changed(sources.digests(*files), present, *files)
+    with pytest.raises(UsageError, match=r"b/mine\.py is not what it was"):
+        sources.digest_of(files[1], present)
+
+
+def test_two_files_that_cannot_be_told_apart_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsabench.model.source._DIGITS", 0)
+    with pytest.raises(UsageError, match="two files are both mine") as refused:
+        sources.digests(*namesakes(tmp_path))
+    assert refused.value.remedy == "give one of them another name."
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "0" * 64])
+def test_a_plan_that_does_not_say_what_its_op_was_is_none(tmp_path: Path, digest: str) -> None:
+    plan = make_plan(Made()).model_copy(update={"ops": "/tmp/evil.py", "ops_sha256": digest})
+    plan.write(tmp_path / "plan.yaml")
+    with pytest.raises(UsageError, match="and not what was in that file") as refused:
+        Plan.read(tmp_path / "plan.yaml")
+    assert refused.value.exit_code == 2
+    with pytest.raises(UsageError, match="is not what it was when the run began"):
+        ops.load_file(RMSNORM, expected_sha256=digest)
+    assert _outside.from_files == {}
+
+
+def test_the_bytes_of_an_op_that_are_executed_are_those_that_were_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = changed(tmp_path, "OP = ", "OP = ")
+    expected = registry.sources(None, path)
+    check = sources.digest_of
+
+    def then_change(file: Path, present: dict[str, str], content: bytes | None = None) -> str:
+        digest = check(file, present, content)
+        path.write_text("raise SystemExit('executed')\n")
+        return digest
+
+    monkeypatch.setattr(sources, "digest_of", then_change)
+    with pytest.raises(UsageError, match="is not what it was when the run began"):
+        registry.load(None, expected, ops_file=path)
+
+
+def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    path = changed(tmp_path, "OP = ", f"open({str(marker)!r}, 'w')\nOP = ")
+    digest = sources.sha256(path.read_bytes())
+    run_folder = make_run(tmp_path / "run")
+    plan = Plan.read(run_folder / "plan.yaml")
+    bound = {"ops": str(path), "ops_sha256": digest}
+    bound["sources"] = registry.sources(None, path) | plan.sources
+    plan.model_copy(update=bound).write(run_folder / "plan.yaml")
+    with pytest.raises(UsageError, match="is finished and left as it is") as refused:
+        run.finished(run_folder)
+    assert "nsabench report" in refused.value.remedy and "--ops mine.py" in refused.value.remedy
+    assert not marker.exists()
+
+
+def test_a_file_that_changes_while_a_plan_is_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = changed(tmp_path, "OP = ", "OP = ")
+    matrix = tmp_path / "norm.yaml"
+    matrix.write_text("op: rmsnorm\naxes: {M: 4, D: 8, dtype: float16}\n")
+    eager = ImplementationInfo(
+        op="rmsnorm", name="eager", role=Role.BASELINE, devices=(Runs.CPU,), source=Source("x")
+    )
+    monkeypatch.setattr(run.WorkerExecutor, "discover", lambda self: [eager])
+    assert run.make_plan([str(matrix)], "cpu", None, ops_file=path).ops == str(path)
+    hashed = registry.sources
+
+    def change_and_hash(*files: Path | None) -> dict[str, str]:
+        path.write_text(path.read_text() + "# changed\n")
+        return hashed(*files)
+
+    monkeypatch.setattr(registry, "sources", change_and_hash)
+    with pytest.raises(UsageError, match="which is another one now"):
+        run.make_plan([str(matrix)], "cpu", None, ops_file=path)

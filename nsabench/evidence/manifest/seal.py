@@ -102,6 +102,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
         shard=plan.shard,
         matrices={m.name: m.sha256 for m in plan.matrices},
         kernels_sha256=plan.kernels_sha256,
+        ops_sha256=plan.ops_sha256,
         cases=len(plan.cases),
     )
 

@@ -67,6 +67,7 @@ class PlanBrief(Part):
     shard: str
     matrices: dict[str, str]  # name -> sha256
     kernels_sha256: str
+    ops_sha256: str | None = None  # None: of a manifest made before it was named here
     cases: Count
 
 

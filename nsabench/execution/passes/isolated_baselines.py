@@ -31,7 +31,9 @@ def start(plan: Plan) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
     clean = clean_sources(plan)
     kernels = Path(plan.kernels) if plan.kernels else None
-    imported = kernels if any(Source(source).is_of(kernels) for source in clean) else None
+    # By its content: the file of the op may have the same name.
+    own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
+    imported = kernels if own in clean else None
     ops_file = Path(plan.ops) if plan.ops else None
     return WorkerExecutor(plan.device, imported, sources=clean, ops_file=ops_file)
 

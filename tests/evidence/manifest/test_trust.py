@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, keys, seal, verify
+from nsabench.evidence.manifest.contents import read_plan
 from nsabench.evidence.manifest.keys import Signer, load_signer
-from nsabench.evidence.manifest.seal import BUNDLE
-from nsabench.evidence.manifest.statement import Trust
+from nsabench.evidence.manifest.seal import BUNDLE, describe
+from nsabench.evidence.manifest.statement import Predicate, Trust
+from nsabench.model.plan import Plan
+from nsabench.model.source import Source
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
+from tests.runs import make_run
 
 ORDER = [Trust.UNSIGNED, Trust.EPHEMERAL, Trust.UNPINNED, Trust.PINNED, Trust.KEYLESS]
 WHO = ("someone@example.org", "https://issuer.example.org")
@@ -93,3 +98,24 @@ def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench
     (run / MANIFEST).unlink()
     assert nsabench("verify", run).returncode == 4
     assert nsabench("verify", run, "--require", "unsigned").returncode == 0
+
+
+def test_the_plan_in_brief_says_what_the_op_was(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    plan = Plan.read(run / "plan.yaml")
+    digest = "a" * 64
+    bound = {"ops": "/somewhere/op.py", "ops_sha256": digest}
+    bound["sources"] = {**plan.sources, Source.of_digest(Path("op.py"), digest): digest}
+    plan.model_copy(update=bound).write(run / "plan.yaml")
+    predicate = describe(run, load_signer({})).predicate
+    assert predicate.plan.ops_sha256 == digest
+
+    def signed(ops_sha256: str | None) -> Predicate:
+        brief = predicate.plan.model_copy(update={"ops_sha256": ops_sha256})
+        return predicate.model_copy(update={"plan": brief})
+
+    for stated in (digest, None):  # None: by an nsabench that did not name it
+        assert read_plan(run, signed(stated)).ops_sha256 == digest
+    for stated in ("", "b" * 64):
+        with pytest.raises(VerificationFailed, match=r"plan\.yaml is"):
+            read_plan(run, signed(stated))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nsabench import sources
 from nsabench.errors import UsageError
 from nsabench.machine.environment.collect import collect
 from nsabench.machine.environment.container import read_container
@@ -34,9 +34,8 @@ def quick(tmp_path: Path) -> Plan:
         )
         for op in sorted(ops)
     ]
-    digest = hashlib.sha256(kernels.read_bytes()).hexdigest()
     return resolve.resolve(
-        matrices, mine, device="cpu", kernels=kernels, sources={f"{kernels.name}@{kernels}": digest}
+        matrices, mine, device="cpu", kernels=kernels, sources=sources.digests(kernels)
     )
 
 

@@ -53,3 +53,9 @@ def test_every_problem_that_the_doctor_reports_can_be_looked_up() -> None:
         [meaning] = explain(code)
         assert meaning.kind == "problem of a machine"
         assert re.search(r"^.{15,}\nremedy: .", meaning.text), meaning.text
+
+
+def test_an_op_of_earlier_runs_says_what_took_its_place() -> None:
+    [meaning] = explain("decode")
+    assert meaning.kind == "op of earlier runs"
+    assert "decode_selected" in meaning.text and "decode_step" in meaning.text
