@@ -346,6 +346,7 @@ class CaseArm:
         if self.item.role is Role.CANDIDATE:
             self._awaits_device = False  # told anew: it may have waited only at first
         self._ordered_call()
+        self._keep([])
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
