@@ -37,7 +37,7 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
     """
     RunFolder.existing(path)
     if refuse_altered(path) is not Trust.UNSIGNED:
-        return run.finished(path)
+        return run.read(path)
     return run.resume(path, view, fit=fit)
 
 

@@ -118,7 +118,7 @@ def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Fin
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
-    return _Run(folder, plan, view, fit).finished()
+    return _Run(folder, plan, view, fit).measure()
 
 
 def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
@@ -126,7 +126,7 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
     folder = RunFolder.existing(path)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _Run(folder, _read_plan(folder), view, fit).finished()
+    return _Run(folder, _read_plan(folder), view, fit).measure()
 
 
 def _read_plan(folder: RunFolder) -> Plan:
@@ -137,7 +137,7 @@ def _read_plan(folder: RunFolder) -> Plan:
     return plan
 
 
-def finished(path: Path) -> Finished:
+def read(path: Path) -> Finished:
     """A run as it lies there; nothing is measured, and no file of the user's is executed.
 
     Raises `UsageError` when what it shows cannot be derived without the file of its op.
@@ -165,7 +165,7 @@ class _Run:
         self.fit = fit
         self._assessed: Assessed | None = None
 
-    def finished(self) -> Finished:
+    def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
         began = time.monotonic()
         self.view.note(f"results go to {self.folder.path}")

@@ -325,7 +325,7 @@ def test_a_finished_run_executes_no_file(tmp_path: Path) -> None:
     bound["sources"] = registry.sources(None, path) | plan.sources
     plan.model_copy(update=bound).write(run_folder / "plan.yaml")
     with pytest.raises(UsageError, match="is finished and left as it is") as refused:
-        run.finished(run_folder)
+        run.read(run_folder)
     assert "nsabench report" in refused.value.remedy and "--ops mine.py" in refused.value.remedy
     assert not marker.exists()
 
