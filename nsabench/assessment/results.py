@@ -52,12 +52,16 @@ class Assessed:
 
     def judgements(self, contents: Contents) -> dict[Key, Judgement]:
         """The verdicts, after what other processes saw of the same cases."""
-        return look_again(
-            self.first_look,
-            {key: o.samples for key, o in self.outcomes.items()},
+        return self._look_again(
             self._checked(contents, PassName.SECOND_LOOK),
             self._checked(contents, PassName.ISOLATED_BASELINES),
         )
+
+    def _look_again(
+        self, second_looks: Mapping[str, Entry], isolated_baselines: Mapping[str, Entry]
+    ) -> dict[Key, Judgement]:
+        samples = {key: o.samples for key, o in self.outcomes.items()}
+        return look_again(self.first_look, samples, second_looks, isolated_baselines)
 
     def _checked(self, contents: Contents, name: PassName) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""
@@ -84,8 +88,10 @@ class Assessed:
 
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
-        judgements = self.judgements(contents)
-        second_looks = list(self._checked(contents, PassName.SECOND_LOOK).values())
+        second_looks = self._checked(contents, PassName.SECOND_LOOK)
+        judgements = self._look_again(
+            second_looks, self._checked(contents, PassName.ISOLATED_BASELINES)
+        )
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         records = [
             _record(
@@ -95,7 +101,7 @@ class Assessed:
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
             )
-            for row in _after_second_look(self.rows, second_looks)
+            for row in _after_second_look(self.rows, list(second_looks.values()))
         ]
         samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         return Results(records, samples, self.findings, judgements)
