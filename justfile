@@ -71,6 +71,11 @@ gpu-results: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
+# How far off is the worst row of every honest implementation? Into results/worst-rows, in 10 minutes
+gpu-worst-rows seconds="600" workers="14": install
+    mkdir -p results/worst-rows
+    {{ python }} -m tests.gpu.worst_rows cuda results/worst-rows {{ seconds }} {{ workers }}
+
 # Are the kernels here as fast as those of another checkout? `just gpu-against ../older` (CUDA)
 gpu-against other *arguments: install
     {{ python }} kernels/benchmarks/against.py "{{ other }}/kernels/nsa_kernels" {{ arguments }}

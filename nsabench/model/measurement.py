@@ -41,10 +41,12 @@ class Outcome(Message):
     implementation: str
     status: Status
     reason: str = ""
-    diagnosis: str = ""
+    diagnosis: str = ""  # of an ok outcome: what it looks like if the baselines show it to be wrong
     mae: float | None = None
     max_abs_err: float | None = None
     rel_l2: float | None = None
+    worst_row: float | None = None
+    worst_row_at: str = ""
     compile_s: float | None = None
     peak_mem_bytes: int | None = None
     config: str = ""

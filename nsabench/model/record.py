@@ -72,6 +72,11 @@ class Record:
     rel_l2: Annotated[
         float | None, Column("1", "||out - oracle|| / ||oracle||; of gradients the worst")
     ] = None
+    worst_row: Annotated[
+        float | None,
+        Column("1", "the same of the worst row, over the norm of a typical row at least"),
+    ] = None
+    worst_row_at: Annotated[str, Column("", "which row that is, as an index of the result")] = ""
     median_ms: Annotated[float | None, Column("ms", "median time of a call")] = None
     device_ms: Annotated[
         float | None,

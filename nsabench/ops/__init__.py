@@ -37,6 +37,7 @@ __all__ = [
     "shipped",
     "sizes",
     "successors",
+    "terms",
     "to_measure",
     "work",
 ]
@@ -138,6 +139,11 @@ def _unknown(name: str, who: str) -> UsageError:
 def sizes(case: Case) -> Shape:
     """The shape of a case as its op's own model."""
     return get(case.op).shape_model.model_validate(case.shape)
+
+
+def terms(case: Case) -> int:
+    """How many terms the longest sum of the case has."""
+    return get(case.op).terms(sizes(case))
 
 
 def work(case: Case) -> Work:

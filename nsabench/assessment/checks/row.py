@@ -35,6 +35,8 @@ class Row:
     session: int = 0
     mae: float | None = None
     rel_l2: float | None = None
+    worst_row: float | None = None  # the largest relative error of a single row
+    worst_row_at: str = ""
     errors_against: str = "the float64 oracle"
     mae_tolerance: float = 1e-3
     rel_l2_ratio: float = 2.0

@@ -43,9 +43,9 @@ ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
 
 @dataclass(frozen=True)
 class Wrong:
-    """A result that is wrong, for the diagnosis, with what it was made from: other arms go on
-    exchanging the sets. expected: what is right. previous: what the call before was expected to
-    return."""
+    """A result that is wrong, or may be found so beside the baselines, for the diagnosis, with what
+    it was made from: other arms go on exchanging the sets. expected: what is right. previous: what
+    the call before was expected to return."""
 
     name: str
     result: Tensor
@@ -75,6 +75,7 @@ class CaseArm:
         self._watched = False
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
+        self._resolved_of_a_row = parity.row_noise(case)
         self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
         # What the call before, and the last one, were expected to return.
@@ -242,20 +243,25 @@ class CaseArm:
                 raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
         errors = []
         for name, expected in self.sets.expected[index].items():
+            tensor = parity.check_form(name, answer.values[name], expected, given)
             try:
-                tensor = parity.check_form(name, answer.values[name], expected, given)
-                errors.append(parity.check_values(name, tensor, expected, self.case, answer.factor))
+                found = parity.check_values(name, tensor, expected, self.case, answer.factor)
             except WrongValues as error:
                 self.errors = error.errors
-                self.wrong = Wrong(
-                    name,
-                    tensor,
-                    self.sets.seed(index),
-                    expected * answer.factor,
-                    self._previous.get(name),
-                )
+                self.wrong = self._wrong(name, tensor, answer)
                 raise WrongValues(when + error.reason, error.errors) from None
+            # Whether it is wrong is known beside the baselines only, and then it is too late.
+            if self.wrong is None and found.worst_row > self._resolved_of_a_row:
+                self.wrong = self._wrong(name, tensor.clone(), answer)
+            errors.append(found)
         return errors
+
+    def _wrong(self, name: str, tensor: Tensor, answer: Answer) -> Wrong:
+        expected = self.sets.expected[answer.index][name] * answer.factor
+        previous = self._previous.get(name)
+        if previous is not None:
+            previous = previous.clone()
+        return Wrong(name, tensor, self.sets.seed(answer.index), expected, previous)
 
     def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
         """Is the work ordered on the caller's stream, as its next operation will assume?

@@ -69,6 +69,7 @@ def measure(
                 arms.append(arm)
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)
+                outcomes[item.name].diagnosis = _diagnose(arm, report)
         gc.collect()  # what the traceback of a failure holds is memory of the others
     conditions, busy_s = Conditions(), 0.0
     if arms:
@@ -108,7 +109,7 @@ def _time(
         sampling.collect(arms, timer, rule, Random(case.seed), out)
     for arm in arms:
         failure = out.failed.get(arm.name)
-        diagnosis = _diagnose(arm, report) if failure else ""
+        diagnosis = _diagnose(arm, report)
         # Anew: the errors of timed calls count as those before them do.
         outcomes[arm.name] = _outcome(arm, session, failure, diagnosis)
         if not failure:
@@ -118,7 +119,8 @@ def _time(
 
 
 def _diagnose(arm: CaseArm, report: Report) -> str:
-    """Which known mistake reproduces the wrong output, if there is one to look at."""
+    """Which known mistake reproduces the wrong output, if there is one to look at, or one that may
+    be found wrong."""
     wrong, arm.wrong = arm.wrong, None  # its tensors are not needed any longer
     if wrong is None:
         return ""
@@ -147,6 +149,8 @@ def _outcome(
         mae=_finite(errors.mae) if errors else None,
         max_abs_err=_finite(errors.max_abs_err) if errors else None,
         rel_l2=_finite(errors.rel_l2) if errors else None,
+        worst_row=_finite(errors.worst_row) if errors else None,
+        worst_row_at=errors.worst_row_at if errors else "",
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nsabench.assessment.checks.parity import EPSILON
+from nsabench import ops
+from nsabench.assessment.checks import parity as checks
 from nsabench.execution.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
@@ -25,34 +27,58 @@ class Errors:
     mae: float
     max_abs_err: float
     rel_l2: float
+    worst_row: float  # the largest error of a row (of the last axis), relative to the row's norm
+    worst_row_at: str  # the row of it, "output[4095, 7]"
 
     @classmethod
     def worst(cls, errors: Sequence[Errors]) -> Errors:
         """The largest of each kind."""
+        worst = max(errors, key=lambda e: e.worst_row)
         return cls(
             max(e.mae for e in errors),
             max(e.max_abs_err for e in errors),
             max(e.rel_l2 for e in errors),
+            worst.worst_row,
+            worst.worst_row_at,
         )
 
 
-def measure(output: Tensor, oracle: Tensor, factor: float = 1.0) -> Errors:
-    """Mean and largest absolute error, and ||out - oracle|| / ||oracle||, in float64.
+def measure(name: str, output: Tensor, oracle: Tensor, factor: float = 1.0) -> Errors:
+    """Mean and largest absolute error, ||out - oracle|| / ||oracle||, and the same of the worst
+    row, in float64.
 
+    A mean hides one row among thousands, so each row is looked at by itself. Its error is relative
+    to its own norm, or to that of a typical row (the root of the mean square) where that is
+    larger: a row that cancels to nearly nothing has no relative error worth the name.
+
+    name: what the result is called in `worst_row_at`.
+    output, oracle: of one shape; a row is what the last axis holds.
     factor: the output is that of an input `factor` times as large; its errors are divided by it.
     """
-    total = largest = squares = right = 0.0
-    result, expected = output.reshape(-1), oracle.reshape(-1)
+    width = max(output.shape[-1] if output.dim() else 1, 1)
+    result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
+    total = largest = 0.0
+    off, right = [], []  # squared norms by row
     # In pieces, or the largest results would need several times their own memory.
-    for part, truth in zip(result.split(PIECE), expected.split(PIECE), strict=True):
+    rows = max(PIECE // width, 1)
+    for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
         difference = part.double().sub_(truth, alpha=factor)
-        squares += float(difference.square().sum())
+        off.append(difference.square().sum(1))
+        right.append(truth.double().square().sum(1))
         total += float(difference.abs_().sum())
-        largest = max(largest, float(difference.max()))
-        right += float(truth.square().sum())
-    scale = abs(factor)
-    relative = math.sqrt(squares) / scale / (math.sqrt(right) or 1.0)
-    return Errors(total / max(len(result), 1) / scale, largest / scale, relative)
+        largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
+    scale, errors, norms = abs(factor), torch.cat(off), torch.cat(right)
+    size = float(norms.sum())
+    relative = math.sqrt(float(errors.sum())) / scale / (math.sqrt(size) or 1.0)
+    worst, at = 0.0, ""
+    if len(errors):
+        typical = size / len(errors) or 1.0
+        by_row = errors / norms.clamp_min(typical)
+        row = int(by_row.argmax())
+        worst = math.sqrt(float(by_row[row])) / scale
+        index = np.unravel_index(row, output.shape[:-1])
+        at = f"{name}[{', '.join(map(str, index))}]" if index else name
+    return Errors(total / max(output.numel(), 1) / scale, largest / scale, relative, worst, at)
 
 
 def unit(oracle: Tensor, case: Case) -> float:
@@ -63,7 +89,12 @@ def unit(oracle: Tensor, case: Case) -> float:
     is held to what the format resolves of it.
     """
     size = float(oracle.norm()) / math.sqrt(max(oracle.numel(), 1))
-    return max(1.0, size * EPSILON[case.dtype] / case.tolerances.mae)
+    return max(1.0, size * checks.EPSILON[case.dtype] / case.tolerances.mae)
+
+
+def row_noise(case: Case) -> float:
+    """The error of a row (`Errors.worst_row`) up to which nobody need ask what it comes from."""
+    return checks.row_noise(case.direction, case.dtype, ops.terms(case))
 
 
 def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor]) -> Tensor:
@@ -101,7 +132,7 @@ def check_values(
     bad = int((~torch.isfinite(output)).sum())
     if bad:
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
-    errors, what = measure(output, oracle, factor), ""
+    errors, what = measure(name, output, oracle, factor), ""
     if case.direction is Direction.BACKWARD:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
         what = f" of {name}"

@@ -33,10 +33,14 @@ def empty_output(honest: Honest, tensors: tuple[Tensor, ...], options: dict[str,
 def right(honest: Honest, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor:
     """The right output. Raises `Unsupported` where zeros would be right too."""
     out: Tensor = honest(*tensors, **options)
-    captured = out.is_cuda and torch.cuda.is_current_stream_capturing()
-    if not captured and not bool(out.any()):
+    if not captured(out) and not bool(out.any()):
         raise Unsupported("zeros are right: an attention in which nothing is selected, say")
     return out
+
+
+def captured(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded, in which no value can be looked at."""
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def overlooked(tensors: tuple[Tensor, ...]) -> float:

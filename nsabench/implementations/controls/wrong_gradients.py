@@ -85,6 +85,18 @@ def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 
 
 @control(caught_by="parity", directions=("backward",))
+def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """The first gradient lacks its last row that is not zero."""
+
+    def lost(gradient: Tensor) -> Tensor:
+        rows = gradient.reshape(-1, gradient.shape[-1]).clone()
+        rows[rows.any(1).nonzero()[-1:]] = 0
+        return rows.view_as(gradient)
+
+    return _spoiled(honest, tensors, options, lost)
+
+
+@control(caught_by="parity", directions=("backward",))
 def detached_keys(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Has no gradient of its second differentiable argument."""
     if len(honest.op.differentiable) < 2:

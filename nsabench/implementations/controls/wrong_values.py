@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nsabench.implementations.controls.honest import empty_output, overlooked, right
+from nsabench import Unsupported
+from nsabench.implementations.controls.honest import captured, empty_output, overlooked, right
 from nsabench.registry import Honest, control
 
 CLOSE = 5e-3  # five times the tolerance of the mean absolute error
@@ -45,3 +46,15 @@ def relative_error(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     tolerance."""
     out = right(honest, tensors, options)
     return (out.float() * (1 + overlooked(tensors))).to(out.dtype)
+
+
+@control(caught_by="parity")
+def lost_tail_row(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Right but for the last row of the last head, which a tile at the tail left zero: among
+    thousands of rows no mean shows it."""
+    out = right(honest, tensors, options)
+    row = (-1,) * (out.dim() - 1)
+    if not captured(out) and not bool(out[row].any()):
+        raise Unsupported("its last row is zero anyway")
+    out[row] = 0
+    return out

@@ -46,6 +46,7 @@ NUMBERS = (
     "mae",
     "max_abs_err",
     "rel_l2",
+    "worst_row",
     "flops",
     "bytes_min",
     "compile_s",

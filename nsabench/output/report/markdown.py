@@ -118,7 +118,16 @@ def _parity(facts: Facts) -> Iterator[str]:
         if r.role is not Role.CONTROL:
             groups.setdefault((r.implementation, r.role, r.dtype), []).append(r)
     yield from table(
-        ("implementation", "role", "dtype", "compared", "wrong", "worst MAE", "worst relative L2"),
+        (
+            "implementation",
+            "role",
+            "dtype",
+            "compared",
+            "wrong",
+            "worst MAE",
+            "worst relative L2",
+            "of one row",
+        ),
         (
             (
                 code(name),
@@ -128,6 +137,7 @@ def _parity(facts: Facts) -> Iterator[str]:
                 str(sum(r.status is Status.WRONG for r in rows)),
                 _worst(r.mae for r in rows),
                 _worst(r.rel_l2 for r in rows),
+                _worst(r.worst_row for r in rows),
             )
             for (name, role, dtype), rows in groups.items()
         ),

@@ -39,6 +39,29 @@ def test_baselines_are_held_to_the_best_of_them(make_row):
     assert [f.implementation for f in check(rows, NONE)] == ["b"]
 
 
+def test_one_row_is_measured_against_the_worst_of_the_best_baseline(make_row):
+    rows = [
+        make_row("mine", worst_row=1.1e-2, worst_row_at="output[4095, 7]"),
+        make_row("near", worst_row=1.0e-2),
+        make_row("b", "baseline", worst_row=3.5e-3),
+        make_row("worse", "baseline", worst_row=1e-2),
+    ]
+    (finding,) = check(rows, NONE)
+    assert (finding.effect, finding.implementation) == (Effect.WRONG, "mine")
+    assert "the row output[4095, 7] is off by 0.011 of its norm, over 0.0105" in finding.sentence
+    assert check([make_row(worst_row=math.nan)], NONE)
+
+
+@pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])
+def test_a_row_is_not_held_to_less_than_its_format_resolves(make_row, dtype, flagged):
+    rows = [
+        make_row("mine", dtype=dtype, worst_row=1e-2),
+        make_row("b", "baseline", dtype=dtype, worst_row=1e-4),
+    ]
+    assert bool(check(rows, NONE)) is flagged
+    assert bool(check(rows[:1], NONE)) is flagged
+
+
 @pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])
 def test_errors_below_the_resolution_of_the_format_are_not_compared(make_row, dtype, flagged):
     rows = [

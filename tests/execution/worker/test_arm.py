@@ -329,6 +329,24 @@ def test_a_kernel_that_is_exact_only_at_first_is_recorded_with_its_later_errors(
     assert exact.rel_l2 < 1e-6 and tired.rel_l2 > 1e-3
 
 
+def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile() -> None:
+    """One row of thousands: its mean error is far below the gate's tolerance."""
+    case = CASE.model_copy(update={"shape": {"N": 512, "H": 8, "D": 32, "Dv": 32, "L": 40}})
+
+    def loses_a_row(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        out = honest(q, k, v, sm_scale=sm_scale)
+        out[-1, -1] = 0
+        return out
+
+    right, wrong = outcomes(honest, loses_a_row, case=case)
+    assert (right.status, right.diagnosis) == (Status.OK, "")
+    assert right.worst_row is not None and right.worst_row < 1e-3
+    assert wrong.status is Status.OK and wrong.mae is not None and wrong.mae < 1e-4
+    assert wrong.worst_row is not None and wrong.worst_row > 0.5
+    assert wrong.worst_row_at == "output[511, 7]"
+    assert "index 511" in wrong.diagnosis
+
+
 def test_an_output_lives_on() -> None:
     """Who keeps a result must not find a later one in it."""
     results = torch.empty(6, 2, 32, dtype=torch.float16)

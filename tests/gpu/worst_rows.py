@@ -1,0 +1,188 @@
+"""How far off is the worst row of every honest implementation, on the shipped matrices?
+
+The bound on a row (`assessment/checks/parity.py`) stands on what this prints: for each op,
+direction and format, the worst row over what the format resolves, and over the worst row of the
+best baseline of its case. Nothing is timed. `just gpu-worst-rows` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import queue
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nsabench import ops
+from nsabench.assessment.checks.parity import ROW_NOISE, ROW_RATIO, noise
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import DType, Mode, Role
+from nsabench.planning import matrix, resolve
+
+FORMATS = tuple(DType)
+GRACE_S = 30.0
+
+
+def cases(names: list[str]) -> list[Case]:
+    """Every shape, direction and distribution of the matrices once a format, in random order."""
+    found: dict[str, Case] = {}
+    paths = [resolve.find_matrix(name) for name in names] or resolve.shipped_matrices().values()
+    for path in paths:
+        for loaded in matrix.load(path):
+            for case in loaded.cases:
+                if case.timing.mode is Mode.STREAM and case.streams == 1:
+                    for dtype in FORMATS:
+                        one = case.model_copy(update={"dtype": dtype})
+                        found.setdefault(_case(_about(one)), one)
+    mixed = list(found.values())
+    Random(0).shuffle(mixed)
+    return mixed
+
+
+def _about(case: Case) -> dict[str, Any]:
+    return case.model_dump(
+        mode="json", include={"op", "shape", "direction", "distribution", "dtype"}
+    )
+
+
+def _case(row: dict[str, Any]) -> str:
+    return str([row[name] for name in ("op", "shape", "direction", "distribution", "dtype")])
+
+
+def measure(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from nsabench.execution.failure import DeviceLost, Failure
+    from nsabench.execution.worker import calls, parity
+    from nsabench.execution.worker.guard import guarded
+    from nsabench.execution.worker.inputs import InputSets
+
+    case = case.model_copy(update={"timing": case.timing.model_copy(update={"rotate": 2})})
+    about = _about(case)
+    try:
+        sets = InputSets(case, device)
+    except Failure as failure:
+        yield {**about, "implementation": "", "reason": failure.reason}
+        return
+    for item in kernels:
+        info = ImplementationInfo.model_validate(item, from_attributes=True)
+        if item.op != case.op or item.role is Role.CONTROL or not info.concerns(case):
+            continue
+        found = {**about, "implementation": item.name, "role": str(item.role)}
+        try:
+            call = guarded(
+                lambda item=item: calls.ready(item, case.direction, sets, 0, Random(0)), device
+            )
+            answer = guarded(call, device)
+            errors = parity.Errors.worst(
+                [
+                    parity.measure(name, answer.values[name], right, answer.factor)
+                    for name, right in sets.expected[0].items()
+                ]
+            )
+        except (Failure, DeviceLost) as failure:
+            yield {**found, "reason": str(failure)[:200]}
+            continue
+        yield {
+            **found,
+            "mae": errors.mae,
+            "rel_l2": errors.rel_l2,
+            "worst_row": errors.worst_row,
+            "worst_row_at": errors.worst_row_at,
+            "resolved": noise(case.dtype, ops.terms(case)),
+        }
+        del answer, call
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def work(tasks: Any, results: Any, device: str, end: float) -> None:
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    import torch
+
+    from nsabench import registry
+    from nsabench.model.vocabulary import Runs
+
+    torch.set_num_threads(1)
+    kernels = [i for i in registry.load() if Runs(device) in i.devices]
+    while (case := tasks.get()) is not None:
+        if time.time() < end:
+            results.put(list(measure(case, device, kernels)))
+        else:
+            results.put([])
+
+
+def table(found: list[dict[str, Any]]) -> Iterator[str]:
+    """The greatest of each group, and what the bound accuses."""
+    by_case: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in found:
+        if "worst_row" in row:
+            by_case[_case(row)].append(row)
+    groups: dict[tuple[str, ...], list[tuple[float, float, dict[str, Any]]]] = defaultdict(list)
+    accused = []
+    for rows in by_case.values():
+        best = min((r["worst_row"] for r in rows if r["role"] == "baseline"), default=None)
+        for row in rows:
+            over_format = row["worst_row"] / row["resolved"]
+            over_best = row["worst_row"] / best if best else float("nan")
+            if over_format > ROW_NOISE[row["direction"]] and not over_best <= ROW_RATIO:
+                accused.append((over_format, over_best, row))
+            else:
+                group = (row["op"], row["direction"], row["dtype"])
+                groups[group].append((over_format, over_best, row))
+    yield "| op | direction | format | calls | of what the format resolves | by |"
+    yield "|---|---|---|---|---|---|"
+    for group, rows in sorted(groups.items()):
+        most = max(rows, key=lambda r: r[0])
+        yield (
+            f"| {' | '.join(group)} | {len(rows)} | {most[0]:.2f} | {most[2]['implementation']} |"
+        )
+    calls = len(accused) + sum(map(len, groups.values()))
+    yield f"\n{len(accused)} of {calls} calls are beyond the bound, and not in the table"
+    for over_format, over_best, row in accused:
+        yield f"{over_format:.2f} of the format, {over_best:.2f} of the best baseline: {row}"
+
+
+def main(device: str, folder: str, seconds: str, workers: str, *names: str) -> None:
+    """Measure for so many seconds, go on where the file in the folder ends, and print the table."""
+    context = multiprocessing.get_context("spawn")
+    tasks, results = context.Queue(), context.Queue()
+    end = time.time() + float(seconds)
+    written = Path(folder, "worst_rows.jsonl")
+    written.touch()
+    found = [json.loads(line) for line in written.read_text().splitlines()]
+    done = {_case(row) for row in found}
+    some = cases(list(names))
+    left = [case for case in some if _case(_about(case)) not in done]
+    processes = [
+        context.Process(target=work, args=(tasks, results, device, end), daemon=True)
+        for _ in range(int(workers))
+    ]
+    for case in [*left, *[None] * len(processes)]:
+        tasks.put(case)
+    for process in processes:
+        process.start()
+    with written.open("a") as file:
+        for _ in left:
+            try:
+                rows = results.get(timeout=max(end - time.time(), 0) + GRACE_S)
+            except queue.Empty:  # a worker died, or one call takes forever
+                break
+            found += rows
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+    print(f"{len({_case(row) for row in found})} of {len(some)} cases")
+    print("\n".join(table(found)), flush=True)
+    for process in processes:
+        process.kill()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
