@@ -204,6 +204,8 @@ def _rows_of(
                 mae_tolerance=case.tolerances.mae,
                 rel_l2_ratio=case.tolerances.rel_l2_ratio,
                 median_ms=quantile(samples.time_ms, 0.5) if samples.time_ms else None,
+                host_us=_quantiles(_held(samples))[1],
+                queued_ms=_quantiles(outcome.bursts.time_ms)[1],
                 n_samples=len(samples.time_ms),
                 median_mcycles=_mcycles(samples),
                 escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),
@@ -267,6 +269,8 @@ def _record(
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, assessed.limits)
     median = quantile(timed, 0.5) if timed else None
+    host = _quantiles(_held(outcome.samples) if timed else [])
+    queued = _quantiles(outcome.bursts.time_ms if timed else [])
     notes = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
     plan, described = assessed.plan, assessed.header.described
     software, device = described.software, described.device
@@ -297,6 +301,12 @@ def _record(
         device_ms=_device_ms(assessed, row, median),
         p20_ms=quantile(timed, 0.2) if timed else None,
         p80_ms=quantile(timed, 0.8) if timed else None,
+        host_us=host[1],
+        host_p20_us=host[0],
+        host_p80_us=host[2],
+        queued_ms=queued[1],
+        queued_p20_ms=queued[0],
+        queued_p80_ms=queued[2],
         n_samples=len(timed),
         session=row.session,
         bytes_min=row.bytes_min,
@@ -321,6 +331,18 @@ def _record(
         triton=software.triton,
         cuda=software.torch_cuda,
     )
+
+
+def _held(samples: Samples) -> list[float]:
+    """Host times of the calls that were made while the device was held: others may have waited."""
+    return [time for time in samples.host_us if time > 0]
+
+
+def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """20 %, 50 % and 80 %."""
+    if not times:
+        return None, None, None
+    return quantile(times, 0.2), quantile(times, 0.5), quantile(times, 0.8)
 
 
 def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:

@@ -153,15 +153,22 @@ def _results(facts: Facts) -> Iterator[str]:
     yield from _groups(by_distribution(facts.candidates, facts.tolerances), "distribution")
     yield "\n### Cases\n"
     times = {r.key: r.median_ms for r in facts.records}
+    queued = {r.key: r.queued_ms for r in facts.records}
     yield from table(
-        ("case", "candidate", "ms", "best baseline", "its ms", "speed-up [95 %]", "verdict"),
+        (
+            *("case", "candidate", "ms", "queued", "host, µs"),
+            *("best baseline", "its ms", "its queued", "speed-up [95 %]", "verdict"),
+        ),
         (
             (
                 plain(labels.case(r)),
                 code(r.implementation),
                 _number(r.median_ms, ".4g"),
+                _number(r.queued_ms, ".4g"),
+                _number(r.host_us, ".0f"),
                 code(r.best_baseline) if r.best_baseline else "–",
                 _number(times.get((r.case_id, r.best_baseline)), ".4g"),
+                _number(queued.get((r.case_id, r.best_baseline)), ".4g"),
                 "–"
                 if r.speedup is None
                 else f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]",

@@ -39,7 +39,7 @@ def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "<script" not in text.replace("\\<script", "")
     tables = [line for line in text.splitlines() if line.startswith("| N256")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {8}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {11}
 
 
 def test_an_invalid_run_says_so_first_and_decides_nothing(
