@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, Pl
 from nsabench.model.vocabulary import Role
 from nsabench.planning import matrix
 from nsabench.planning.matrix import LoadedMatrix, Selection
+from nsabench.planning.shards import share
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
@@ -60,7 +60,7 @@ def resolve(
         for case in loaded.cases:
             names = _select(loaded, case, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
-    cases = _with_controls(_shard(list(chosen.values()), shard), implementations)
+    cases = _with_controls(share(list(chosen.values()), shard), implementations)
     used = {(c.case.op, name) for c in cases for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
@@ -137,20 +137,6 @@ def _wanted(name: str, selection: Selection) -> bool:
     return any(fnmatchcase(name, p) for p in selection.only) and not any(
         fnmatchcase(name, p) for p in selection.skip
     )
-
-
-def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
-    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= index <= count:
-        raise UsageError(
-            f"{shard!r} is not a shard", "write i/n with 1 <= i <= n, for example 2/4."
-        )
-    if index > len(cases):
-        raise UsageError(
-            f"shard {shard} of {len(cases)} cases is empty", "take no more shards than cases."
-        )
-    return cases[index - 1 :: count]
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:
