@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -54,6 +54,8 @@ class Made:
     implementations: tuple[str, ...] = ("mine",)
     flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
     shard: str = "1/1"
+    source: str = "x"  # of the candidates
+    sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -61,7 +63,7 @@ def make_plan(made: Made) -> Plan:
     infos = [
         *(
             ImplementationInfo(
-                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source="x"
+                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source=made.source
             )
             for name in made.implementations
         ),
@@ -112,6 +114,7 @@ def make_plan(made: Made) -> Plan:
         created=made.created,
         device="cuda",
         shard=made.shard,
+        sources=dict(made.sources),
         matrices=[],
         implementations=infos,
         cases=share(planned, made.shard),

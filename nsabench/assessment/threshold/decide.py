@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nsabench.assessment.threshold.evidence import Evidence, Tested
+from nsabench.assessment.threshold.union import looked_at_together, refuse_several_kernels
 from nsabench.model.vocabulary import MARGIN, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
@@ -32,7 +33,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Decision:
-    """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk."""
+    """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk.
+
+    notes: what is worth saying and keeps nothing from being decided.
+    """
 
     gpu: str
     combo: str
@@ -45,6 +49,7 @@ class Decision:
     decided_by: Tested | None = None
     runs: list[str] = field(default_factory=list)
     axis: str = "L"  # the size that lengths are of
+    notes: list[str] = field(default_factory=list)
 
     @property
     def tested(self) -> int:
@@ -56,18 +61,27 @@ _Key = tuple[str, str, str]
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
     """One decision a GPU, combo and op: that of the candidate with the smallest threshold, of equal
-    ones that of the best."""
+    ones that of the best.
+
+    Raises `UsageError` when a candidate is not one kernel in all that is given.
+    """
+    refuse_several_kernels(given)
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
-    for evidence in given:
+    notes: dict[_Key, list[str]] = defaultdict(list)
+    for evidence in looked_at_together(given):
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
             _, _, op = key
             objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
+            notes[key] += [n for of, n in evidence.notes if of == op and n not in notes[key]]
     return [
         min(
-            (_decide(name, rows, objections[key], margin) for name, rows in group.items()),
+            (
+                _decide(name, rows, objections[key], notes[key], margin)
+                for name, rows in group.items()
+            ),
             key=_preference,
         )
         for key, group in sorted(groups.items())
@@ -79,7 +93,11 @@ def _key(tested: Tested) -> _Key:
 
 
 def _decide(
-    candidate: str, rows: Sequence[Tested], objections: Sequence[str], margin: float
+    candidate: str,
+    rows: Sequence[Tested],
+    objections: Sequence[str],
+    notes: Sequence[str],
+    margin: float,
 ) -> Decision:
     by_length: dict[int, list[Tested]] = defaultdict(list)
     for row in rows:
@@ -117,6 +135,7 @@ def _decide(
         decided_by=stopper,
         runs=sorted({row.run_id for row in rows}),
         axis=rows[0].axis,
+        notes=list(notes),
     )
 
 
@@ -131,12 +150,12 @@ def passes(row: Tested, margin: float) -> bool:
 
 
 def _why(row: Tested, margin: float) -> str:
-    who = f"{row.candidate} on {row.label}"
+    who, why = f"{row.candidate} on {row.label}", f" ({row.why})" if row.why else ""
     if row.status != Status.OK:
-        return f"{who} is {row.status}"
+        return f"{who} is {row.status}{why}"
     if row.speedup_lo is None:
         return f"{who} has no speed-up ({row.verdict})"
-    return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}"
+    return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}{why}"
 
 
 def _gaps(above: Sequence[Tested], rows: Sequence[Tested], length: int) -> Iterable[str]:
