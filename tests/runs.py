@@ -21,7 +21,7 @@ from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
 from nsabench.model.measurement import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
+from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
 from nsabench.planning.shards import share
 
 OP = "selection_rows"
@@ -54,6 +54,7 @@ class Made:
     implementations: tuple[str, ...] = ("mine",)
     flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
     shard: str = "1/1"
+    margin: float = MARGIN
     source: str = "x"  # of the candidates
     sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
@@ -114,6 +115,7 @@ def make_plan(made: Made) -> Plan:
         created=made.created,
         device="cuda",
         shard=made.shard,
+        margin=made.margin,
         sources=dict(made.sources),
         matrices=[],
         implementations=infos,

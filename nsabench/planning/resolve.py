@@ -13,7 +13,7 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix
 from nsabench.planning.matrix import LoadedMatrix, Selection
 from nsabench.planning.shards import share
@@ -48,6 +48,7 @@ def resolve(
     ops_file: Path | None = None,
     sources: Mapping[str, str] | None = None,
     shard: str = "1/1",
+    margin: float = MARGIN,
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
@@ -73,6 +74,7 @@ def resolve(
         ops_sha256=digest_of(ops_file, sources or {}),
         sources=dict(sources or {}),
         shard=shard,
+        margin=margin,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,

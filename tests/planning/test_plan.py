@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,7 +40,7 @@ INSTALLED = [
 ]
 
 
-def resolved(tmp_path: Path, text: str = ROWS, **fields: str) -> Plan:
+def resolved(tmp_path: Path, text: str = ROWS, **fields: Any) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(text)
     sources = {"shipped": "a" * 64, "mine.py@123": "b" * 64}
@@ -203,6 +204,17 @@ def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
         path.write_text(text.replace(old, new, 1))
         altered = Plan.read(path)  # no part of an id: nothing else would notice
         assert altered.sha256 != made.sha256
+
+
+def test_a_plan_holds_the_margin_that_its_second_looks_are_for(tmp_path: Path) -> None:
+    made, path = resolved(tmp_path, margin=1.05), tmp_path / "plan.yaml"
+    made.write(path)
+    assert Plan.read(path).margin == 1.05
+    path.write_text(path.read_text().replace("margin: 1.05\n", ""))
+    assert Plan.read(path).margin == 1.2  # of a run that knew no other
+    path.write_text(f"{path.read_text()}margin: 0.9\n")
+    with pytest.raises(UsageError, match="is not the plan of a run"):
+        Plan.read(path)
 
 
 def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:

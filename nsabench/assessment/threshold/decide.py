@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from nsabench.assessment.threshold.evidence import Evidence, Tested
 from nsabench.assessment.threshold.union import looked_at_together, refuse_several_kernels
+from nsabench.assessment.verdict import NEAR
 from nsabench.model.vocabulary import MARGIN, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
@@ -35,7 +36,8 @@ class Rung:
 class Decision:
     """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk.
 
-    notes: what is worth saying and keeps nothing from being decided.
+    notes: what is worth saying and keeps nothing from being decided. one_process: how many cases
+    from there on pass by little, and no second process looked at them for this margin.
     """
 
     gpu: str
@@ -50,6 +52,7 @@ class Decision:
     runs: list[str] = field(default_factory=list)
     axis: str = "L"  # the size that lengths are of
     notes: list[str] = field(default_factory=list)
+    one_process: int = 0
 
     @property
     def tested(self) -> int:
@@ -104,6 +107,7 @@ def _decide(
         if row.status not in DECLINED:
             by_length[row.length].append(row)
     threshold: int | None = None
+    above: list[Tested] = []
     stopper: Tested | None = None
     for length in sorted(by_length, reverse=True):
         failing = [row for row in by_length[length] if not passes(row, margin)]
@@ -123,6 +127,9 @@ def _decide(
     else:
         above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
         reasons += _gaps(above, rows, threshold)
+    unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
+    if unconfirmed:
+        notes = [*notes, _one_process(unconfirmed, margin)]
     return Decision(
         gpu=rows[0].gpu,
         combo=rows[0].combo,
@@ -136,6 +143,7 @@ def _decide(
         runs=sorted({row.run_id for row in rows}),
         axis=rows[0].axis,
         notes=list(notes),
+        one_process=len(unconfirmed),
     )
 
 
@@ -146,6 +154,27 @@ def passes(row: Tested, margin: float) -> bool:
         and row.verdict == Verdict.FASTER
         and row.speedup_lo is not None
         and row.speedup_lo >= margin
+    )
+
+
+def _is_unconfirmed(row: Tested, margin: float) -> bool:
+    """Whether one process alone says that it passes, and another might well not."""
+    assert row.speedup_lo is not None
+    return row.speedup_lo < margin * (1 + NEAR) and row.margin != margin
+
+
+def _one_process(rows: Sequence[Tested], margin: float) -> str:
+    looked_at = sorted({row.margin for row in rows if row.margin is not None})
+    second_looks = (
+        f"second looks were taken at {' and '.join(f'{m:g}' for m in looked_at)}"
+        if looked_at
+        else "none of them is known to have been measured twice"
+    )
+    weakest = min(rows, key=lambda row: row.speedup_lo or 0.0)
+    return (
+        f"it rests on one process: {len(rows)} of the cases that pass do so by less than "
+        f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.speedup_lo:.3f}, and "
+        f"{second_looks}; `nsabench all --margin {margin:g}` measures such cases twice"
     )
 
 

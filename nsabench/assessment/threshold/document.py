@@ -38,6 +38,7 @@ def _decision(d: Decision) -> dict[str, Any]:
         "min_L": d.min_length,
         "reasons": list(d.reasons),
         "notes": list(d.notes),
+        "one_process": d.one_process,  # cases that pass by little, and only one process saw
         "cases": d.tested,
         "decided_by": by
         and {

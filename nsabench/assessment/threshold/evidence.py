@@ -17,7 +17,7 @@ from nsabench.assessment.tables import read_records
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Catch, Direction, Role, Status, Verdict
+from nsabench.model.vocabulary import MARGIN, Catch, Direction, Role, Status, Verdict
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
@@ -51,6 +51,7 @@ class Tested:
     axis: str = "L"  # the size that `length` is of
     source: str = ""  # of the candidate, as NAME@DIGEST; empty where it is not known
     why: str = ""  # of a status or verdict that these runs have together and none of them alone
+    margin: float | None = None  # at which its run took second looks; None: none is known of
 
 
 Machine = tuple[str, str]  # GPU and combo
@@ -61,13 +62,15 @@ Implementation = tuple[str, str]  # op as the run calls it, and name
 class Evidence:
     """All that was tested, and why it may decide nothing; of_op: nothing for one op.
 
-    rows: what was timed of candidates and baselines, on one machine. sources: where these come
-    from, as in `Tested`. notes: what is worth saying, each sentence with its op.
+    margin: as in `Tested`. rows: what was timed of candidates and baselines, on one machine.
+    sources: where these come from, as in `Tested`. notes: what is worth saying, each sentence with
+    its op.
     """
 
     tested: list[Tested]
     objections: list[str] = field(default_factory=list)
     of_op: Mapping[str, str] = field(default_factory=dict)
+    margin: float | None = None
     machine: Machine = ("", "")
     rows: list[Row] = field(default_factory=list)
     sources: Mapping[Implementation, str] = field(default_factory=dict)
@@ -93,10 +96,12 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
     """
     records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
+    margin = plan.margin if plan else MARGIN
     return Evidence(
-        [_of_record(r, sources) for r in records if r.role is Role.CANDIDATE],
+        [_of_record(r, sources, margin) for r in records if r.role is Role.CANDIDATE],
         list(_objections(records)),
         _unproven(records),
+        margin=margin,
         machine=_machine(records[0]) if records else ("", ""),
         rows=[_row(r) for r in records if r.role is not Role.CONTROL and r.median_ms],
         sources=sources,
@@ -116,7 +121,7 @@ def _machine(record: Record) -> Machine:
     return record.gpu_name, combo
 
 
-def _of_record(record: Record, sources: Mapping[Implementation, str]) -> Tested:
+def _of_record(record: Record, sources: Mapping[Implementation, str], margin: float) -> Tested:
     gpu, combo = _machine(record)
     return Tested(
         gpu=gpu,
@@ -133,6 +138,7 @@ def _of_record(record: Record, sources: Mapping[Implementation, str]) -> Tested:
         run_id=record.run_id,
         axis=ops.get(record.op).length_axis,
         source=sources.get((record.op, record.implementation), ""),
+        margin=margin,
     )
 
 
