@@ -205,7 +205,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
             if finding.effect is not Effect.NOTE:
                 where = f"{finding.case_id}: " if finding.case_id else ""
                 objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
-        rows = table.read(path).rows()
+        rows = [r for r in table.read(path).rows() if r.direction is Direction.FORWARD]
         cases = by_case(rows)
         for row in (r for r in rows if r.role is Role.CANDIDATE):
             best = best_baseline(cases[row.case_id])
