@@ -62,7 +62,8 @@ def finish(finished: Finished, signer: Signer) -> str:
 
 
 def _seal(finished: Finished, signer: Signer) -> str:
-    decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
+    evidence = threshold.of_records(finished.results.records, finished.plan)
+    decisions = threshold.decide_all([evidence], finished.plan.margin)
     threshold.write(decisions, finished.folder.thresholds)
     lacking = _report(finished)
     by = seal(finished.folder.path, signer).predicate.signer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
 from nsabench.model.measurement import Ceilings, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
+from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
+from nsabench.planning.shards import share
 
 OP = "selection_rows"
 
@@ -51,6 +52,11 @@ class Made:
     noise: float = 0.005
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
+    flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
+    shard: str = "1/1"
+    margin: float = MARGIN
+    source: str = "x"  # of the candidates
+    sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -58,12 +64,25 @@ def make_plan(made: Made) -> Plan:
     infos = [
         *(
             ImplementationInfo(
-                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source="x"
+                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source=made.source
             )
             for name in made.implementations
         ),
         ImplementationInfo(
             op=OP, name="sdpa_gqa", role=Role.BASELINE, devices=(Runs.CUDA,), source="x"
+        ),
+        *(
+            [
+                ImplementationInfo(
+                    op=OP,
+                    name="flex_attention",
+                    role=Role.BASELINE,
+                    devices=(Runs.CUDA,),
+                    source="x",
+                )
+            ]
+            if made.flex_ms
+            else []
         ),
         ImplementationInfo(
             op=OP,
@@ -89,16 +108,18 @@ def make_plan(made: Made) -> Plan:
         for n, h, d in made.shapes
         for length in made.lengths
     ]
+    names = tuple(i.name for i in infos)
+    planned = [PlannedCase(id=case.id, case=case, implementations=names) for case in cases]
     return Plan(
         run_id=made.run_id,
         created=made.created,
         device="cuda",
+        shard=made.shard,
+        margin=made.margin,
+        sources=dict(made.sources),
         matrices=[],
         implementations=infos,
-        cases=[
-            PlannedCase(id=case.id, case=case, implementations=tuple(i.name for i in infos))
-            for case in cases
-        ],
+        cases=share(planned, made.shard),
     )
 
 
@@ -148,6 +169,8 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
         else:
             yield Outcome(implementation=name, status=status, reason="as the test wants it")
     yield timed("sdpa_gqa", base, made, rng)
+    if made.flex_ms is not None:
+        yield timed("flex_attention", made.flex_ms(length), made, rng)
     if made.control_crashed:
         yield Outcome(implementation="zero_output", status=Status.CRASHED, reason="SIGSEGV")
     elif made.control_caught:

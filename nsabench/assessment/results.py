@@ -61,7 +61,9 @@ class Assessed:
         self, second_looks: Mapping[str, Entry], isolated_baselines: Mapping[str, Entry]
     ) -> dict[Key, Judgement]:
         samples = {key: o.samples for key, o in self.outcomes.items()}
-        return look_again(self.first_look, samples, second_looks, isolated_baselines)
+        return look_again(
+            self.first_look, samples, second_looks, isolated_baselines, self.plan.margin
+        )
 
     def _checked(self, contents: Contents, name: PassName) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""

@@ -9,6 +9,7 @@ from nsabench import conclusion
 from nsabench.errors import UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
+from nsabench.model.vocabulary import MARGIN
 from nsabench.output import terminal
 
 
@@ -21,6 +22,7 @@ def measure(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    margin: float,
     *,
     fit: bool,
 ) -> Finished:
@@ -28,10 +30,10 @@ def measure(
     console = terminal.console()
     if resume is not None:
         given = matrices or quick or out or kernels or ops_file
-        if given or shard != "1/1" or device != "auto":
+        if given or shard != "1/1" or device != "auto" or margin != MARGIN:
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard or --device",
+                "--kernels, --ops, --shard, --margin or --device",
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:
@@ -39,7 +41,12 @@ def measure(
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
-        ["quick"] if quick else matrices, run.choose_device(device), kernels, shard, ops_file
+        ["quick"] if quick else matrices,
+        run.choose_device(device),
+        kernels,
+        shard,
+        ops_file,
+        margin,
     )
     with terminal.Progress(console) as progress:
         return run.start(plan, out, progress, fit=fit)

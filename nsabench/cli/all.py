@@ -24,6 +24,7 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    margin: float,
 ) -> int:
     """Check the machine, measure the matrices, decide, and report.
 
@@ -32,7 +33,9 @@ def command(
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     signer = prepare()
-    finished = measure(matrices, device, quick, out, resume, kernels, ops_file, shard, fit=True)
+    finished = measure(
+        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=True
+    )
     signed = finish(finished, signer)
     terminal.print_summary(finished, terminal.console())
     click.echo(signed)

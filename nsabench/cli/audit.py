@@ -29,6 +29,9 @@ from nsabench.output import terminal
 def command(path: Path, gpu: str | None, as_json: bool) -> int:
     """Hold a run, or a CSV of timings from elsewhere, to the checks.
 
+    Lines of a CSV are of one case when they agree in their sizes and, where it has such columns, in
+    dtype, distribution, direction, mode, streams and n_spans.
+
     Exits with 1 when something graver than a note is found.
 
     Example: nsabench audit timings.csv --gpu "RTX 4090"

@@ -30,7 +30,7 @@ from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Header
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
 
 
@@ -72,6 +72,7 @@ def make_plan(
     kernels: Path | None,
     shard: str = "1/1",
     ops_file: Path | None = None,
+    margin: float = MARGIN,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
@@ -104,6 +105,7 @@ def make_plan(
         ops_file=ops_file,
         sources=sources,
         shard=shard,
+        margin=margin,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
-from nsabench.model.vocabulary import Direction, Role, Runs
+from nsabench.model.vocabulary import MARGIN, Direction, Role, Runs
 
 Device = Literal["cuda", "cpu"]
 
@@ -80,6 +80,7 @@ class Plan(BaseModel):
     # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
     sources: dict[str, str] = {}
     shard: str = "1/1"
+    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]

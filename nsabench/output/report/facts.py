@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures
 from nsabench.assessment.results import Results, assemble
-from nsabench.assessment.threshold import MARGIN
 from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
@@ -26,9 +25,9 @@ from nsabench.model.journal import Contents
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, MARGIN, PassName, Role, Status, Verdict
 
-__all__ = ["MARGIN", "Facts", "Standing", "quoted", "standings"]
+__all__ = ["Facts", "Standing", "quoted", "standings"]
 
 
 @dataclass(frozen=True)
@@ -167,6 +166,8 @@ class Facts:
             words += ["--ops", self.plan.ops]
         if self.plan.shard != "1/1":
             words += ["--shard", self.plan.shard]
+        if self.plan.margin != MARGIN:
+            words += ["--margin", f"{self.plan.margin:g}"]
         return " ".join(quoted(word) for word in words)
 
     def log(self, case_id: str, lines: int = 12) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from nsabench.assessment import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status
-from nsabench.output.report.facts import MARGIN, Facts, standings
+from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
 
@@ -150,7 +150,7 @@ def _worst(errors: Iterable[float | None]) -> str:
 
 def _results(facts: Facts) -> Iterator[str]:
     yield "## Results by distribution\n"
-    yield from _groups(by_distribution(facts.candidates, facts.tolerances), "distribution")
+    yield from _groups(by_distribution(facts), "distribution", facts.plan.margin)
     yield "\n### Cases\n"
     times = {r.key: r.median_ms for r in facts.records}
     queued = {r.key: r.queued_ms for r in facts.records}
@@ -182,20 +182,20 @@ def _results(facts: Facts) -> Iterator[str]:
 
 def _statistics(facts: Facts) -> Iterator[str]:
     yield "## Statistics by range of L\n"
-    yield from _groups(by_length(facts.candidates, facts.tolerances), "L")
+    yield from _groups(by_length(facts), "L", facts.plan.margin)
     yield (
-        f"\n≥ {MARGIN}×: cases whose lower end of the 95 % interval is. Average: geometric mean. "
-        f"Over tolerance: cases over the tolerance of the mean absolute error."
+        f"\n≥ {facts.plan.margin:g}×: cases whose lower end of the 95 % interval is. Average: "
+        f"geometric mean. Over tolerance: cases over the tolerance of the mean absolute error."
     )
 
 
-def _groups(groups: Iterable[Group], name: str) -> Iterator[str]:
+def _groups(groups: Iterable[Group], name: str, margin: float) -> Iterator[str]:
     yield from table(
         (
             "candidate",
             name,
             "compared",
-            f"≥ {MARGIN}×",
+            f"≥ {margin:g}×",
             "average",
             "best",
             "worst",

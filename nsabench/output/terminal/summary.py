@@ -88,4 +88,5 @@ def _decision(finished: Finished) -> list[str]:
         else:
             sentence = f"at no length ({'; '.join(d['reasons'])})"
         lines.append(f"decision: {d['candidate']} ({about}): {sentence}")
+        lines += [f"  {note}" for note in d.get("notes", [])]
     return lines

@@ -61,7 +61,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
 
 def test_ranges_of_length_count_what_exists(run: Path) -> None:
     facts = Facts.read(run)
-    groups = {(g.implementation, g.name): g for g in by_length(facts.candidates, facts.tolerances)}
+    groups = {(g.implementation, g.name): g for g in by_length(facts)}
     assert groups["nasty_one", "128–255"].compared == 0
     assert groups["nasty_one", "128–255"].average is None
     assert groups["quick_one", "64–127"].compared == groups["quick_one", "64–127"].cases == 2
