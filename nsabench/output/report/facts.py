@@ -111,7 +111,7 @@ class Facts:
     @cached_property
     def invalidating(self) -> list[Finding]:
         """Findings that take all worth from the run: an uncaught control, say."""
-        return [f for f in self.results.findings if f.effect is Effect.INVALID and not f.case_id]
+        return [f for f in self.results.findings if f.effect is Effect.INVALID and f.of_run]
 
     @property
     def valid(self) -> bool:
