@@ -24,10 +24,15 @@ GENERIC = {
     *("cached_output", "batch_and_skip", "mutated_input", "returned_input_alias", "lazy_output"),
     *("worker_thread_escape", "patched_clocks", "sleeping_wrapper", "l2_warm_replay"),
     *("side_stream_escape", "side_stream_unjoined", "default_stream"),
+    *("sleeping_backward", "repeating_wrapper", "patched_replay"),
+    *("recalled_in_a_graph", "recalled_gradients"),
     *("zero_gradients", "stale_gradients", "gradients_of_exp2", "detached_keys"),
 }
 # Right until they are timed, or for the worker's gate: checks see them afterwards.
-TIMED = {"batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"}
+TIMED = {
+    *("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"),
+    "sleeping_backward",
+}
 
 
 def eager(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
