@@ -45,6 +45,7 @@ class Decision:
     decided_by: Tested | None = None
     runs: list[str] = field(default_factory=list)
     axis: str = "L"  # the size that lengths are of
+    caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
 
     @property
     def tested(self) -> int:
@@ -59,15 +60,20 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
     ones that of the best."""
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
+    caveats: dict[_Key, list[str]] = defaultdict(list)
     for evidence in given:
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
             _, _, op = key
             objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
+            caveats[key] += [c for c in evidence.caveats.get(op, ()) if c not in caveats[key]]
     return [
         min(
-            (_decide(name, rows, objections[key], margin) for name, rows in group.items()),
+            (
+                _decide(name, rows, objections[key], caveats[key], margin)
+                for name, rows in group.items()
+            ),
             key=_preference,
         )
         for key, group in sorted(groups.items())
@@ -79,7 +85,11 @@ def _key(tested: Tested) -> _Key:
 
 
 def _decide(
-    candidate: str, rows: Sequence[Tested], objections: Sequence[str], margin: float
+    candidate: str,
+    rows: Sequence[Tested],
+    objections: Sequence[str],
+    caveats: Sequence[str],
+    margin: float,
 ) -> Decision:
     by_length: dict[int, list[Tested]] = defaultdict(list)
     for row in rows:
@@ -117,6 +127,7 @@ def _decide(
         decided_by=stopper,
         runs=sorted({row.run_id for row in rows}),
         axis=rows[0].axis,
+        caveats=list(caveats),
     )
 
 

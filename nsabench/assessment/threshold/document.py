@@ -37,6 +37,7 @@ def _decision(d: Decision) -> dict[str, Any]:
         "axis": d.axis,  # the size that min_L and the lengths are of
         "min_L": d.min_length,
         "reasons": list(d.reasons),
+        "caveats": list(d.caveats),
         "cases": d.tested,
         "decided_by": by
         and {
@@ -74,8 +75,8 @@ def _section(d: Decision) -> list[str]:
         "",
         f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",
-        *(f"- {reason}" for reason in d.reasons),
-        *([""] if d.reasons else []),
+        *(f"- {reason}" for reason in [*d.reasons, *d.caveats]),
+        *([""] if d.reasons or d.caveats else []),
         "| length | cases | passed | smallest speedup_lo |",
         "|---:|---:|---:|---:|",
     ]

@@ -10,7 +10,7 @@ from nsabench import ops
 from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.best_baseline import best_baseline
-from nsabench.assessment.checks import Effect
+from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.tables import read_records
 from nsabench.model.record import Record
@@ -55,6 +55,7 @@ class Evidence:
     tested: list[Tested]
     objections: list[str] = field(default_factory=list)
     of_op: Mapping[str, str] = field(default_factory=dict)
+    caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
 
     def against(self, op: str) -> list[str]:
         """Why it may decide nothing for this op."""
@@ -73,7 +74,7 @@ def of_records(records: Sequence[Record]) -> Evidence:
     """
     records = [r for r in records if r.direction is Direction.FORWARD]
     tested = [_of_record(r) for r in records if r.role is Role.CANDIDATE]
-    return Evidence(tested, list(_objections(records)), _unproven(records))
+    return Evidence(tested, list(_objections(records)), _unproven(records), _caveats(records))
 
 
 def _of_record(record: Record) -> Tested:
@@ -121,6 +122,18 @@ def _unproven(records: Sequence[Record]) -> dict[str, str]:
     return objections
 
 
+def _caveats(records: Sequence[Record]) -> dict[str, list[str]]:
+    """What the checks behind the verdicts of each op, as it is called today, leave unproven."""
+    caveats: dict[str, list[str]] = {}
+    lacking = proofs.of_records(records)
+    recorded = {(r.op, r.distribution) for r in records if r.role is Role.CANDIDATE}
+    for name, distribution in sorted(recorded):
+        own = [lack for lack in lacking if lack.group.op == name]
+        sentences = [sentence for _, sentence in proofs.by_way(own)]
+        caveats.setdefault(ops.current_name(name, distribution), sentences)
+    return caveats
+
+
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     """CSV tables from elsewhere, after the audit: what is graver than a note is an objection.
 
@@ -131,7 +144,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     tested, objections = [], []
     for path in paths:
         for finding in audit.audit_csv(path, gpu):
-            if finding.effect is not Effect.NOTE:
+            if finding.effect not in HARMLESS:
                 where = f"{finding.case_id}: " if finding.case_id else ""
                 objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
         rows = table.read(path).rows()
