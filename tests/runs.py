@@ -19,7 +19,7 @@ from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
-from nsabench.model.measurement import Ceilings, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
 from nsabench.planning.shards import share
@@ -58,6 +58,8 @@ class Made:
     source: str = "x"  # of the candidates
     sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    conditions: Callable[[int], Conditions] = lambda _: Conditions()
 
 
 def make_plan(made: Made) -> Plan:
@@ -142,7 +144,7 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
             run_id=plan.run_id,
             started=datetime(2026, 1, 1, tzinfo=UTC),
             described=described,
-            ceilings=Ceilings(),
+            ceilings=made.ceilings,
         )
     )
     rng = np.random.default_rng(made.seed)
@@ -151,6 +153,7 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
             first_look(
                 case_id=planned.id,
                 outcomes=list(_outcomes(planned, made, rng)),
+                conditions={0: made.conditions(planned.case.shape["L"])},
             )
         )
     journal.close()

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsabench import ops
-from nsabench.assessment import checks
-from nsabench.assessment.checks import ordering, parity, roofline
+from nsabench.assessment import checks, doubts
+from nsabench.assessment.checks import controls, ordering, parity, roofline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
-from nsabench.machine import datasheet
 from nsabench.model.case import Case
 from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
@@ -95,6 +95,10 @@ class Assessed:
             second_looks, self._checked(contents, PassName.ISOLATED_BASELINES)
         )
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
+        of_times = doubts.of_findings(self.findings)
+        unproven: dict[Group, list[str]] = {}
+        for lack in controls.unproven(self.rows, self.catches):
+            unproven.setdefault(lack.group, []).append(lack.check)
         records = [
             _record(
                 self,
@@ -102,6 +106,8 @@ class Assessed:
                 self.outcomes[row.case_id, row.implementation],
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
+                doubts.about(row, of_times),
+                unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
             )
             for row in _after_second_look(self.rows, list(second_looks.values()))
         ]
@@ -123,8 +129,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
             "the journal has no header: nothing was measured", "go on with --resume RUN."
         )
     header, ceilings = contents.headers[0], contents.ceilings
-    sheet = datasheet.known(header.described.device.name or "")
-    limits = Limits.measured(ceilings, Limits.of_sheet(sheet) if sheet else None)
+    limits = doubts.limits(contents)
     entries = contents.of(PassName.FIRST_LOOK)
     outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
     rows = _rows(plan, entries)
@@ -256,7 +261,7 @@ def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row
 def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:
     if row.status is Status.OK:
         for finding in findings:
-            if finding.concerns(row.case_id, row.implementation):
+            if finding.concerns(row):
                 return replace(row, status=STATUS_OF[finding.effect], reason=finding.sentence)
     return row
 
@@ -267,13 +272,15 @@ def _record(
     outcome: Outcome,
     judgement: Judgement,
     noted: Sequence[Finding],
+    doubt: str,
+    unproven: Sequence[str],
 ) -> Record:
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, assessed.limits)
     median = quantile(timed, 0.5) if timed else None
     host = _quantiles(_held(outcome.samples) if timed else [])
     queued = _quantiles(outcome.bursts.time_ms if timed else [])
-    notes = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
+    notes = [f.sentence for f in noted if f.concerns(row)]
     plan, described = assessed.plan, assessed.header.described
     software, device = described.software, described.device
     return Record(
@@ -319,6 +326,8 @@ def _record(
         speedup_lo=judgement.speedup_lo,
         speedup_hi=judgement.speedup_hi,
         verdict=judgement.verdict,
+        unproven=", ".join(unproven),
+        time_doubt=doubt if timed else "",
         caught_by=row.caught_by,
         caught=assessed.catches.get((row.case_id, row.implementation)),
         compile_s=outcome.compile_s,

@@ -88,10 +88,10 @@ def _judge(
         if row.status in BENIGN:
             return Judgement(None, row.reason)
         return Judgement(Verdict.INVALID, row.reason)
-    concerning = [f for f in findings if f.concerns(row.case_id, row.implementation)]
+    concerning = [f for f in findings if f.concerns(row)]
     for finding in findings:
         # One that names no case speaks of the run: an uncaught control, say.
-        if finding.effect is Effect.INVALID and (finding in concerning or not finding.case_id):
+        if finding.effect is Effect.INVALID and (finding in concerning or finding.of_run):
             return Judgement(Verdict.INVALID, finding.sentence)
     if row.timed_ms is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")

@@ -125,6 +125,20 @@ class Record:
     verdict: Annotated[
         Verdict | None, Column("", "faster, slower, same, inconclusive or invalid")
     ] = None
+    unproven: Annotated[
+        str,
+        Column(
+            "",
+            "of a candidate: checks that no control showed to work for its op, direction and mode, "
+            "separated by ', '",
+        ),
+    ] = ""
+    time_doubt: Annotated[
+        str,
+        Column(
+            "", "why its time decides nothing: a timer that is off, throttling, other processes"
+        ),
+    ] = ""
     caught_by: Annotated[str, Column("", "of a control: the check meant to catch it")] = ""
     caught: Annotated[
         Catch | None, Column("", "of a control: caught, missed, declined or unproven")

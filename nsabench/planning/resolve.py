@@ -91,11 +91,13 @@ def _with_controls(
     what is measured.
     """
     added: dict[str, list[ImplementationInfo]] = {}
-    by_work = sorted(cases, key=lambda planned: ops.work(planned.case).bytes_min)
+    works = {planned.id: ops.work(planned.case) for planned in cases}
+    by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
         groups: dict[tuple[str, str, str], list[str]] = {}
         for planned in by_work:
-            if control.concerns(planned.case):
+            work = works[planned.id]
+            if control.concerns(planned.case) and control.least.met(work.bytes_min, work.flops):
                 case = planned.case
                 key = (case.dtype, case.direction, case.timing.mode)
                 groups.setdefault(key, []).append(planned.id)

@@ -53,6 +53,7 @@ class Decision:
     axis: str = "L"  # the size that lengths are of
     notes: list[str] = field(default_factory=list)
     one_process: int = 0
+    caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
 
     @property
     def tested(self) -> int:
@@ -72,6 +73,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
     notes: dict[_Key, list[str]] = defaultdict(list)
+    caveats: dict[_Key, list[str]] = defaultdict(list)
     for evidence in looked_at_together(given):
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
@@ -79,10 +81,11 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
             _, _, op = key
             objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
             notes[key] += [n for of, n in evidence.notes if of == op and n not in notes[key]]
+            caveats[key] += [c for c in evidence.caveats.get(op, ()) if c not in caveats[key]]
     return [
         min(
             (
-                _decide(name, rows, objections[key], notes[key], margin)
+                _decide(name, rows, objections[key], notes[key], caveats[key], margin)
                 for name, rows in group.items()
             ),
             key=_preference,
@@ -100,6 +103,7 @@ def _decide(
     rows: Sequence[Tested],
     objections: Sequence[str],
     notes: Sequence[str],
+    caveats: Sequence[str],
     margin: float,
 ) -> Decision:
     by_length: dict[int, list[Tested]] = defaultdict(list)
@@ -144,6 +148,7 @@ def _decide(
         axis=rows[0].axis,
         notes=list(notes),
         one_process=len(unconfirmed),
+        caveats=list(caveats),
     )
 
 

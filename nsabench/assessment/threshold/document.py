@@ -39,6 +39,7 @@ def _decision(d: Decision) -> dict[str, Any]:
         "reasons": list(d.reasons),
         "notes": list(d.notes),
         "one_process": d.one_process,  # cases that pass by little, and only one process saw
+        "caveats": list(d.caveats),
         "cases": d.tested,
         "decided_by": by
         and {
@@ -77,8 +78,8 @@ def _section(d: Decision) -> list[str]:
         "",
         f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",
-        *(f"- {sentence}" for sentence in [*d.reasons, *d.notes]),
-        *([""] if d.reasons or d.notes else []),
+        *(f"- {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
+        *([""] if d.reasons or d.caveats or d.notes else []),
         "| length | cases | passed | smallest speedup_lo |",
         "|---:|---:|---:|---:|",
     ]

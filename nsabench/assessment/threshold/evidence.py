@@ -10,7 +10,7 @@ from nsabench import ops
 from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.best_baseline import best_baseline
-from nsabench.assessment.checks import Effect
+from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.tables import read_records
@@ -75,6 +75,7 @@ class Evidence:
     rows: list[Row] = field(default_factory=list)
     sources: Mapping[Implementation, str] = field(default_factory=dict)
     notes: list[tuple[str, str]] = field(default_factory=list)
+    caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
 
     def against(self, op: str) -> list[str]:
         """Why it may decide nothing for this op."""
@@ -105,6 +106,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         machine=_machine(records[0]) if records else ("", ""),
         rows=[_row(r) for r in records if r.role is not Role.CONTROL and r.median_ms],
         sources=sources,
+        caveats=_caveats(records),
     )
 
 
@@ -192,6 +194,18 @@ def _unproven(records: Sequence[Record]) -> dict[str, str]:
     return objections
 
 
+def _caveats(records: Sequence[Record]) -> dict[str, list[str]]:
+    """What the checks behind the verdicts of each op, as it is called today, leave unproven."""
+    caveats: dict[str, list[str]] = {}
+    lacking = proofs.of_records(records)
+    recorded = {(r.op, r.distribution) for r in records if r.role is Role.CANDIDATE}
+    for name, distribution in sorted(recorded):
+        own = [lack for lack in lacking if lack.group.op == name]
+        sentences = [sentence for _, sentence in proofs.by_way(own)]
+        caveats.setdefault(ops.current_name(name, distribution), sentences)
+    return caveats
+
+
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     """CSV tables from elsewhere, after the audit: what is graver than a note is an objection.
 
@@ -202,7 +216,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     tested, objections = [], []
     for path in paths:
         for finding in audit.audit_csv(path, gpu):
-            if finding.effect is not Effect.NOTE:
+            if finding.effect not in HARMLESS:
                 where = f"{finding.case_id}: " if finding.case_id else ""
                 objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
         rows = [r for r in table.read(path).rows() if r.direction is Direction.FORWARD]

@@ -96,7 +96,9 @@ def _with(evidence: Evidence, finding: Finding) -> Evidence:
 
 def _held_to(tested: Tested, finding: Finding) -> Tested:
     judged = tested.verdict in (Verdict.FASTER, Verdict.SLOWER, Verdict.SAME)
-    if not judged or not finding.concerns(tested.case, tested.candidate):
+    # What looks along a length names a case, and may speak of all that ran on it.
+    of_it = finding.case_id == tested.case and finding.implementation in ("", tested.candidate)
+    if not judged or not of_it:
         return tested
     if finding.effect in STATUS_OF:
         status = STATUS_OF[finding.effect]

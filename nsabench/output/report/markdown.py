@@ -58,6 +58,10 @@ def _summary(facts: Facts) -> Iterator[str]:
     for finding in facts.invalidating:
         who = f"{code(finding.implementation)}: " if finding.implementation else ""
         yield f"**This run is invalid and decides nothing.** {who}{plain(finding.sentence)}\n"
+    for finding in facts.undecided:
+        yield f"**Nothing is decided of a part of this run.** {plain(finding.sentence)}\n"
+    for sentence in facts.unproven:
+        yield f"**Unproven:** {plain(sentence)}.\n"
     if facts.missing:
         yield (
             f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "
@@ -173,11 +177,16 @@ def _results(facts: Facts) -> Iterator[str]:
                 if r.speedup is None
                 else f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]",
                 # A dash alone would hide why: the reason stands where the verdict would.
-                r.verdict or f"{r.status}: {plain(r.reason)}",
+                _verdict(r) or f"{r.status}: {plain(r.reason)}",
             )
             for r in facts.candidates
         ),
     )
+
+
+def _verdict(record: Record) -> str:
+    lacking = f" (unproven: {record.unproven})" if record.unproven else ""
+    return f"{record.verdict}{lacking}" if record.verdict else ""
 
 
 def _statistics(facts: Facts) -> Iterator[str]:

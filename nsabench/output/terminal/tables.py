@@ -72,9 +72,18 @@ def candidates_table(records: Sequence[Record]) -> Table:
             r.best_baseline,
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
             ratio,
-            Text(r.verdict or "-", STYLES[r.verdict] if r.verdict else ""),
+            Text(standing(r), STYLES[r.verdict] if r.verdict else ""),
         )
+    if any(r.unproven and r.verdict for r in records):
+        table.caption = "* no control showed that each check behind it works: see `unproven`"
+        table.caption_justify = "left"
     return table
+
+
+def standing(record: Record) -> str:
+    """The verdict, marked where a check behind it was not shown to work."""
+    mark = "*" if record.unproven else ""
+    return f"{record.verdict}{mark}" if record.verdict else "-"
 
 
 def baselines_table(records: Sequence[Record]) -> Table:

@@ -47,6 +47,18 @@ def test_the_smallest_length_from_which_all_pass(tmp_path: Path) -> None:
     assert "from L = 256 on" in as_markdown([decision])
 
 
+def test_a_threshold_says_what_it_rests_on_that_is_not_proven(tmp_path: Path) -> None:
+    """It holds: nothing speaks against these checks, and nothing for them."""
+    decision = decide(tmp_path, Made())
+    (caveat,) = decision.caveats
+    assert caveat == (
+        "no control showed that the checks timer, baseline and roofline (none was there) work for "
+        "selection_rows"
+    )
+    assert as_data([decision])["decisions"][0]["caveats"] == [caveat]
+    assert f"- {caveat}" in as_markdown([decision]) and decision.min_length == 256
+
+
 def wins_but_at_the_top(length: int) -> float:
     return 0.9 if length == 512 else 2.0
 
