@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.evidence.manifest import keys, seal, verify
+from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.keys import TRUSTED, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import keys, load_signer
+from nsabench.signing.signer import KEY, KEY_FILE, PASSPHRASE_FILE
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 
@@ -23,8 +26,8 @@ def made(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "pass").write_text(f"{PASSPHRASE}\nignored\n")
     keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
     return {
-        keys.KEY_FILE: str(tmp_path / "k.key"),
-        keys.PASSPHRASE_FILE: str(tmp_path / "pass"),
+        KEY_FILE: str(tmp_path / "k.key"),
+        PASSPHRASE_FILE: str(tmp_path / "pass"),
     }
 
 
@@ -32,38 +35,38 @@ def test_a_generated_key_is_encrypted_and_private(tmp_path: Path, made: dict[str
     path = tmp_path / "k.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
-    signer = keys.load_signer(made)
-    assert signer.keyid == keys.keyid_of(keys.read_public(tmp_path / "k.key.pub"))
+    signer = load_signer(made)
+    assert signer.keyid == keys.keyid_of(*keys.read_publics(tmp_path / "k.key.pub"))
     assert not signer.ephemeral
 
 
 def test_a_key_in_a_variable(tmp_path: Path, made: dict[str, str]) -> None:
-    text = {keys.KEY: (tmp_path / "k.key").read_text()}
-    both = {**text, keys.PASSPHRASE_FILE: made[keys.PASSPHRASE_FILE]}
-    assert keys.load_signer(both).keyid == keys.load_signer(made).keyid
+    text = {KEY: (tmp_path / "k.key").read_text()}
+    both = {**text, PASSPHRASE_FILE: made[PASSPHRASE_FILE]}
+    assert load_signer(both).keyid == load_signer(made).keyid
 
 
 def test_without_a_key_the_signature_is_ephemeral() -> None:
-    one, other = keys.load_signer({}), keys.load_signer({})
+    one, other = load_signer({}), load_signer({})
     assert one.ephemeral and one.keyid != other.keyid
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({keys.PASSPHRASE_FILE: ""}, "is encrypted"),
-        ({keys.PASSPHRASE_FILE: "/dev/null"}, "holds no passphrase"),
-        ({keys.PASSPHRASE_FILE: "/etc/hostname"}, "its passphrase is another one"),
-        ({keys.KEY_FILE: "/no/such/file"}, "cannot be read"),
-        ({keys.KEY_FILE: "/etc/hostname"}, "cannot be read, or"),
-        ({keys.KEY: "x"}, "are both set"),
+        ({PASSPHRASE_FILE: ""}, "is encrypted"),
+        ({PASSPHRASE_FILE: "/dev/null"}, "holds no passphrase"),
+        ({PASSPHRASE_FILE: "/etc/hostname"}, "its passphrase is another one"),
+        ({KEY_FILE: "/no/such/file"}, "cannot be read"),
+        ({KEY_FILE: "/etc/hostname"}, "cannot be read, or"),
+        ({KEY: "x"}, "are both set"),
     ],
 )
 def test_a_key_that_cannot_be_used(
     made: dict[str, str], change: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence) as raised:
-        keys.load_signer({**made, **change})
+        load_signer({**made, **change})
     assert raised.value.remedy
 
 
@@ -73,22 +76,22 @@ def test_a_key_is_never_overwritten(tmp_path: Path, made: dict[str, str]) -> Non
 
 
 def test_trust_levels(run: Path, tmp_path: Path, made: dict[str, str]) -> None:
-    signer = keys.load_signer(made)
+    signer = load_signer(made)
     seal(run, signer)
     assert verify(run).trust is Trust.UNPINNED
     for variable in (tmp_path, tmp_path / "k.key.pub"):
-        trusted = keys.trusted_keyids((), {keys.TRUSTED: str(variable)})
+        trusted = trusted_keyids((), {TRUSTED: str(variable)})
         assert verify(run, trusted=trusted).trust is Trust.PINNED
-    seal(run, keys.load_signer({}))
+    seal(run, load_signer({}))
     assert verify(run, trusted=trusted).trust is Trust.EPHEMERAL
 
 
 def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) -> None:
     public = tmp_path / "k.key.pub"
-    shown = json.loads(nsabench("key", "show", public, "--json").stdout)
-    by_key = json.loads(nsabench("key", "show", "--json", **made).stdout)
+    [shown] = json.loads(nsabench("key", "show", public, "--json").stdout)
+    [by_key] = json.loads(nsabench("key", "show", "--json", **made).stdout)
     assert shown == by_key
-    seal(run, keys.load_signer(made))
+    seal(run, load_signer(made))
     report = json.loads(nsabench("verify", run, "--key", public, "--json").stdout)
     assert (report["ok"], report["trust"], report["keyid"]) == (True, "pinned", shown["keyid"])
 
@@ -105,6 +108,8 @@ def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[
     assert (tmp_path / "new.key").exists()
 
 
-@pytest.mark.parametrize("arguments", [["verify"], ["key"], ["key", "generate"], ["key", "show"]])
+@pytest.mark.parametrize(
+    "arguments", [["verify"], ["key"], ["key", "generate"], ["key", "show"], ["key", "serve"]]
+)
 def test_help_has_an_example(nsabench: Nsabench, arguments: list[str]) -> None:
     assert "Example: nsabench" in nsabench(*arguments, "--help").stdout
