@@ -87,7 +87,7 @@ def create(*wanted: tuple[Path, bytes, int]) -> None:
     except OSError as error:
         for one in made:
             one.unlink(missing_ok=True)
-        if isinstance(error, FileExistsError):
+        if isinstance(error, FileExistsError) and os.path.lexists(path):
             raise UsageError(f"{path} is there already", "give another name with --out.") from None
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", "give another place with --out."
