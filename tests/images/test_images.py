@@ -20,10 +20,10 @@ from nsabench.images import combos, daemon, launch, lock, matrix, sbom
 from nsabench.images.wheelhouse import existing_lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
+from nsabench.signing import run_keys
 
 CHECKOUT = combos.checkout()
 COMBOS = CHECKOUT.combos()
-from nsabench.signing import run_keys
 
 
 def test_the_combos_are_the_pairs_that_nsabench_knows() -> None:
