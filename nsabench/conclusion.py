@@ -6,11 +6,13 @@ In this order: nothing is written after the signature.
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nsabench.assessment import threshold
-from nsabench.errors import EnvironmentRefused, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import keyless, refuse_altered, seal, verify
+from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
@@ -23,11 +25,20 @@ from nsabench.signing import Signer, named_signer, run_keys
 def prepare() -> Signer | None:
     """The lasting key in whose name is measured, if one is named; before anything is started.
 
-    Raises `UsageError` for a bad key, `EnvironmentRefused` where sigstore is wanted and missing.
+    Raises `UsageError` for a bad or revoked key, `EnvironmentRefused` where sigstore is wanted and
+    missing.
     """
     if keyless.is_wanted(os.environ):
         keyless.require()
-    return named_signer()
+    signer = named_signer()
+    if signer is not None:
+        try:
+            refuse_revoked(signer.keyid, datetime.now(UTC), revocations())
+        except VerificationFailed as revoked:
+            raise UsageError(
+                f"nothing is measured in the name of this key: {revoked}", "name another key."
+            ) from None
+    return signer
 
 
 def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:

@@ -220,3 +220,14 @@ def test_an_archive_honours_the_list(
     assert "which is compromised since 2000-01-01" in broken
     with pytest.raises(VerificationFailed, match="which is compromised"):
         archive.add(run)
+
+
+def test_nothing_is_begun_with_a_revoked_key(
+    tmp_path: Path, nsabench: Nsabench, made: dict[str, str]
+) -> None:
+    """It would be found out when the run is signed, hours later."""
+    path = listed(tmp_path, f"{load_signer(made).keyid} 2000-01-01 superseded")
+    run = tmp_path / "run"
+    done = nsabench("all", "--quick", "--out", run, NSABENCH_REVOKED_KEYS=str(path), **made)
+    assert done.returncode == 2 and "which is superseded since 2000-01-01" in done.stderr
+    assert not run.exists()
