@@ -12,9 +12,12 @@ import numpy as np
 
 from nsabench.assessment import parquet
 from nsabench.assessment.results import assemble
+from nsabench.execution.chain import Sealer
 from nsabench.execution.journal import Journal
 from nsabench.execution.journal import read as read_journal
+from nsabench.execution.vouch import digest
 from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.identity import machine_of
 from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
@@ -23,6 +26,7 @@ from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
 from nsabench.planning.shards import share
+from nsabench.signing import Signer
 
 OP = "selection_rows"
 
@@ -125,11 +129,18 @@ def make_plan(made: Made) -> Plan:
     )
 
 
-def make_run(folder: Path, made: Made | None = None) -> Path:
-    """A complete run folder, not yet signed."""
+def make_run(
+    folder: Path,
+    made: Made | None = None,
+    *,
+    signer: Signer | None = None,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+) -> Path:
+    """A complete run folder, not yet signed. signer: in whose name it was measured; None: its
+    journal does not say, as in earlier versions."""
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
-    plan = make_plan(made)
+    plan = change(make_plan(made))
     plan.write(folder / "plan.yaml")
     (folder / "environment.json").write_text(_environment(made.gpu, made.torch))
     (folder / "logs").mkdir(exist_ok=True)
@@ -139,9 +150,13 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
         device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
     )
     journal = Journal(folder / "journal.jsonl")
+    if signer is not None:
+        machine = machine_of(plan.run_id, described)
+        journal.begin(Sealer(signer, plan.run_id, plan.sha256, machine))
     journal.append(
         Header(
             run_id=plan.run_id,
+            environment_sha256=digest(folder / "environment.json") if signer else "",
             started=datetime(2026, 1, 1, tzinfo=UTC),
             described=described,
             ceilings=made.ceilings,

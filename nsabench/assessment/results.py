@@ -153,9 +153,9 @@ def belongs(plan: Plan, contents: Contents) -> None:
     """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
     wrong = ""
-    if any(header.run_id != plan.run_id for header in contents.headers):
+    if any(line.run_id != plan.run_id for line in contents.openings):
         wrong = f"is not of run {plan.run_id}"
-    elif any(h.plan_sha256 not in ("", plan.sha256) for h in contents.headers):
+    elif any(line.plan_sha256 not in ("", plan.sha256) for line in contents.openings):
         wrong = "was written under another plan than plan.yaml holds now"
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):

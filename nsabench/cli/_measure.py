@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
 from nsabench import conclusion
 from nsabench.errors import UsageError
 from nsabench.execution import run
@@ -27,6 +29,13 @@ def measure(
     fit: bool,
 ) -> Finished:
     """Start or resume a run as the options say. fit: look first whether the machine is."""
+    signer = conclusion.prepare()
+    for exposure in signer.exposed if signer is not None else ():
+        click.echo(
+            f"nsabench: the kernels that are measured could take the signing key: {exposure} "
+            "(docs/explanation/promises.md)",
+            err=True,
+        )
     console = terminal.console()
     if resume is not None:
         given = matrices or quick or out or kernels or ops_file
@@ -37,7 +46,7 @@ def measure(
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:
-            return conclusion.resume(resume, progress, fit=fit)
+            return conclusion.resume(resume, progress, signer=signer, fit=fit)
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
@@ -49,4 +58,4 @@ def measure(
         margin,
     )
     with terminal.Progress(console) as progress:
-        return run.start(plan, out, progress, fit=fit)
+        return run.start(plan, out, progress, signer=signer, fit=fit)

@@ -9,7 +9,7 @@ import click
 from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
-from nsabench.conclusion import finish, prepare
+from nsabench.conclusion import finish
 from nsabench.output import terminal
 
 
@@ -32,11 +32,10 @@ def command(
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
-    signer = prepare()
     finished = measure(
         matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=True
     )
-    signed = finish(finished, signer)
+    signed = finish(finished)
     terminal.print_summary(finished, terminal.console())
     click.echo(signed)
     return 1 if failures(finished.results) else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import load_signer
+from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench
 from tests.runs import make_run
 

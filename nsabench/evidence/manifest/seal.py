@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Outcome, unproven
 from nsabench.evidence.manifest import dsse, files
-from nsabench.evidence.manifest.keys import Signer, public_der
 from nsabench.evidence.manifest.statement import (
     Digest,
     EnvironmentBrief,
@@ -30,6 +29,8 @@ from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import SCHEMA_VERSION
 from nsabench.model.vocabulary import Catch, Direction, Mode
+from nsabench.signing import Signer
+from nsabench.signing.keys import public_der
 
 MANIFEST = "manifest.dsse.json"
 # A signature by identity over the same statement; made after it, so no subject of it.
@@ -120,11 +121,16 @@ def brief_plan(plan: Plan) -> PlanBrief:
 
 
 def brief_environment(path: Path) -> EnvironmentBrief:
+    """Of an environment.json."""
     try:
         environment = Environment.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         # A run whose environment is not known is signed as such.
         return EnvironmentBrief(complete=False)
+    return brief_of(environment)
+
+
+def brief_of(environment: Environment) -> EnvironmentBrief:
     software, gpu = environment.software, environment.gpu
     torch = software.torch
     return EnvironmentBrief(

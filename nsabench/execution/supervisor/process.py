@@ -34,6 +34,7 @@ from nsabench.execution.supervisor.loss import (
 )
 from nsabench.model.measurement import Message
 from nsabench.model.plan import Device
+from nsabench.signing.secrecy import is_secret
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
@@ -269,9 +270,7 @@ def worker_environment(device: Device) -> dict[str, str]:
         env["TRITON_INTERPRET"] = "1"
     else:
         env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
-    for name in [n for n in env if n.startswith("NSABENCH_SIGNING_KEY")]:
-        del env[name]  # foreign code has no business with the key
-    return env
+    return {name: value for name, value in env.items() if not is_secret(name)}
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -14,12 +14,12 @@ import yaml
 from nsabench.assessment.tables import read_records
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import load_signer
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.case import Case
 from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare import Change, Difference, compare, document, markdown, read
+from nsabench.signing import load_signer
 from tests.output.compare.conftest import Compared
 from tests.runs import LENGTHS, Made, make_run
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.evidence.manifest.keys import load_signer
 from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.output.report.markdown import plain
 from nsabench.output.report.statistics import by_length
+from nsabench.signing import load_signer
 from tests.output.report.conftest import make_run
 from tests.runs import Made
 from tests.runs import make_run as make_whole_run
