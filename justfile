@@ -82,8 +82,8 @@ gpu-against other *arguments: install
 
 # The tests that need a CUDA device; those that time something, one at a time
 gpu-test *arguments: install
-    {{ python }} -m pytest tests/gpu/test_bench_on_cuda.py tests/gpu/test_timer_on_cuda.py "$@"
-    {{ python }} -m pytest -n 4 tests/gpu kernels/tests --ignore tests/gpu/test_bench_on_cuda.py --ignore tests/gpu/test_timer_on_cuda.py "$@"
+    {{ python }} -m pytest tests/gpu "$@"
+    {{ python }} -m pytest -n 4 kernels/tests "$@"
 
 # Install nsabench, the kernels, and a torch if there is none, into .venv
 install:

@@ -6,31 +6,42 @@ In this order: nothing is written after the signature.
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nsabench.assessment import threshold
-from nsabench.errors import EnvironmentRefused
-from nsabench.evidence.manifest import keyless, refuse_altered, seal
-from nsabench.evidence.manifest.keys import Signer, load_signer
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
+from nsabench.evidence.manifest import keyless, refuse_altered, seal, verify
+from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished, View
-from nsabench.output import report
+from nsabench.output import report as pages
+from nsabench.signing import Signer, named_signer, run_keys
 
 
-def prepare() -> Signer:
-    """What `finish` needs, before anything is measured.
+def prepare() -> Signer | None:
+    """The lasting key in whose name is measured, if one is named; before anything is started.
 
-    Raises `UsageError` for a bad key, `EnvironmentRefused` where sigstore is wanted and missing.
+    Raises `UsageError` for a bad or revoked key, `EnvironmentRefused` where sigstore is wanted and
+    missing.
     """
     if keyless.is_wanted(os.environ):
         keyless.require()
-    return load_signer()
+    signer = named_signer()
+    if signer is not None:
+        try:
+            refuse_revoked(signer.keyid, datetime.now(UTC), revocations())
+        except VerificationFailed as revoked:
+            raise UsageError(
+                f"nothing is measured in the name of this key: {revoked}", "name another key."
+            ) from None
+    return signer
 
 
-def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
+def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:
     """Go on with a run that was interrupted; one that is signed is left as it is.
 
     Raises `VerificationFailed` when a signed run was altered since.
@@ -38,10 +49,10 @@ def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
     RunFolder.existing(path)
     if refuse_altered(path) is not Trust.UNSIGNED:
         return run.read(path)
-    return run.resume(path, view, fit=fit)
+    return run.resume(path, view, signer=signer, fit=fit)
 
 
-def finish(finished: Finished, signer: Signer) -> str:
+def finish(finished: Finished) -> str:
     """Write what people and programs read of a run into its folder, and sign it.
 
     A run that is signed is left as it is. Returns a sentence about the signature, and one about a
@@ -51,21 +62,37 @@ def finish(finished: Finished, signer: Signer) -> str:
     with finished.folder.writing():
         if (path / MANIFEST).exists():
             return "it was signed before, and is left as it is"
-        sentence = _seal(finished, signer)
+        assert finished.signer is not None
+        sentence = _seal(finished, finished.signer)
         if keyless.is_wanted(os.environ):
             try:
                 keyless.sign(path)
             except EnvironmentRefused:
                 (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
                 raise
+    if finished.signer.ephemeral:
+        run_keys.forget(finished.plan.run_id)
     return sentence
 
 
 def _seal(finished: Finished, signer: Signer) -> str:
-    decisions = threshold.decide_all([threshold.of_records(finished.results.records)])
+    evidence = threshold.of_records(finished.results.records, finished.plan)
+    decisions = threshold.decide_all([evidence], finished.plan.margin)
     threshold.write(decisions, finished.folder.thresholds)
     lacking = _report(finished)
     by = seal(finished.folder.path, signer).predicate.signer
+    # Whoever was measured may have written into the folder, until its process was ended.
+    try:
+        report = verify(finished.folder.path)
+        report.raise_if_broken()
+        if report.origin is None or report.origin.end != finished.journal_end:
+            raise VerificationFailed(
+                f"{finished.folder.journal} is not what was written there while it was measured",
+                "something that was measured altered it: start a new run without it.",
+            )
+    except VerificationFailed:
+        (finished.folder.path / MANIFEST).unlink()
+        raise
     if by.trust is Trust.EPHEMERAL:
         signed = (
             "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "
@@ -78,10 +105,10 @@ def _seal(finished: Finished, signer: Signer) -> str:
 
 def _report(finished: Finished) -> str:
     """Write the reports. Whatever they show must lie in the folder by now, thresholds included."""
-    facts = report.Facts.read(finished.folder.path, finished.results)
-    report.write_markdown(facts, finished.folder.path)
+    facts = pages.Facts.read(finished.folder.path, finished.results)
+    pages.write_markdown(facts, finished.folder.path)
     try:
-        report.write_html(facts, finished.folder.path)
+        pages.write_html(facts, finished.folder.path)
     except EnvironmentRefused as refused:
         # A whole run is worth more than its page, which can be made elsewhere.
         return f"{refused}: {refused.remedy}"

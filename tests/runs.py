@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -12,16 +12,21 @@ import numpy as np
 
 from nsabench.assessment import parquet
 from nsabench.assessment.results import assemble
+from nsabench.execution.chain import Sealer
 from nsabench.execution.journal import Journal
 from nsabench.execution.journal import read as read_journal
+from nsabench.execution.vouch import digest
 from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.identity import machine_of
 from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
-from nsabench.model.measurement import Ceilings, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs, Status
+from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
+from nsabench.planning.shards import share
+from nsabench.signing import Signer
 
 OP = "selection_rows"
 
@@ -51,19 +56,39 @@ class Made:
     noise: float = 0.005
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
+    flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
+    shard: str = "1/1"
+    margin: float = MARGIN
+    source: str = "x"  # of the candidates
+    sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    conditions: Callable[[int], Conditions] = lambda _: Conditions()
 
 
 def make_plan(made: Made) -> Plan:
     infos = [
         *(
             ImplementationInfo(
-                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source="x"
+                op=OP, name=name, role=Role.CANDIDATE, devices=(Runs.CUDA,), source=made.source
             )
             for name in made.implementations
         ),
         ImplementationInfo(
             op=OP, name="sdpa_gqa", role=Role.BASELINE, devices=(Runs.CUDA,), source="x"
+        ),
+        *(
+            [
+                ImplementationInfo(
+                    op=OP,
+                    name="flex_attention",
+                    role=Role.BASELINE,
+                    devices=(Runs.CUDA,),
+                    source="x",
+                )
+            ]
+            if made.flex_ms
+            else []
         ),
         ImplementationInfo(
             op=OP,
@@ -89,24 +114,33 @@ def make_plan(made: Made) -> Plan:
         for n, h, d in made.shapes
         for length in made.lengths
     ]
+    names = tuple(i.name for i in infos)
+    planned = [PlannedCase(id=case.id, case=case, implementations=names) for case in cases]
     return Plan(
         run_id=made.run_id,
         created=made.created,
         device="cuda",
+        shard=made.shard,
+        margin=made.margin,
+        sources=dict(made.sources),
         matrices=[],
         implementations=infos,
-        cases=[
-            PlannedCase(id=case.id, case=case, implementations=tuple(i.name for i in infos))
-            for case in cases
-        ],
+        cases=share(planned, made.shard),
     )
 
 
-def make_run(folder: Path, made: Made | None = None) -> Path:
-    """A complete run folder, not yet signed."""
+def make_run(
+    folder: Path,
+    made: Made | None = None,
+    *,
+    signer: Signer | None = None,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+) -> Path:
+    """A complete run folder, not yet signed. signer: in whose name it was measured; None: its
+    journal does not say, as in earlier versions."""
     made = made or Made()
     folder.mkdir(parents=True, exist_ok=True)
-    plan = make_plan(made)
+    plan = change(make_plan(made))
     plan.write(folder / "plan.yaml")
     (folder / "environment.json").write_text(_environment(made.gpu, made.torch))
     (folder / "logs").mkdir(exist_ok=True)
@@ -116,12 +150,16 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
         device={"type": "cuda", "name": made.gpu, "compute_capability": "9.0"},
     )
     journal = Journal(folder / "journal.jsonl")
+    if signer is not None:
+        machine = machine_of(plan.run_id, described)
+        journal.begin(Sealer(signer, plan.run_id, plan.sha256, machine))
     journal.append(
         Header(
             run_id=plan.run_id,
+            environment_sha256=digest(folder / "environment.json") if signer else "",
             started=datetime(2026, 1, 1, tzinfo=UTC),
             described=described,
-            ceilings=Ceilings(),
+            ceilings=made.ceilings,
         )
     )
     rng = np.random.default_rng(made.seed)
@@ -130,6 +168,7 @@ def make_run(folder: Path, made: Made | None = None) -> Path:
             first_look(
                 case_id=planned.id,
                 outcomes=list(_outcomes(planned, made, rng)),
+                conditions={0: made.conditions(planned.case.shape["L"])},
             )
         )
     journal.close()
@@ -148,6 +187,8 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
         else:
             yield Outcome(implementation=name, status=status, reason="as the test wants it")
     yield timed("sdpa_gqa", base, made, rng)
+    if made.flex_ms is not None:
+        yield timed("flex_attention", made.flex_ms(length), made, rng)
     if made.control_crashed:
         yield Outcome(implementation="zero_output", status=Status.CRASHED, reason="SIGSEGV")
     elif made.control_caught:

@@ -27,6 +27,11 @@ def failures(results: Results) -> list[str]:
     return lines
 
 
+def unproven(results: Results) -> list[str]:
+    """What is said of verdicts behind which a check stands that no control showed to work."""
+    return [f.sentence for f in results.findings if f.effect is Effect.UNPROVEN]
+
+
 def found_while_measuring(results: Results) -> list[Finding]:
     """Failures of candidates and baselines that no check found, since the worker did."""
     by_checks = {(f.case_id, f.implementation) for f in results.findings if f.effect in STATUS_OF}

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsabench import ops
-from nsabench.assessment import checks
-from nsabench.assessment.checks import ordering, parity, roofline
+from nsabench.assessment import checks, doubts
+from nsabench.assessment.checks import controls, ordering, parity, roofline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
-from nsabench.machine import datasheet
 from nsabench.model.case import Case
 from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
@@ -61,7 +61,9 @@ class Assessed:
         self, second_looks: Mapping[str, Entry], isolated_baselines: Mapping[str, Entry]
     ) -> dict[Key, Judgement]:
         samples = {key: o.samples for key, o in self.outcomes.items()}
-        return look_again(self.first_look, samples, second_looks, isolated_baselines)
+        return look_again(
+            self.first_look, samples, second_looks, isolated_baselines, self.plan.margin
+        )
 
     def _checked(self, contents: Contents, name: PassName) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""
@@ -93,6 +95,10 @@ class Assessed:
             second_looks, self._checked(contents, PassName.ISOLATED_BASELINES)
         )
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
+        of_times = doubts.of_findings(self.findings)
+        unproven: dict[Group, list[str]] = {}
+        for lack in controls.unproven(self.rows, self.catches):
+            unproven.setdefault(lack.group, []).append(lack.check)
         records = [
             _record(
                 self,
@@ -100,6 +106,8 @@ class Assessed:
                 self.outcomes[row.case_id, row.implementation],
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
+                doubts.about(row, of_times),
+                unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
             )
             for row in _after_second_look(self.rows, list(second_looks.values()))
         ]
@@ -121,8 +129,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
             "the journal has no header: nothing was measured", "go on with --resume RUN."
         )
     header, ceilings = contents.headers[0], contents.ceilings
-    sheet = datasheet.known(header.described.device.name or "")
-    limits = Limits.measured(ceilings, Limits.of_sheet(sheet) if sheet else None)
+    limits = doubts.limits(contents)
     entries = contents.of(PassName.FIRST_LOOK)
     outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
     rows = _rows(plan, entries)
@@ -146,9 +153,9 @@ def belongs(plan: Plan, contents: Contents) -> None:
     """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
     wrong = ""
-    if any(header.run_id != plan.run_id for header in contents.headers):
+    if any(line.run_id != plan.run_id for line in contents.openings):
         wrong = f"is not of run {plan.run_id}"
-    elif any(h.plan_sha256 not in ("", plan.sha256) for h in contents.headers):
+    elif any(line.plan_sha256 not in ("", plan.sha256) for line in contents.openings):
         wrong = "was written under another plan than plan.yaml holds now"
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):
@@ -204,6 +211,8 @@ def _rows_of(
                 mae_tolerance=case.tolerances.mae,
                 rel_l2_ratio=case.tolerances.rel_l2_ratio,
                 median_ms=quantile(samples.time_ms, 0.5) if samples.time_ms else None,
+                host_us=_quantiles(_held(samples))[1],
+                queued_ms=_quantiles(outcome.bursts.time_ms)[1],
                 n_samples=len(samples.time_ms),
                 median_mcycles=_mcycles(samples),
                 escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),
@@ -252,7 +261,7 @@ def _with_findings(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Row
 def _with_finding(row: Row, findings: Sequence[Finding]) -> Row:
     if row.status is Status.OK:
         for finding in findings:
-            if finding.concerns(row.case_id, row.implementation):
+            if finding.concerns(row):
                 return replace(row, status=STATUS_OF[finding.effect], reason=finding.sentence)
     return row
 
@@ -263,11 +272,15 @@ def _record(
     outcome: Outcome,
     judgement: Judgement,
     noted: Sequence[Finding],
+    doubt: str,
+    unproven: Sequence[str],
 ) -> Record:
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, assessed.limits)
     median = quantile(timed, 0.5) if timed else None
-    notes = [f.sentence for f in noted if f.concerns(row.case_id, row.implementation)]
+    host = _quantiles(_held(outcome.samples) if timed else [])
+    queued = _quantiles(outcome.bursts.time_ms if timed else [])
+    notes = [f.sentence for f in noted if f.concerns(row)]
     plan, described = assessed.plan, assessed.header.described
     software, device = described.software, described.device
     return Record(
@@ -297,6 +310,12 @@ def _record(
         device_ms=_device_ms(assessed, row, median),
         p20_ms=quantile(timed, 0.2) if timed else None,
         p80_ms=quantile(timed, 0.8) if timed else None,
+        host_us=host[1],
+        host_p20_us=host[0],
+        host_p80_us=host[2],
+        queued_ms=queued[1],
+        queued_p20_ms=queued[0],
+        queued_p80_ms=queued[2],
         n_samples=len(timed),
         session=row.session,
         bytes_min=row.bytes_min,
@@ -307,6 +326,8 @@ def _record(
         speedup_lo=judgement.speedup_lo,
         speedup_hi=judgement.speedup_hi,
         verdict=judgement.verdict,
+        unproven=", ".join(unproven),
+        time_doubt=doubt if timed else "",
         caught_by=row.caught_by,
         caught=assessed.catches.get((row.case_id, row.implementation)),
         compile_s=outcome.compile_s,
@@ -321,6 +342,18 @@ def _record(
         triton=software.triton,
         cuda=software.torch_cuda,
     )
+
+
+def _held(samples: Samples) -> list[float]:
+    """Host times of the calls that were made while the device was held: others may have waited."""
+    return [time for time in samples.host_us if time > 0]
+
+
+def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """20 %, 50 % and 80 %."""
+    if not times:
+        return None, None, None
+    return quantile(times, 0.2), quantile(times, 0.5), quantile(times, 0.8)
 
 
 def _device_ms(assessed: Assessed, row: Row, median: float | None) -> float | None:

@@ -64,13 +64,17 @@ def look_again(
     samples: Mapping[Key, Samples],
     second_looks: Mapping[str, Entry],
     isolated_baselines: Mapping[str, Entry],
+    margin: float = MARGIN,
 ) -> dict[Key, Judgement]:
-    """The judgements after what other processes saw of the same cases, by case id."""
+    """The judgements after what other processes saw of the same cases, by case id.
+
+    margin: that of the plan, which the second looks were chosen by.
+    """
     judged = {}
     for (case_id, name), judgement in judgements.items():
         second, isolated = second_looks.get(case_id), isolated_baselines.get(case_id)
-        if second is not None and hangs_on_little(judgement):
-            judgement = _confirmed(judgement, name, second)
+        if second is not None and hangs_on_little(judgement, margin):
+            judgement = _confirmed(judgement, name, second, margin)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
             judgement = _beside_nobody(judgement, samples[case_id, name], isolated)
         judged[case_id, name] = judgement
@@ -84,10 +88,10 @@ def _judge(
         if row.status in BENIGN:
             return Judgement(None, row.reason)
         return Judgement(Verdict.INVALID, row.reason)
-    concerning = [f for f in findings if f.concerns(row.case_id, row.implementation)]
+    concerning = [f for f in findings if f.concerns(row)]
     for finding in findings:
         # One that names no case speaks of the run: an uncaught control, say.
-        if finding.effect is Effect.INVALID and (finding in concerning or not finding.case_id):
+        if finding.effect is Effect.INVALID and (finding in concerning or finding.of_run):
             return Judgement(Verdict.INVALID, finding.sentence)
     if row.timed_ms is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")
@@ -120,11 +124,11 @@ def _ratio(baseline: Samples, candidate: Samples) -> Ratio:
     return ratio_of_medians(*times)
 
 
-def hangs_on_little(judgement: Judgement) -> bool:
+def hangs_on_little(judgement: Judgement, margin: float = MARGIN) -> bool:
     """Whether a second process might well see the verdict, or the margin, the other way."""
     if judgement.speedup is None or judgement.speedup_lo is None or judgement.speedup_hi is None:
         return False
-    at_margin = judgement.speedup_lo < MARGIN * (1 + NEAR) and judgement.speedup_hi > MARGIN * (
+    at_margin = judgement.speedup_lo < margin * (1 + NEAR) and judgement.speedup_hi > margin * (
         1 - NEAR
     )
     by_little = (
@@ -136,7 +140,7 @@ def hangs_on_little(judgement: Judgement) -> bool:
     return judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
-def _confirmed(judgement: Judgement, name: str, second: Entry) -> Judgement:
+def _confirmed(judgement: Judgement, name: str, second: Entry, margin: float) -> Judgement:
     """The judgement, or `inconclusive` where the second process does not bear it out."""
     for outcome in second.outcomes:
         if outcome.implementation == name and outcome.status not in BENIGN:
@@ -156,7 +160,7 @@ def _confirmed(judgement: Judgement, name: str, second: Entry) -> Judgement:
     assert judgement.speedup_lo is not None
     verdict, _ = _from_interval(seen)
     agreed = verdict is judgement.verdict
-    if agreed and (seen.lo >= MARGIN) == (judgement.speedup_lo >= MARGIN):
+    if agreed and (seen.lo >= margin) == (judgement.speedup_lo >= margin):
         return judgement
     return replace(
         judgement,

@@ -17,6 +17,7 @@ import click
 from nsabench.errors import NsabenchError
 from nsabench.files import writing
 from nsabench.model.version import __version__
+from nsabench.signing.secrecy import seclude
 
 INTERRUPTED = 130
 
@@ -41,6 +42,7 @@ for _module in pkgutil.iter_modules(__path__):
 def main() -> None:
     """Entry point of `nsabench`."""
     signal.signal(signal.SIGTERM, _as_interrupt)
+    seclude()  # before anything is started
     try:
         with writing():
             code = group.main(standalone_mode=False)

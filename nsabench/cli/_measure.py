@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
 from nsabench import conclusion
 from nsabench.errors import UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
+from nsabench.model.vocabulary import MARGIN
 from nsabench.output import terminal
 
 
@@ -21,25 +24,38 @@ def measure(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    margin: float,
     *,
     fit: bool,
 ) -> Finished:
     """Start or resume a run as the options say. fit: look first whether the machine is."""
+    signer = conclusion.prepare()
+    for exposure in signer.exposed if signer is not None else ():
+        click.echo(
+            f"nsabench: the kernels that are measured could take the signing key: {exposure} "
+            "(docs/explanation/promises.md)",
+            err=True,
+        )
     console = terminal.console()
     if resume is not None:
         given = matrices or quick or out or kernels or ops_file
-        if given or shard != "1/1" or device != "auto":
+        if given or shard != "1/1" or device != "auto" or margin != MARGIN:
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard or --device",
+                "--kernels, --ops, --shard, --margin or --device",
                 "leave them away.",
             )
         with terminal.Progress(console) as progress:
-            return conclusion.resume(resume, progress, fit=fit)
+            return conclusion.resume(resume, progress, signer=signer, fit=fit)
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
-        ["quick"] if quick else matrices, run.choose_device(device), kernels, shard, ops_file
+        ["quick"] if quick else matrices,
+        run.choose_device(device),
+        kernels,
+        shard,
+        ops_file,
+        margin,
     )
     with terminal.Progress(console) as progress:
-        return run.start(plan, out, progress, fit=fit)
+        return run.start(plan, out, progress, signer=signer, fit=fit)

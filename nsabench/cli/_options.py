@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from nsabench import ops
+from nsabench.model.vocabulary import MARGIN
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +35,18 @@ ops_file = click.option(
     help="A file of your own that holds an op, under the name OP.",
 )
 shard = click.option(
-    "--shard", default="1/1", metavar="i/n", help="Take the i-th of n parts of the plan."
+    "--shard",
+    default="1/1",
+    metavar="i/n",
+    help="Take the i-th of n parts of the plan; cases that differ only in length stay together.",
+)
+margin = click.option(
+    "--margin",
+    type=click.FloatRange(min=1),
+    default=MARGIN,
+    show_default=True,
+    metavar="RATIO",
+    help="How many times as fast is worth it: what is decided, and where a second look is taken.",
 )
 out = click.option(
     "--out",
@@ -70,6 +82,6 @@ ops_of_the_run = click.option(
 
 def measuring(command: F) -> F:
     """The options of a command that measures."""
-    for option in (ops_file, kernels, shard, resume, out, quick, device, matrices):
+    for option in (ops_file, kernels, shard, margin, resume, out, quick, device, matrices):
         command = option(command)
     return command

@@ -9,7 +9,7 @@ import click
 from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
-from nsabench.conclusion import finish, prepare
+from nsabench.conclusion import finish
 from nsabench.output import terminal
 
 
@@ -24,6 +24,7 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    margin: float,
 ) -> int:
     """Check the machine, measure the matrices, decide, and report.
 
@@ -31,9 +32,10 @@ def command(
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
-    signer = prepare()
-    finished = measure(matrices, device, quick, out, resume, kernels, ops_file, shard, fit=True)
-    signed = finish(finished, signer)
+    finished = measure(
+        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=True
+    )
+    signed = finish(finished)
     terminal.print_summary(finished, terminal.console())
     click.echo(signed)
     return 1 if failures(finished.results) else 0

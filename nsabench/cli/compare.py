@@ -93,6 +93,14 @@ def command(
         click.echo(markdown.render(comparison), nl=False)
     else:
         terminal.console().print(tables.render(comparison))
+    for later, side in enumerate(comparison.later):
+        doubtful = comparison.doubtful(later)
+        if doubtful:
+            click.echo(
+                f"undecided: {len(doubtful)} cells in {side.name}, such as "
+                f"{doubtful[0][0].name}: {doubtful[0][1].why}",
+                err=True,
+            )
     failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
     for line in failed:
         click.echo(f"failed: {line}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -11,7 +10,16 @@ import click
 
 from nsabench.cli import _options
 from nsabench.errors import UsageError
-from nsabench.evidence.manifest import keys
+from nsabench.signing import keys, secrecy
+from nsabench.signing.command import serve
+from nsabench.signing.signer import (
+    COMMAND,
+    KEY_FILE,
+    PASSPHRASE_FILE,
+    Signer,
+    named_signer,
+    read_passphrase,
+)
 
 
 @click.group("key")
@@ -19,7 +27,8 @@ def command() -> None:
     """The key that signs runs.
 
     A run is signed with the key that NSABENCH_SIGNING_KEY_FILE names (or NSABENCH_SIGNING_KEY
-    holds), opened with the first line of the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE.
+    holds), opened with the first line of the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE; or by the
+    program that NSABENCH_SIGNER names.
 
     Example: nsabench key generate --out ~/.config/nsabench/signing.key
     """
@@ -40,19 +49,19 @@ def generate(out: Path) -> None:
 
     Example: nsabench key generate --out signing.key
     """
-    named = os.environ.get(keys.PASSPHRASE_FILE)
+    named = secrecy.variables().get(PASSPHRASE_FILE)
     if named:
-        passphrase = keys.read_passphrase(Path(named))
+        passphrase = read_passphrase(Path(named))
     elif sys.stdin.isatty():
         passphrase = click.prompt("passphrase", hide_input=True, confirmation_prompt=True).encode()
     else:
         raise UsageError(
             "there is no terminal to ask for a passphrase",
-            f"name the file that holds one in {keys.PASSPHRASE_FILE}.",
+            f"name the file that holds one in {PASSPHRASE_FILE}.",
         )
     public = keys.generate(out, passphrase)
     click.echo(f"keyid   {keys.keyid_of(public)}")
-    click.echo(f"private {out}: name it in {keys.KEY_FILE} where runs are made")
+    click.echo(f"private {out}: name it in {KEY_FILE} where runs are made")
     click.echo(f"public  {keys.public_path(out)}: for everyone who verifies them, with --key")
 
 
@@ -62,22 +71,40 @@ def generate(out: Path) -> None:
 )
 @_options.as_json
 def show(public: Path | None, as_json: bool) -> None:
-    """The id and the public half of a key: of FILE.pub, or of the key that would sign now.
+    """The id and the public half of a key: of those in FILE.pub, or of the key that would sign now.
 
     Example: nsabench key show signing.key.pub
     """
-    if public:
-        key = keys.read_public(public)
-    else:
-        signer = keys.load_signer()
-        if signer.ephemeral:
-            raise UsageError(
-                "no signing key is set: a run would be signed with an ephemeral one",
-                f"name a key in {keys.KEY_FILE}; `nsabench key generate` makes one.",
-            )
-        key = signer.key.public_key()
-    pem = keys.public_pem(key).decode()
+    found = keys.read_publics(public) if public else [_signer().key.public_key()]
+    shown = [(keys.keyid_of(key), keys.public_pem(key).decode()) for key in found]
     if as_json:
-        click.echo(json.dumps({"keyid": keys.keyid_of(key), "public_key": pem}, indent=1))
-    else:
-        click.echo(f"keyid {keys.keyid_of(key)}\n{pem}", nl=False)
+        content = [{"keyid": keyid, "public_key": pem} for keyid, pem in shown]
+        click.echo(json.dumps(content, indent=1))
+        return
+    for keyid, pem in shown:
+        click.echo(f"keyid {keyid}\n{pem}", nl=False)
+
+
+@command.command("serve")
+def serving() -> None:
+    """Sign whatever standard input asks for: what NSABENCH_SIGNER starts as another user.
+
+    The key is named as for signing, in the environment of that user.
+
+    Example: nsabench key serve
+    """
+    if secrecy.variables().get(COMMAND):
+        raise UsageError(
+            f"{COMMAND} is set: this is what it starts", "name a key where this is started."
+        )
+    serve(_signer().key, sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _signer() -> Signer:
+    signer = named_signer()
+    if signer is None:
+        raise UsageError(
+            "no signing key is set: a run would be signed with an ephemeral one",
+            f"name a key in {KEY_FILE}; `nsabench key generate` makes one.",
+        )
+    return signer

@@ -23,12 +23,15 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    margin: float,
 ) -> int:
     """Parity and timing only: without looking at the machine first, and nothing is decided,
     reported or signed.
 
     Example: nsabench run quick --device cpu
     """
-    finished = measure(matrices, device, quick, out, resume, kernels, ops_file, shard, fit=False)
+    finished = measure(
+        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=False
+    )
     terminal.print_summary(finished, terminal.console())
     return 1 if failures(finished.results) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,7 +20,12 @@ from nsabench.errors import UsageError
 
 @click.command("threshold")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--margin", type=click.FloatRange(min=1), default=threshold.MARGIN, show_default=True)
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=1),
+    metavar="RATIO",
+    help="How many times as fast is worth it. Default: what the runs were made for, else 1.2.",
+)
 @click.option("--op", metavar="NAME", help="Decide for this op alone.")
 @click.option("--gpu", metavar="NAME", help='The device of CSV tables, such as "RTX 4090".')
 @click.option(
@@ -33,7 +39,7 @@ from nsabench.errors import UsageError
 @_options.as_json
 def command(
     runs: tuple[Path, ...],
-    margin: float,
+    margin: float | None,
     op: str | None,
     gpu: str | None,
     patch: Path | None,
@@ -48,9 +54,11 @@ def command(
 
     Example: nsabench threshold results/20260101T120000Z-a1b2c3 --patch config.yaml
     """
-    decisions = [
-        d for d in threshold.decide_all(_evidence(runs, gpu), margin) if op in (None, d.op)
+    evidence = [
+        replace(one, tested=[t for t in one.tested if op in (None, t.op)])
+        for one in _evidence(runs, gpu)
     ]
+    decisions = threshold.decide_all(evidence, margin or _margin_of(evidence))
     if not decisions:
         raise UsageError("there is no candidate to decide about", "give a run that has one.")
     if as_json:
@@ -67,6 +75,17 @@ def command(
         click.echo(make_patch(patch, values if len(values) > 1 else one), nl=False)
     else:
         click.echo(threshold.as_markdown(decisions))
+
+
+def _margin_of(evidence: list[Evidence]) -> float:
+    """The one that all runs were made for."""
+    margins = sorted({one.margin for one in evidence if one.margin is not None})
+    if len(margins) > 1:
+        raise UsageError(
+            f"the runs were made for the margins {' and '.join(f'{m:g}' for m in margins)}",
+            f"say which to decide for: --margin {margins[-1]:g}.",
+        )
+    return margins[0] if margins else threshold.MARGIN
 
 
 def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:

@@ -10,7 +10,7 @@ import click
 from nsabench.cli import _options
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import Report, verify
-from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.keys import revocations, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 
 
@@ -30,6 +30,13 @@ from nsabench.evidence.manifest.statement import Trust
     help="The least trust that passes. Default: ephemeral; pinned where --key is given; keyless "
     "where --identity is.",
 )
+@click.option(
+    "--revoked",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A list of keys that do not count any more. See also NSABENCH_REVOKED_KEYS.",
+)
 @click.option("--identity", metavar="NAME", help="Who must have signed through sigstore.")
 @click.option("--issuer", metavar="URL", help="Who must have vouched for that identity.")
 @_options.as_json
@@ -37,6 +44,7 @@ def command(
     run: Path,
     public: tuple[Path, ...],
     require: str | None,
+    revoked: tuple[Path, ...],
     identity: str | None,
     issuer: str | None,
     as_json: bool,
@@ -56,6 +64,7 @@ def command(
         trusted=trusted_keyids(public),
         require=Trust(require) if require else least,
         identity=(identity, issuer) if identity and issuer else None,
+        revoked=revocations(revoked),
     )
     if as_json:
         click.echo(json.dumps(_as_json(report), indent=1))
@@ -81,6 +90,7 @@ def _as_json(report: Report) -> dict[str, object]:
         "broken": report.broken,
         "trust": report.trust.value if report.broken is None else None,
         "keyid": report.keyid or None,
+        "measured_by": report.origin.keyid if report.origin else None,
         "run_id": report.predicate.run_id if report.predicate else None,
         "checks": [
             {"check": check, "outcome": outcome, "detail": report.details.get(check, "")}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.execution import chain
+from nsabench.execution.chain import Origin, Sealer
 from nsabench.model.journal import LINE, Contents, Line
 from nsabench.model.vocabulary import PassName
 
@@ -17,12 +20,16 @@ from nsabench.model.vocabulary import PassName
 class Journal:
     """Append-only. Opening one for append removes a torn last line, and only that.
 
-    contents: what it holds, up to the line that was appended last.
+    contents: what it holds, up to the line that was appended last. origin: who vouched for what it
+    held when it was opened; None: nobody.
     """
 
     def __init__(self, path: Path) -> None:
+        """Raises `UsageError` when a line is broken or another process writes it, and
+        `VerificationFailed` when a line is not what was measured."""
         self.path = path
         self._file: BinaryIO = path.open("ab")
+        self._sealer: Sealer | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -32,8 +39,8 @@ class Journal:
                 "wait for it, or give --out another folder.",
             ) from None
         try:
-            self.contents, whole = _read(path)
-        except UsageError:
+            self.contents, self.origin, whole, self._last = _examine(path)
+        except (UsageError, VerificationFailed):
             self._file.close()
             raise
         self._file.truncate(whole)
@@ -42,11 +49,31 @@ class Journal:
         """The ids of the cases that a pass has journaled."""
         return {entry.case_id for entry in self.contents.of(name)}
 
+    @property
+    def end(self) -> str:
+        """The link of the last line."""
+        return self._last
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a sitting of this process has begun."""
+        return self._sealer is not None
+
+    def begin(self, sealer: Sealer) -> None:
+        """Begin a sitting: `sealer` seals what is appended from here on."""
+        self._sealer = sealer
+        self.append(sealer.sitting(self._last))
+
     def append(self, line: Line) -> None:
         """Raises `OSError` when the disk is full; the torn line is forgiven on resume."""
-        self._file.write(line.model_dump_json().encode() + b"\n")
+        if self._sealer is None:
+            content = line.model_dump_json(exclude={"previous", "seal"}).encode()
+        else:
+            content = self._sealer.seal(line, self._last)
+        self._file.write(content + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+        self._last = chain.link(content)
         self.contents.add(line)
 
     def close(self) -> None:
@@ -55,11 +82,37 @@ class Journal:
 
 def read(path: Path) -> Contents:
     """All whole lines. Raises `UsageError` when a line other than a torn last one is broken."""
-    return _read(path)[0]
+    contents = Contents()
+    for _, line in _lines(path):
+        contents.add(line)
+    return contents
 
 
-def _read(path: Path) -> tuple[Contents, int]:
-    contents, whole = Contents(), 0
+def examine(path: Path) -> tuple[Contents, Origin | None]:
+    """All whole lines, and who vouches for them.
+
+    Raises `UsageError` as `read` does, and `VerificationFailed` when a line is not what was
+    measured.
+    """
+    return _examine(path)[:2]
+
+
+def _examine(path: Path) -> tuple[Contents, Origin | None, int, str]:
+    """Also the length of the whole lines, and what the next line names as its previous one."""
+    contents, whole, last = Contents(), 0, b""
+
+    def pairs() -> Iterator[tuple[bytes, Line]]:
+        nonlocal whole, last
+        for content, line in _lines(path):
+            contents.add(line)
+            whole, last = whole + len(content) + 1, content
+            yield content, line
+
+    origin = chain.origin(pairs())
+    return contents, origin, whole, chain.link(last) if last else ""
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, Line]]:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -69,11 +122,9 @@ def _read(path: Path) -> tuple[Contents, int]:
     # Only a newline ends a line: a stray \r must not pass for a torn last one.
     for number, line in enumerate(text.split(b"\n")[:-1], 1):
         try:
-            contents.add(LINE.validate_json(line))
+            yield line, LINE.validate_json(line)
         except ValidationError:
             raise UsageError(
                 f"{path}:{number}: not a line of a run's journal",
                 "the file was altered or the disk is bad: start a new run.",
             ) from None
-        whole += len(line) + 1
-    return contents, whole

@@ -16,7 +16,8 @@ from nsabench.assessment import parquet, tables
 from nsabench.assessment.results import Assessed, Results, assemble, assess, belongs
 from nsabench.assessment.verdict import Judgement, Key
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.execution import journal, schedule
+from nsabench.execution import journal, schedule, vouch
+from nsabench.execution.chain import Sealer
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.passes import PASSES, Pass
@@ -26,12 +27,14 @@ from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.files import whole, writing
 from nsabench.machine import doctor
 from nsabench.machine.environment.collect import collect
+from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Header
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, Plan
-from nsabench.model.vocabulary import PassName
+from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
+from nsabench.signing import Signer, run_keys
 
 
 class View(schedule.Progress, Protocol):
@@ -44,13 +47,19 @@ class View(schedule.Progress, Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run. wall_s and measuring_s: of this time, if it was resumed."""
+    """A complete run. wall_s and measuring_s: of this time, if it was resumed.
+
+    signer: in whose name it was measured; None of a run that was only read. journal_end: the link
+    of the last line of its journal, as it was written.
+    """
 
     folder: RunFolder
     plan: Plan
     results: Results
     wall_s: float
     measuring_s: float
+    signer: Signer | None = None
+    journal_end: str = ""
 
 
 def choose_device(requested: str) -> Device:
@@ -72,6 +81,7 @@ def make_plan(
     kernels: Path | None,
     shard: str = "1/1",
     ops_file: Path | None = None,
+    margin: float = MARGIN,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
@@ -104,29 +114,36 @@ def make_plan(
         ops_file=ops_file,
         sources=sources,
         shard=shard,
+        margin=margin,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
 
 
-def start(plan: Plan, out: Path | None, view: View, *, fit: bool = False) -> Finished:
+def start(
+    plan: Plan, out: Path | None, view: View, *, signer: Signer | None = None, fit: bool = False
+) -> Finished:
     """Run a plan into a new folder.
 
-    fit: look at the machine first; raises `EnvironmentRefused` when measuring on it is pointless.
+    signer: in whose name; None: a key that is made for the run. fit: look at the machine first;
+    raises `EnvironmentRefused` when measuring on it is pointless.
     """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
-    return _Run(folder, plan, view, fit).measure()
+    return _Run(folder, plan, view, signer, fit).measure()
 
 
-def resume(path: Path, view: View, *, fit: bool = False) -> Finished:
-    """Go on with a run that was interrupted; cases that are journaled are not run again."""
+def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:
+    """Go on with a run that was interrupted; cases that are journaled are not run again.
+
+    Raises `VerificationFailed` when what is journaled was not measured in the name of `signer`.
+    """
     folder = RunFolder.existing(path)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _Run(folder, _read_plan(folder), view, fit).measure()
+    return _Run(folder, _read_plan(folder), view, signer, fit).measure()
 
 
 def _read_plan(folder: RunFolder) -> Plan:
@@ -158,10 +175,13 @@ def read(path: Path) -> Finished:
 class _Run:
     """A run in its folder; its methods in order are the procedure."""
 
-    def __init__(self, folder: RunFolder, plan: Plan, view: View, fit: bool) -> None:
+    def __init__(
+        self, folder: RunFolder, plan: Plan, view: View, signer: Signer | None, fit: bool
+    ) -> None:
         self.folder = folder
         self.plan = plan
         self.view = view
+        self.signer = signer
         self.fit = fit
         self._assessed: Assessed | None = None
 
@@ -173,6 +193,7 @@ class _Run:
             with closing(Journal(self.folder.journal)) as self.journal:
                 contents = self.journal.contents
                 belongs(self.plan, contents)
+                signer = self._vouch()
                 measured_before_s = contents.measuring_s
                 for pass_ in PASSES:
                     self._look(pass_)
@@ -184,7 +205,24 @@ class _Run:
             results,
             time.monotonic() - began,
             contents.measuring_s - measured_before_s,
+            signer,
+            self.journal.end,
         )
+
+    def _vouch(self) -> Signer:
+        """In whose name the run is measured. Raises `VerificationFailed` when what is journaled,
+        or the description of the machine beside it, is not by the same."""
+        if self.journal.contents.is_empty:
+            if self.signer is None:
+                self.signer, why_not = run_keys.begin(self.plan.run_id)
+                if why_not:
+                    self.view.note(f"once interrupted, this run cannot be resumed: {why_not}")
+        else:
+            self.signer = vouch.same_signer(
+                self.folder, self.journal.origin, self.plan, self.signer
+            )
+            vouch.same_environment(self.folder, self.journal.contents)
+        return self.signer
 
     def _look(self, pass_: Pass) -> None:
         """Measure the cases of one pass that it has not journaled yet."""
@@ -195,9 +233,19 @@ class _Run:
             if not pass_.announcement:
                 executor.on_step = self.view.step
             described = described_as_before(executor, self.journal.contents.headers)
+            self._sit(described)
             if pass_.name is PassName.FIRST_LOOK:
                 self._open(executor, described)
             schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
+
+    def _sit(self, described: Described) -> None:
+        """Begin the sitting of this process, unless it has begun: whose lines follow."""
+        if self.journal.is_sealed:
+            return
+        assert self.signer is not None
+        machine = machine_of(self.plan.run_id, described)
+        vouch.same_machine(machine, self.journal.contents)
+        self.journal.begin(Sealer(self.signer, self.plan.run_id, self.plan.sha256, machine))
 
     def _open(self, executor: WorkerExecutor, described: Described) -> None:
         """Record the machine as it is, then its ceilings; journal both before the first case."""
@@ -221,6 +269,7 @@ class _Run:
             Header(
                 run_id=self.plan.run_id,
                 plan_sha256=self.plan.sha256,
+                environment_sha256=vouch.digest(self.folder.environment),
                 distributions=registry.distributions(),
                 started=datetime.now(UTC),
                 described=described,

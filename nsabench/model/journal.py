@@ -1,6 +1,6 @@
-"""The lines of a journal: a header a start or resumption, and an entry a case and pass.
+"""The lines of a journal: a sitting and a header a start or resumption, an entry a case and pass.
 
-`execution.journal` reads and writes them.
+`execution.journal` reads and writes them, `execution.chain` says who vouches for them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,55 @@ from nsabench.model.measurement import Ceilings, Conditions, Outcome
 from nsabench.model.vocabulary import PassName
 
 
-class Header(BaseModel):
-    """Written each time a run is started or resumed, before its next case."""
+class Linked(BaseModel):
+    """A line of the chain that a journal is.
+
+    previous: the sha256 of the line before, its seal included; of the first line, nothing. seal:
+    the signature of the sitting's key over all of the line but the seal, in base64. Both are empty
+    in journals of versions that did not say who measured.
+    """
 
     model_config = ConfigDict(extra="forbid")
+
+    previous: str = ""
+    seal: str = ""
+
+
+class Certificate(BaseModel):
+    """That the key of a signer vouches for a sitting. public_key: base64 of the DER form;
+    signature: over what `execution.chain.certified` says, in base64."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    keyid: str
+    public_key: str
+    ephemeral: bool  # what the signer says of its key
+    signature: str
+
+
+class Sitting(Linked):
+    """Who measures from here on: one process, on one machine, in the name of one signer.
+
+    machine: a hash of the run and what identifies the machine, empty where nothing does. key: the
+    public half of a key that only that process has and that ends with it, base64 of the DER form.
+    """
+
+    kind: Literal["sitting"] = "sitting"
+    run_id: str
+    plan_sha256: str
+    started: datetime
+    machine: str
+    key: str
+    certificate: Certificate
+
+
+class Header(Linked):
+    """Written each time a run is started or resumed, before its next case."""
 
     kind: Literal["header"] = "header"
     run_id: str
     plan_sha256: str = ""  # of plan.yaml; empty in journals written before it was recorded
+    environment_sha256: str = ""  # of environment.json; empty where it was not recorded
     # The version of every distribution that brings implementations.
     distributions: dict[str, str] = {}
     started: datetime
@@ -41,14 +82,12 @@ EARLIER_KINDS = {
 }
 
 
-class Entry(BaseModel):
+class Entry(Linked):
     """What one pass measured on one case.
 
     conditions: by session, the state of the device. reason: why there are no outcomes, if there are
     none. wall_s: seconds of the whole; measuring_s: of these inside kernels and compilation.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["entry", "case", "confirmation", "apart"] = "entry"
     pass_name: PassName
@@ -82,7 +121,7 @@ class Entry(BaseModel):
         return [state for session, state in self.conditions.items() if session in sessions]
 
 
-Line = Header | Entry
+Line = Sitting | Header | Entry
 LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
@@ -92,13 +131,26 @@ class Contents:
 
     headers: list[Header] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    sittings: list[Sitting] = field(default_factory=list)
 
     def add(self, line: Line) -> None:
         """Append a line to the kind that it is of."""
-        if isinstance(line, Header):
+        if isinstance(line, Sitting):
+            self.sittings.append(line)
+        elif isinstance(line, Header):
             self.headers.append(line)
         else:
             self.entries.append(line)
+
+    @property
+    def openings(self) -> list[Sitting | Header]:
+        """The lines that say of which run and plan the others are."""
+        return [*self.sittings, *self.headers]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured yet: who measured is said, at the most."""
+        return not self.headers and not self.entries
 
     def of(self, name: PassName) -> list[Entry]:
         """The entries of one pass."""

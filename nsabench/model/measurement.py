@@ -22,6 +22,7 @@ class Samples(Message):
     time_ms: list[float] = []
     escaped_ms: list[float] = []  # part of time_ms that ran on after the end event
     gap_hidden: list[bool] = []  # the launch was queued before the device was let go
+    host_us: list[float] = []  # in the call, the device held; 0 where it was not held
     sm_clock_mhz: list[int] = []  # 0 where it cannot be read
 
     @model_validator(mode="after")
@@ -32,6 +33,22 @@ class Samples(Message):
             raise ValueError("the lists of samples differ in length")
         if any(time <= 0 for time in self.time_ms):
             raise ValueError("a time is not above 0")
+        return self
+
+
+class Bursts(Message):
+    """Calls of one implementation one behind the other, nothing awaited between them, with the
+    inputs in turn: what a caller in Python pays. One entry a burst."""
+
+    calls: list[int] = []
+    time_ms: list[float] = []  # of a call
+
+    @model_validator(mode="after")
+    def _even(self) -> Bursts:
+        if len(self.calls) != len(self.time_ms):
+            raise ValueError("the lists of bursts differ in length")
+        if any(time <= 0 for time in self.time_ms) or any(calls < 1 for calls in self.calls):
+            raise ValueError("a burst has no calls, or took no time")
         return self
 
 
@@ -53,6 +70,7 @@ class Outcome(Message):
     # Samples of outcomes with the same session were interleaved, so only they may form a ratio.
     session: int = 0
     samples: Samples = Samples()
+    bursts: Bursts = Bursts()
     notes: list[str] = []
     log: str = ""
 
@@ -60,7 +78,7 @@ class Outcome(Message):
     def _status_decides(self) -> Outcome:
         if self.status is not Status.OK and not self.reason:
             raise ValueError(f"status {self.status} needs a reason")
-        if self.status is not Status.OK and self.samples.time_ms:
+        if self.status is not Status.OK and (self.samples.time_ms or self.bursts.time_ms):
             raise ValueError(f"status {self.status} has no samples")
         return self
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
+from nsabench.model.least import LeastWork
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
-from nsabench.model.vocabulary import Direction, Role, Runs
+from nsabench.model.vocabulary import MARGIN, Direction, Mode, Role, Runs
 
 Device = Literal["cuda", "cpu"]
 
@@ -36,12 +37,15 @@ class ImplementationInfo(BaseModel):
     source: Source
     distributions: tuple[str, ...] = ()  # where it is the op's function; all, if none is named
     directions: tuple[Direction, ...] = ()  # likewise
+    modes: tuple[Mode, ...] = ()  # likewise
+    least: LeastWork = LeastWork()
 
     def concerns(self, case: Case) -> bool:
         return (
             self.op == case.op
             and (not self.distributions or case.distribution in self.distributions)
             and (not self.directions or case.direction in self.directions)
+            and (not self.modes or case.timing.mode in self.modes)
         )
 
 
@@ -80,6 +84,7 @@ class Plan(BaseModel):
     # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
     sources: dict[str, str] = {}
     shard: str = "1/1"
+    margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]

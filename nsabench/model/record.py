@@ -84,6 +84,18 @@ class Record:
     ] = None
     p20_ms: Annotated[float | None, Column("ms", "20 % quantile of the time of a call")] = None
     p80_ms: Annotated[float | None, Column("ms", "80 % quantile of the time of a call")] = None
+    host_us: Annotated[
+        float | None,
+        Column("µs", "median time that a call holds the CPU, the device held meanwhile"),
+    ] = None
+    host_p20_us: Annotated[float | None, Column("µs", "20 % quantile of that time")] = None
+    host_p80_us: Annotated[float | None, Column("µs", "80 % quantile of that time")] = None
+    queued_ms: Annotated[
+        float | None,
+        Column("ms", "median time of a call among others, one behind the other, nothing awaited"),
+    ] = None
+    queued_p20_ms: Annotated[float | None, Column("ms", "20 % quantile of that time")] = None
+    queued_p80_ms: Annotated[float | None, Column("ms", "80 % quantile of that time")] = None
     n_samples: Annotated[int, Column("1", "timed calls")] = 0
     session: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")
@@ -113,6 +125,20 @@ class Record:
     verdict: Annotated[
         Verdict | None, Column("", "faster, slower, same, inconclusive or invalid")
     ] = None
+    unproven: Annotated[
+        str,
+        Column(
+            "",
+            "of a candidate: checks that no control showed to work for its op, direction and mode, "
+            "separated by ', '",
+        ),
+    ] = ""
+    time_doubt: Annotated[
+        str,
+        Column(
+            "", "why its time decides nothing: a timer that is off, throttling, other processes"
+        ),
+    ] = ""
     caught_by: Annotated[str, Column("", "of a control: the check meant to catch it")] = ""
     caught: Annotated[
         Catch | None, Column("", "of a control: caught, missed, declined or unproven")
@@ -198,6 +224,9 @@ class Sample:
     time_ms: Annotated[float, Column("ms", "time of the call")]
     escaped_ms: Annotated[float, Column("ms", "part of time_ms that outlived the end event")]
     gap_hidden: Annotated[bool, Column("", "the call was queued before the device was let go")]
+    host_us: Annotated[
+        float, Column("µs", "time that the call held the CPU; 0 where the device was not held")
+    ]
     sm_clock_mhz: Annotated[
         int, Column("MHz", "SM clock read last before the sample; 0: not readable")
     ]

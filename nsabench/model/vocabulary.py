@@ -61,7 +61,8 @@ class Catch(Word):
     UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
 
 
-# How many times as fast as the best valid baseline a kernel must be to be switched on.
+# How many times as fast as the best valid baseline a kernel must be to be switched on, if a run is
+# not told otherwise.
 MARGIN = 1.2
 
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Hashable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.vocabulary import Direction, DType, Mode
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
@@ -30,6 +32,7 @@ __all__ = [
     "find",
     "get",
     "has_op_of",
+    "ladder",
     "load_file",
     "names",
     "refuse_other",
@@ -144,6 +147,32 @@ def sizes(case: Case) -> Shape:
 def terms(case: Case) -> int:
     """How many terms the longest sum of the case has."""
     return get(case.op).terms(sizes(case))
+
+
+class Rung(Protocol):
+    """What a ladder is made of: a case, or whatever was measured on one."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def shape(self) -> Mapping[str, int]: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def direction(self) -> Direction: ...
+    @property
+    def distribution(self) -> str: ...
+    @property
+    def streams(self) -> int: ...
+    @property
+    def mode(self) -> Mode: ...
+
+
+def ladder(rung: Rung) -> Hashable:
+    """The same for cases that differ in nothing but their length."""
+    axis = get(rung.op).length_axis
+    rest = tuple(sorted((name, size) for name, size in rung.shape.items() if name != axis))
+    return rung.op, rung.dtype, rung.direction, rung.distribution, rung.streams, rung.mode, rest
 
 
 def work(case: Case) -> Work:

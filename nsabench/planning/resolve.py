@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -14,9 +13,10 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix
 from nsabench.planning.matrix import LoadedMatrix, Selection
+from nsabench.planning.shards import share
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
@@ -48,6 +48,7 @@ def resolve(
     ops_file: Path | None = None,
     sources: Mapping[str, str] | None = None,
     shard: str = "1/1",
+    margin: float = MARGIN,
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
@@ -60,7 +61,7 @@ def resolve(
         for case in loaded.cases:
             names = _select(loaded, case, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
-    cases = _with_controls(_shard(list(chosen.values()), shard), implementations)
+    cases = _with_controls(share(list(chosen.values()), shard), implementations)
     used = {(c.case.op, name) for c in cases for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
@@ -73,6 +74,7 @@ def resolve(
         ops_sha256=digest_of(ops_file, sources or {}),
         sources=dict(sources or {}),
         shard=shard,
+        margin=margin,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,
@@ -89,11 +91,13 @@ def _with_controls(
     what is measured.
     """
     added: dict[str, list[ImplementationInfo]] = {}
-    by_work = sorted(cases, key=lambda planned: ops.work(planned.case).bytes_min)
+    works = {planned.id: ops.work(planned.case) for planned in cases}
+    by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
         groups: dict[tuple[str, str, str], list[str]] = {}
         for planned in by_work:
-            if control.concerns(planned.case):
+            work = works[planned.id]
+            if control.concerns(planned.case) and control.least.met(work.bytes_min, work.flops):
                 case = planned.case
                 key = (case.dtype, case.direction, case.timing.mode)
                 groups.setdefault(key, []).append(planned.id)
@@ -137,20 +141,6 @@ def _wanted(name: str, selection: Selection) -> bool:
     return any(fnmatchcase(name, p) for p in selection.only) and not any(
         fnmatchcase(name, p) for p in selection.skip
     )
-
-
-def _shard(cases: list[PlannedCase], shard: str) -> list[PlannedCase]:
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
-    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= index <= count:
-        raise UsageError(
-            f"{shard!r} is not a shard", "write i/n with 1 <= i <= n, for example 2/4."
-        )
-    if index > len(cases):
-        raise UsageError(
-            f"shard {shard} of {len(cases)} cases is empty", "take no more shards than cases."
-        )
-    return cases[index - 1 :: count]
 
 
 def load_matrices(given: Sequence[str]) -> list[LoadedMatrix]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsabench.errors import UsageError
+from nsabench.model.least import LeastWork
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, Role, Runs
+from nsabench.model.vocabulary import Direction, Mode, Role, Runs
 
 if TYPE_CHECKING:
     from nsabench.ops import Op
@@ -54,6 +55,8 @@ class Implementation:
     wraps: str = ""
     distributions: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
+    modes: tuple[Mode, ...] = ()
+    least: LeastWork = field(default_factory=LeastWork)
 
 
 collected: list[Implementation] = []
@@ -159,6 +162,8 @@ class Trick:
     ops: tuple[str, ...]
     distributions: tuple[str, ...]
     directions: tuple[Direction, ...]
+    modes: tuple[Mode, ...]
+    least: LeastWork
     source: Source
 
 
@@ -173,13 +178,17 @@ def control(
     wraps: bool = False,
     distributions: Sequence[str] = (),
     directions: Sequence[str] = ("forward",),
+    modes: Sequence[str] = (),
+    least: LeastWork | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as a control of these ops; of every op, also of those that
     nobody has written yet, if none is named. Its name is its own, unless one is given.
 
     It is called with an `Honest` implementation of the op and then as one. caught_by: the check
     that must catch it. wraps: whether that check holds it to what it is wrapped around, which is
-    then measured beside it. directions: none: all that the op has.
+    then measured beside it. directions: none: all that the op has. modes: the only ones in which
+    it can play its trick (`stream`, `graph`), where it cannot in both. least: the least compulsory
+    work of the cases that it is for.
     """
 
     def register(call: F) -> F:
@@ -193,6 +202,8 @@ def control(
                 ops=ops,
                 distributions=tuple(distributions),
                 directions=tuple(Direction(direction) for direction in directions),
+                modes=tuple(Mode(mode) for mode in modes),
+                least=least or LeastWork(),
                 source=_source,
             )
         )

@@ -63,4 +63,6 @@ def _around(baseline: Implementation, op: Op, trick: Trick) -> Implementation:
         wraps=baseline.name if trick.wraps else "",
         distributions=trick.distributions,
         directions=trick.directions,
+        modes=trick.modes,
+        least=trick.least,
     )

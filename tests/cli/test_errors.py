@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import load_signer
+from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench
 from tests.runs import make_run
 
@@ -124,7 +124,7 @@ def test_resuming_what_is_no_run(tmp_path: Path, nsabench: Nsabench) -> None:
     refused(nsabench("all", "--resume", tmp_path), "holds no run", "folder")
 
 
-@pytest.mark.parametrize("option", [("--shard", "1/2"), ("--device", "cpu")])
+@pytest.mark.parametrize("option", [("--shard", "1/2"), ("--device", "cpu"), ("--margin", "1.05")])
 def test_resuming_takes_the_plan_as_it_is(
     tmp_path: Path, nsabench: Nsabench, option: tuple[str, str]
 ) -> None:

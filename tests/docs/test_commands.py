@@ -21,6 +21,7 @@ WRITING = {
     "run",
     "completion",
     "key generate",
+    "key serve",
     "archive add",
     "archive report",
     "images build",

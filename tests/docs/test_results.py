@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from nsabench.assessment.checks import proofs
+from nsabench.assessment.checks.proofs import Lack
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.model.record import Record
 from nsabench.output.compare import compare, read
 from nsabench.output.report import Facts, write_markdown
 from tests.published import ARCHIVE, PACKED, PAGE, decode_run
@@ -63,6 +67,34 @@ def test_the_run_with_the_op_decode_is_still_read(tmp_path: Path) -> None:
     assert {step.ratio for cell in found.cells for step in cell.shifts} <= {None, 1.0}
     text = write_markdown(Facts.read(run), tmp_path / "again").read_text()
     assert "146 faster, 7 same, 7 inconclusive of 160 cases" in text, "as it was published"
+
+
+def test_the_published_runs_say_what_was_not_proven_of_them(tmp_path: Path) -> None:
+    """Verdicts are what they were; what no control had shown is said of them since."""
+    roofline = "**Unproven:** no control showed that the check roofline (none was there) works for "
+    graphs = (
+        "**Unproven:** no control showed that the checks timer and baseline (all declined) and "
+        "roofline (none was there) work for decode in graph mode."
+    )
+    run = decode_run(tmp_path)
+    text = write_markdown(Facts.read(run), tmp_path / "again").read_text()
+    assert graphs in text and f"{roofline}decode." in text
+    [gradients] = RESULTS.glob("h200-*-backward")
+    text = write_markdown(Facts.read(gradients), tmp_path / "backward").read_text()
+    assert "8 faster, 2 slower, 2 inconclusive of 12 cases" in text, "as it was published"
+    assert (
+        "**Unproven:** no control showed that the checks timer, baseline and roofline (none was "
+        "there) work for selection\\_ranges backward." in text
+    )
+    assert "Nothing is decided" not in text and "invalid" not in text.partition("## Env")[0]
+
+
+def test_what_is_archived_has_no_check_that_got_stuck() -> None:
+    """Records of all published runs, which hold no column for it."""
+    for run in Archive(str(ARCHIVE)).runs():
+        rows = pq.read_table(ARCHIVE / run.object("records")).to_pylist()
+        lacking = proofs.of_records([Record.from_row(row) for row in rows])
+        assert lacking and not [u for u in lacking if u.lack is Lack.STUCK]
 
 
 def test_results_are_light() -> None:

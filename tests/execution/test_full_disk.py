@@ -12,12 +12,12 @@ from nsabench.assessment.results import assemble
 from nsabench.conclusion import finish
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
-from nsabench.evidence.manifest.keys import Signer
 from nsabench.execution import journal, run
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
 from nsabench.output.terminal import Progress, console
+from nsabench.signing import Signer
 from tests.runs import Made, make_plan, make_run
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -39,15 +39,17 @@ def test_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["thresholds.tmp", "selection_report.tmp", "report.tmp"])
 def test_at_the_end(tmp_path: Path, name: str) -> None:
-    folder = RunFolder(make_run(tmp_path / "run"))
+    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    folder = RunFolder(make_run(tmp_path / "run", signer=signer))
     plan = Plan.read(folder.plan)
     results = assemble(plan, journal.read(folder.journal))
-    finished = Finished(folder, plan, results, 1.0, 1.0)
-    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    _, origin = journal.examine(folder.journal)
+    assert origin is not None
+    finished = Finished(folder, plan, results, 1.0, 1.0, signer, origin.end)
     (folder.path / name).symlink_to("/dev/full")
     with pytest.raises(EnvironmentRefused, match=FULL) as caught:
-        finish(finished, signer)
+        finish(finished)
     assert caught.value.remedy == f"make room, then go on with --resume {folder.path}."
     (folder.path / name).unlink(missing_ok=True)  # room
-    finish(finished, signer)
+    finish(finished)
     assert verify(folder.path).broken is None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.cli import group
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -20,9 +21,13 @@ from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName, Role, Status
+from nsabench.signing import Signer
 from tests.runs import Made, make_run, timed
 
 ONE = Made(lengths=(64,), shapes=((256, 4, 64),))
+
+
+ME = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
 
 
 class Elsewhere:
@@ -63,19 +68,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def unfinished(folder: Path, ratio: float) -> Path:
-    """All cases measured on an H200, nothing after them; the baseline of a source of its own."""
-    make_run(folder, Made(lengths=ONE.lengths, shapes=ONE.shapes, ratio=lambda _: ratio))
-    plan = Plan.read(folder / "plan.yaml")
+def two_sources(plan: Plan) -> Plan:
     infos = [
         i.model_copy(update={"source": "mine.py" if i.role is Role.CANDIDATE else "pkg"})
         for i in plan.implementations
     ]
     sources = {"mine.py": "a", "pkg": "b"}
-    plan.model_copy(update={"implementations": infos, "sources": sources}).write(
-        folder / "plan.yaml"
-    )
-    return folder
+    return plan.model_copy(update={"implementations": infos, "sources": sources})
+
+
+def unfinished(folder: Path, ratio: float) -> Path:
+    """All cases measured on an H200, nothing after them; the baseline of a source of its own."""
+    made = Made(lengths=ONE.lengths, shapes=ONE.shapes, ratio=lambda _: ratio)
+    return make_run(folder, made, signer=ME, change=two_sources)
 
 
 @pytest.mark.parametrize(("ratio", "what"), [(1.2, "second look"), (1.5, "apart")])
@@ -84,7 +89,7 @@ def test_what_is_still_to_measure_is_not_measured_on_another_machine(
 ) -> None:
     folder = unfinished(tmp_path / "run", ratio)
     with pytest.raises(UsageError, match="begun on device NVIDIA H200 and cannot go on with"):
-        run.resume(folder, Silent())
+        run.resume(folder, Silent(), signer=ME)
     assert asked == [], what
     contents = read(folder / "journal.jsonl")
     assert (
@@ -97,7 +102,7 @@ def test_on_the_same_machine_it_goes_on(
 ) -> None:
     monkeypatch.setattr(Elsewhere, "gpu", ONE.gpu)
     folder = unfinished(tmp_path / "run", 1.5)
-    run.resume(folder, Silent())
+    run.resume(folder, Silent(), signer=ME)
     contents = read(folder / "journal.jsonl")
     assert (
         [line.case_id for line in contents.of(PassName.ISOLATED_BASELINES)]
@@ -107,7 +112,7 @@ def test_on_the_same_machine_it_goes_on(
 
 
 def test_nothing_left_to_measure_asks_no_machine(tmp_path: Path, asked: list[str]) -> None:
-    run.resume(unfinished(tmp_path / "run", 0.5), Silent())
+    run.resume(unfinished(tmp_path / "run", 0.5), Silent(), signer=ME)
     assert asked == []
 
 
@@ -126,7 +131,7 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
 
     monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
     with pytest.raises(EnvironmentRefused, match="enough was seen"):
-        run.resume(folder, Silent())
+        run.resume(folder, Silent(), signer=ME)
     assert seen == [True]
 
 
@@ -136,10 +141,10 @@ def test_a_machine_that_is_unfit_is_not_measured_on(
     folder = unfinished(tmp_path / "run", 1.5)
     (folder / "journal.jsonl").unlink()
     with pytest.raises(EnvironmentRefused, match=r"torch 2\.11\.0 was built without CUDA"):
-        run.resume(folder, Silent(), fit=True)
+        run.resume(folder, Silent(), signer=ME, fit=True)
     assert read(folder / "journal.jsonl").headers == []
     with pytest.raises(AttributeError, match="calibrate"):  # which is what comes next
-        run.resume(folder, Silent(), fit=False)
+        run.resume(folder, Silent(), signer=ME, fit=False)
 
 
 @pytest.mark.parametrize(("name", "fit"), [("all", True), ("run", False)])
@@ -148,7 +153,7 @@ def test_all_looks_at_the_machine_first_and_run_does_not(
 ) -> None:
     seen: list[bool] = []
 
-    def start(plan: Plan, out: Path | None, view: object, *, fit: bool) -> None:
+    def start(plan: Plan, out: Path | None, view: object, *, signer: object, fit: bool) -> None:
         seen.append(fit)
         raise EnvironmentRefused("enough was seen")
 

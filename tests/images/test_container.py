@@ -126,7 +126,7 @@ def begun(image: str, results: Path, tmp_path: Path) -> Iterator[tuple[Path, Pop
     )
     journal = results / "run" / "journal.jsonl"
     deadline = time.monotonic() + 200
-    while not journal.is_file() or journal.read_bytes().count(b"\n") < 3:
+    while not journal.is_file() or journal.read_bytes().count(b"\n") < 4:
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     yield matrix, running, results / "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,17 @@ from hypothesis import strategies as st
 from nsabench.assessment import labels
 from nsabench.errors import UsageError
 from nsabench.execution.passes import isolated_baselines as apart
-from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import matrix, resolve
+from nsabench.planning.shards import share
 
 OP = "sliding_window"
 ROWS = (
     "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16, 24, 32], dtype: [float16, float32]}\n"
 )
+FOUR_LADDERS = ROWS.replace("H: 1", "H: [1, 2]")
 
 
 def info(name: str, role: Role, source: str = "shipped", **fields: str) -> ImplementationInfo:
@@ -36,23 +40,66 @@ INSTALLED = [
 ]
 
 
-def resolved(tmp_path: Path, text: str = ROWS, **fields: str) -> Plan:
+def resolved(tmp_path: Path, text: str = ROWS, **fields: Any) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(text)
     sources = {"shipped": "a" * 64, "mine.py@123": "b" * 64}
     return resolve.resolve(matrix.load(path), INSTALLED, device="cpu", sources=sources, **fields)
 
 
-@given(count=st.integers(1, 40), shards=st.integers(1, 40))
-def test_shards_are_a_partition_of_nearly_equal_parts(count: int, shards: int) -> None:
-    cases = list(range(count))
-    if shards > count:
-        with pytest.raises(UsageError, match="is empty"):
-            resolve._shard(cases, f"{shards}/{shards}")  # type: ignore[arg-type]
-        return
-    parts = [resolve._shard(cases, f"{i}/{shards}") for i in range(1, shards + 1)]  # type: ignore[arg-type]
-    assert sorted(c for part in parts for c in part) == cases
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+def planned_case(ladder: int, length: int) -> PlannedCase:
+    case = Case(
+        op="selection_rows",
+        shape={"N": 2, "H": 1 + ladder, "D": 8, "Dv": 8, "L": 8 * (1 + length)},
+        dtype="float16",
+        direction="forward",
+        distribution="dense",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+    )
+    return PlannedCase(id=case.id, case=case, implementations=("mine",))
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), shards=st.integers(1, 14))
+def test_shards_are_a_partition_into_whole_ladders(sizes: list[int], shards: int) -> None:
+    # Ladders may lie across each other in a plan.
+    cases = [
+        planned_case(ladder, length)
+        for length in range(max(sizes))
+        for ladder, size in enumerate(sizes)
+        if length < size
+    ]
+    if shards > len(sizes):
+        with pytest.raises(UsageError, match="is empty") as refused:
+            share(cases, f"{shards}/{shards}")
+        assert f"no more than {len(sizes)} shards" in refused.value.remedy
+    filled = min(shards, len(sizes))
+    parts = [share(cases, f"{i}/{shards}") for i in range(1, filled + 1)]
+    assert sorted(c.id for part in parts for c in part) == sorted(c.id for c in cases)
+    heads = [{c.case.shape["H"] for c in part} for part in parts]
+    assert all(one.isdisjoint(other) for i, one in enumerate(heads) for other in heads[:i])
+    for part in parts:
+        assert part == [c for c in cases if c in part]  # in the order of the plan
+    # As even as whole ladders allow: none could be handed on to make the largest shard smaller.
+    largest, smallest = max(parts, key=len), min(parts, key=len)
+    assert len(largest) - len(smallest) <= min(sizes[h - 1] for h in heads[parts.index(largest)])
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, [4, 4]), (3, [4, 2, 2]), (4, [4, 2, 1, 1])])
+def test_the_largest_ladders_are_dealt_first(count: int, expected: list[int]) -> None:
+    cases = [
+        planned_case(ladder, n) for ladder, size in enumerate([1, 1, 2, 4]) for n in range(size)
+    ]
+    parts = [share(cases, f"{i}/{count}") for i in range(1, count + 1)]
+    assert [len(part) for part in parts] == expected
+
+
+def test_a_ladder_that_outweighs_all_others_stays_whole() -> None:
+    cases = [planned_case(0, n) for n in range(20)] + [planned_case(1, 0), planned_case(2, 0)]
+    assert len(share(cases, "1/4")) == 20
+    with pytest.raises(UsageError, match="shard 4/4 is empty: the 22 cases make 3 ladders"):
+        share(cases, "4/4")
 
 
 def test_controls_watch_the_least_and_the_most_work_of_each_dtype(tmp_path: Path) -> None:
@@ -105,7 +152,8 @@ def test_a_control_is_planned_where_it_concerns_the_case(tmp_path: Path) -> None
 
 def test_each_shard_has_controls_of_its_own(tmp_path: Path) -> None:
     for i in range(1, 5):
-        assert any("trick" in c.implementations for c in resolved(tmp_path, shard=f"{i}/4").cases)
+        made = resolved(tmp_path, FOUR_LADDERS, shard=f"{i}/4")
+        assert any("trick" in c.implementations for c in made.cases)
 
 
 def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: Path) -> None:
@@ -156,6 +204,17 @@ def test_a_plan_is_the_bytes_it_was_written_with(tmp_path: Path) -> None:
         path.write_text(text.replace(old, new, 1))
         altered = Plan.read(path)  # no part of an id: nothing else would notice
         assert altered.sha256 != made.sha256
+
+
+def test_a_plan_holds_the_margin_that_its_second_looks_are_for(tmp_path: Path) -> None:
+    made, path = resolved(tmp_path, margin=1.05), tmp_path / "plan.yaml"
+    made.write(path)
+    assert Plan.read(path).margin == 1.05
+    path.write_text(path.read_text().replace("margin: 1.05\n", ""))
+    assert Plan.read(path).margin == 1.2  # of a run that knew no other
+    path.write_text(f"{path.read_text()}margin: 0.9\n")
+    with pytest.raises(UsageError, match="is not the plan of a run"):
+        Plan.read(path)
 
 
 def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:

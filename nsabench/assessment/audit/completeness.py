@@ -52,5 +52,5 @@ def _failed(table: Table) -> Iterator[Finding]:
 
 
 def _says(table: Table, line: Line) -> str:
-    status = line.cells.get(table.others.get("status", ""), "")
+    status = table.cell(line, "status")
     return status if FAILED.search(status) else ""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsabench.assessment.checks import Effect, Finding, Row
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import Direction, Role
 
 CHECK = "explanation"
 ELEMENTS = 1 << 22  # of K in a simulation: a mean over some thousand outputs, in well under 1 s
@@ -32,7 +32,10 @@ def check(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
     curves: dict[tuple[int, int], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         elements = row.length * max(row.shape["D"], row.shape["Dv"])
-        if row.mae is not None and math.isfinite(row.mae) and elements <= MOST_ELEMENTS:
+        forward = row.direction is Direction.FORWARD  # what is simulated
+        if row.mae is None or not forward or elements > MOST_ELEMENTS:
+            continue
+        if math.isfinite(row.mae):
             curves[row.shape["D"], row.shape["Dv"]][row.length].append(row)
     stated = {
         dims: {

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from nsabench import ops
 from nsabench.assessment.checks.row import Row
 from nsabench.errors import UsageError
-from nsabench.model.vocabulary import DType, Role, Status
+from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
 from nsabench.ops import Shape
 
 OP = "selection_rows"
@@ -32,11 +32,29 @@ OTHERS = {
     "speedup": ("speedup", "speed_up", "ratio"),
     "mae": ("mae", "mean_abs_err", "mean_abs_error", "l1"),
     "dtype": ("dtype", "precision"),
-    "distribution": ("distribution", "dist", "mode"),
+    "distribution": ("distribution", "dist"),
+    "direction": ("direction",),
+    "mode": ("mode",),  # some call a distribution so
     "streams": ("streams", "n_streams", "num_streams"),
+    "spans": ("n_spans", "nspans", "num_spans", "spans"),
     "status": ("status", "result", "verdict"),
 }
 UNITS_MS = {"_ms": 1.0, "_us": 1e-3, "_ns": 1e-6, "_s": 1e3}
+DIRECTIONS = {
+    "": Direction.FORWARD,
+    "forward": Direction.FORWARD,
+    "fwd": Direction.FORWARD,
+    "backward": Direction.BACKWARD,
+    "bwd": Direction.BACKWARD,
+}
+MODES = {
+    "": Mode.STREAM,
+    "stream": Mode.STREAM,
+    "eager": Mode.STREAM,
+    "graph": Mode.GRAPH,
+    "cuda_graph": Mode.GRAPH,
+    "cudagraph": Mode.GRAPH,
+}
 DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -77,12 +95,44 @@ class Table:
         return value * self.times[column] if value is not None and value > 0 else None
 
     def label(self, line: Line) -> str:
-        """The line in words: its sizes, or its first cells."""
+        """The line in words: its sizes, or its first cell, and whatever else tells its case from
+        others."""
         sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
         if not sizes:
-            sizes = [f"{c}={line.cells[c]}" for c in self.columns if c not in self.times][:1]
-        dtype = self.others.get("dtype")
-        return " ".join([*sizes, *([line.cells[dtype]] if dtype else [])])
+            results = {*self.times, *self.others.values()}
+            sizes = [f"{c}={line.cells[c]}" for c in self.columns if c not in results][:1]
+        words = [*sizes, self.cell(line, "dtype"), self._distribution(line)]
+        if self._direction(line) is Direction.BACKWARD:
+            words.append("backward")
+        if self._streams(line) != 1:
+            words.append(f"{self._streams(line)} streams")
+        if self._mode(line) is Mode.GRAPH:
+            words.append("graph")
+        if spans := self.cell(line, "spans"):
+            words.append(f"{spans} spans")
+        return " ".join(word for word in words if word)
+
+    def cell(self, line: Line, other: str) -> str:
+        """The line's cell in a column of `OTHERS`; empty where the table has none."""
+        return line.cells.get(self.others.get(other, ""), "")
+
+    def _direction(self, line: Line) -> Direction | None:
+        """None of a word that is not known."""
+        return DIRECTIONS.get(self.cell(line, "direction").lower())
+
+    def _mode(self, line: Line) -> Mode | None:
+        """None of a word that is not known."""
+        return MODES.get(self.cell(line, "mode").lower())
+
+    def _streams(self, line: Line) -> int:
+        return int(line.value(self.others.get("streams")) or 1)
+
+    def _distribution(self, line: Line) -> str:
+        """With every word of a direction or mode that is not known: it makes another case."""
+        words = [self.cell(line, "distribution")]
+        words += [self.cell(line, "direction")] if self._direction(line) is None else []
+        words += [self.cell(line, "mode")] if self._mode(line) is None else []
+        return " ".join(word for word in words if word)
 
     def rows(self) -> list[Row]:
         """What the checks read: a row a timed implementation, where the sizes are all known."""
@@ -105,8 +155,9 @@ class Table:
         if shape is None:
             return None
         dtype = self._dtype(line)
+        # Of one call forward: whatever was timed does that much at least.
         work = ops.get(OP).work(shape, dtype, "dense", 0)
-        streams = line.value(self.others.get("streams")) or 1.0
+        spans = line.value(self.others.get("spans"))
         return Row(
             case_id=self.label(line),
             op=OP,
@@ -114,12 +165,14 @@ class Table:
             role=role,
             status=Status.OK if time is not None else Status.SKIPPED,
             dtype=dtype,
-            shape=shape.model_dump(),
+            shape=shape.model_dump() | ({"n_spans": int(spans)} if spans else {}),
             length=ops.get(OP).length(shape),
             bytes_min=work.bytes_min,
             flops=work.flops,
-            distribution=line.cells.get(self.others.get("distribution", ""), ""),
-            streams=int(streams),
+            direction=self._direction(line) or Direction.FORWARD,
+            distribution=self._distribution(line),
+            streams=self._streams(line),
+            mode=self._mode(line) or Mode.STREAM,
             mae=line.number_or_nan(self.others.get("mae")) if role is Role.CANDIDATE else None,
             errors_against=" and ".join(name_of(b) for b in self.baselines),
             median_ms=time,
@@ -127,7 +180,7 @@ class Table:
         )
 
     def _dtype(self, line: Line) -> DType:
-        name = line.cells.get(self.others.get("dtype", ""), "").lower().removeprefix("torch.")
+        name = self.cell(line, "dtype").lower().removeprefix("torch.")
         name = DTYPES.get(name, name)
         # Where nothing is said, the smaller format: fewer bytes, so nothing is accused wrongly.
         return DType(name) if name in set(DType) else DType.FLOAT16

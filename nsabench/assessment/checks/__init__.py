@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.finding import HARMLESS, Effect, Finding
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
 
 if TYPE_CHECKING:
     from nsabench.model.vocabulary import Catch
 
-__all__ = ["Effect", "Finding", "Limits", "Row", "all_checks", "judge_all", "run_all"]
+__all__ = ["HARMLESS", "Effect", "Finding", "Limits", "Row", "all_checks", "judge_all", "run_all"]
 
 Check = Callable[[Sequence[Row], Limits], list[Finding]]
 

@@ -10,18 +10,23 @@ where there are 64). So whatever it does run, it must be caught on:
 - any other: the check of that name found something in it. One that aims at being too fast to be
   true (`roofline`) and gained nothing, because its host held it up, has proven nothing.
 
-Where some control failed before its check was reached, another one must show that the check works:
-a check of which nothing is known decides nothing.
+Where some control failed before its check was reached, another one of that op, direction and mode
+must show that the check works: a check that may be broken decides nothing there. Where all declined
+or none was there, nothing speaks against the check and nothing for it: verdicts stand, and the
+decision says what is behind them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nsabench.assessment.best_baseline import best_baseline
+from nsabench.assessment.checks import proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.group import Group
+from nsabench.assessment.checks.proofs import Lack, Unproven
 from nsabench.assessment.checks.row import Row
 from nsabench.model.vocabulary import Catch, Role, Status
 
@@ -49,27 +54,38 @@ def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str,
 def judge(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list[Finding]:
     """Speak about each control once, and about each check that no control has put to the proof."""
     by_control: dict[str, list[tuple[Row, Catch]]] = defaultdict(list)
-    by_check: dict[tuple[str, str], set[Catch]] = defaultdict(set)
     for row in rows:
         if row.role is Role.CONTROL:
-            caught = catches[row.case_id, row.implementation]
-            by_control[row.implementation].append((row, caught))
-            by_check[row.op, row.caught_by].add(caught)
-    spoken = [f for name, own in by_control.items() for f in _judge(name, own)]
-    return spoken + [
-        Finding(CHECK, Effect.INVALID, f"{sentence}: this run decides nothing")
-        for sentence in unproven(by_check)
+            by_control[row.implementation].append((row, catches[row.case_id, row.implementation]))
+    findings = [f for name, own in by_control.items() for f in _judge(name, own)]
+    lacking = unproven(rows, catches)
+    findings += [
+        Finding(CHECK, Effect.INVALID, stuck(u), groups=(u.group,))
+        for u in lacking
+        if u.lack is Lack.STUCK
+    ]
+    return findings + [
+        Finding(CHECK, Effect.UNPROVEN, sentence, groups=groups)
+        for groups, sentence in proofs.by_way(lacking)
     ]
 
 
-def unproven(by_check: Mapping[tuple[str, str], Iterable[Catch]]) -> list[str]:
-    """The checks, by op and name, of which it is not known whether they work: some control was
-    there for them, and none got as far as being caught."""
-    return [
-        f"no control of {op} showed that the check {check!r} works: none got as far as being caught"
-        for (op, check), caught in by_check.items()
-        if Catch.UNPROVEN in caught and Catch.CAUGHT not in caught
+def unproven(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list[Unproven]:
+    """The checks of which it is not known whether they work, and where."""
+    outcomes = [
+        (Group.of(row), row.caught_by, catches[row.case_id, row.implementation])
+        for row in rows
+        if row.role is Role.CONTROL
     ]
+    return proofs.unproven(outcomes, rows)
+
+
+def stuck(unproven: Unproven) -> str:
+    """Why nothing is decided of a group."""
+    return (
+        f"no control of {unproven.group} showed that the check {unproven.check!r} works: "
+        f"{unproven.lack.meaning}, so nothing is decided of it"
+    )
 
 
 def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:

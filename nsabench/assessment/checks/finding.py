@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from nsabench.assessment.checks.group import Group, Grouped
 from nsabench.model.vocabulary import Word
 
 
@@ -14,19 +16,44 @@ class Effect(Word):
     WRONG = "wrong", "the record is not ok: its output is not the op's"
     IMPLAUSIBLE = "implausible", "the record is not ok: its time cannot be"
     INCONCLUSIVE = "inconclusive", "the verdict, if there is one, is not to be relied on"
+    UNPROVEN = "unproven", "the verdict stands, but a check behind it was not shown to work there"
     NOTE = "note", "worth saying, changes nothing"
+
+
+# What says something about a run and objects to nothing in it.
+HARMLESS = frozenset({Effect.UNPROVEN, Effect.NOTE})
+
+
+class Recorded(Grouped, Protocol):
+    """What a finding may bear on: an implementation on a case."""
+
+    @property
+    def case_id(self) -> str: ...
+    @property
+    def implementation(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An empty `case_id` speaks of the whole run, an empty `implementation` of all of a case."""
+    """An empty `case_id` speaks of the whole run, or of all cases of `groups` where there are some;
+    an empty `implementation` of all of a case."""
 
     check: str
     effect: Effect
     sentence: str
     case_id: str = ""
     implementation: str = ""
+    groups: tuple[Group, ...] = ()
 
-    def concerns(self, case_id: str, implementation: str) -> bool:
+    def concerns(self, record: Recorded) -> bool:
         """Whether the finding bears on this record."""
-        return self.case_id in ("", case_id) and self.implementation in ("", implementation)
+        return (
+            self.case_id in ("", record.case_id)
+            and self.implementation in ("", record.implementation)
+            and (not self.groups or Group.of(record) in self.groups)
+        )
+
+    @property
+    def of_run(self) -> bool:
+        """Whether it speaks of the whole run."""
+        return not self.case_id and not self.groups

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nsabench.assessment.threshold.evidence import Evidence, Tested
+from nsabench.assessment.threshold.union import looked_at_together, refuse_several_kernels
+from nsabench.assessment.verdict import NEAR
 from nsabench.model.vocabulary import MARGIN, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
@@ -32,7 +34,11 @@ class Rung:
 
 @dataclass(frozen=True)
 class Decision:
-    """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk."""
+    """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk.
+
+    notes: what is worth saying and keeps nothing from being decided. one_process: how many cases
+    from there on pass by little, and no second process looked at them for this margin.
+    """
 
     gpu: str
     combo: str
@@ -45,6 +51,9 @@ class Decision:
     decided_by: Tested | None = None
     runs: list[str] = field(default_factory=list)
     axis: str = "L"  # the size that lengths are of
+    notes: list[str] = field(default_factory=list)
+    one_process: int = 0
+    caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
 
     @property
     def tested(self) -> int:
@@ -56,18 +65,29 @@ _Key = tuple[str, str, str]
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
     """One decision a GPU, combo and op: that of the candidate with the smallest threshold, of equal
-    ones that of the best."""
+    ones that of the best.
+
+    Raises `UsageError` when a candidate is not one kernel in all that is given.
+    """
+    refuse_several_kernels(given)
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
-    for evidence in given:
+    notes: dict[_Key, list[str]] = defaultdict(list)
+    caveats: dict[_Key, list[str]] = defaultdict(list)
+    for evidence in looked_at_together(given):
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
             _, _, op = key
             objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
+            notes[key] += [n for of, n in evidence.notes if of == op and n not in notes[key]]
+            caveats[key] += [c for c in evidence.caveats.get(op, ()) if c not in caveats[key]]
     return [
         min(
-            (_decide(name, rows, objections[key], margin) for name, rows in group.items()),
+            (
+                _decide(name, rows, objections[key], notes[key], caveats[key], margin)
+                for name, rows in group.items()
+            ),
             key=_preference,
         )
         for key, group in sorted(groups.items())
@@ -79,13 +99,19 @@ def _key(tested: Tested) -> _Key:
 
 
 def _decide(
-    candidate: str, rows: Sequence[Tested], objections: Sequence[str], margin: float
+    candidate: str,
+    rows: Sequence[Tested],
+    objections: Sequence[str],
+    notes: Sequence[str],
+    caveats: Sequence[str],
+    margin: float,
 ) -> Decision:
     by_length: dict[int, list[Tested]] = defaultdict(list)
     for row in rows:
         if row.status not in DECLINED:
             by_length[row.length].append(row)
     threshold: int | None = None
+    above: list[Tested] = []
     stopper: Tested | None = None
     for length in sorted(by_length, reverse=True):
         failing = [row for row in by_length[length] if not passes(row, margin)]
@@ -105,6 +131,9 @@ def _decide(
     else:
         above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
         reasons += _gaps(above, rows, threshold)
+    unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
+    if unconfirmed:
+        notes = [*notes, _one_process(unconfirmed, margin)]
     return Decision(
         gpu=rows[0].gpu,
         combo=rows[0].combo,
@@ -117,6 +146,9 @@ def _decide(
         decided_by=stopper,
         runs=sorted({row.run_id for row in rows}),
         axis=rows[0].axis,
+        notes=list(notes),
+        one_process=len(unconfirmed),
+        caveats=list(caveats),
     )
 
 
@@ -130,13 +162,34 @@ def passes(row: Tested, margin: float) -> bool:
     )
 
 
+def _is_unconfirmed(row: Tested, margin: float) -> bool:
+    """Whether one process alone says that it passes, and another might well not."""
+    assert row.speedup_lo is not None
+    return row.speedup_lo < margin * (1 + NEAR) and row.margin != margin
+
+
+def _one_process(rows: Sequence[Tested], margin: float) -> str:
+    looked_at = sorted({row.margin for row in rows if row.margin is not None})
+    second_looks = (
+        f"second looks were taken at {' and '.join(f'{m:g}' for m in looked_at)}"
+        if looked_at
+        else "none of them is known to have been measured twice"
+    )
+    weakest = min(rows, key=lambda row: row.speedup_lo or 0.0)
+    return (
+        f"it rests on one process: {len(rows)} of the cases that pass do so by less than "
+        f"{NEAR:.0%}, such as {weakest.label} with speedup_lo {weakest.speedup_lo:.3f}, and "
+        f"{second_looks}; `nsabench all --margin {margin:g}` measures such cases twice"
+    )
+
+
 def _why(row: Tested, margin: float) -> str:
-    who = f"{row.candidate} on {row.label}"
+    who, why = f"{row.candidate} on {row.label}", f" ({row.why})" if row.why else ""
     if row.status != Status.OK:
-        return f"{who} is {row.status}"
+        return f"{who} is {row.status}{why}"
     if row.speedup_lo is None:
         return f"{who} has no speed-up ({row.verdict})"
-    return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}"
+    return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}{why}"
 
 
 def _gaps(above: Sequence[Tested], rows: Sequence[Tested], length: int) -> Iterable[str]:

@@ -37,6 +37,9 @@ def _decision(d: Decision) -> dict[str, Any]:
         "axis": d.axis,  # the size that min_L and the lengths are of
         "min_L": d.min_length,
         "reasons": list(d.reasons),
+        "notes": list(d.notes),
+        "one_process": d.one_process,  # cases that pass by little, and only one process saw
+        "caveats": list(d.caveats),
         "cases": d.tested,
         "decided_by": by
         and {
@@ -45,6 +48,7 @@ def _decision(d: Decision) -> dict[str, Any]:
             "status": str(by.status),
             "verdict": by.verdict and str(by.verdict),
             "speedup_lo": by.speedup_lo,
+            "why": by.why,
         },
         "lengths": [
             {"length": r.length, "cases": r.cases, "passed": r.passed, "speedup_lo": r.weakest}
@@ -74,8 +78,8 @@ def _section(d: Decision) -> list[str]:
         "",
         f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",
-        *(f"- {reason}" for reason in d.reasons),
-        *([""] if d.reasons else []),
+        *(f"- {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
+        *([""] if d.reasons or d.caveats or d.notes else []),
         "| length | cases | passed | smallest speedup_lo |",
         "|---:|---:|---:|---:|",
     ]
@@ -87,6 +91,7 @@ def _section(d: Decision) -> list[str]:
         value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
         lines += [
             "",
-            f"decided by {by.label} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}",
+            f"decided by {by.label} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}"
+            f"{f' ({by.why})' if by.why else ''}",
         ]
     return [*lines, ""]

@@ -10,11 +10,14 @@ from nsabench import ops
 from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.best_baseline import best_baseline
-from nsabench.assessment.checks import Effect
+from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.row import Row
 from nsabench.assessment.tables import read_records
+from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Direction, Role, Status, Verdict
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import MARGIN, Catch, Direction, Role, Status, Verdict
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
@@ -46,15 +49,33 @@ class Tested:
     axes: Mapping[str, int] = field(default_factory=dict)
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
+    source: str = ""  # of the candidate, as NAME@DIGEST; empty where it is not known
+    why: str = ""  # of a status or verdict that these runs have together and none of them alone
+    margin: float | None = None  # at which its run took second looks; None: none is known of
+
+
+Machine = tuple[str, str]  # GPU and combo
+Implementation = tuple[str, str]  # op as the run calls it, and name
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was tested, and why it may decide nothing; of_op: nothing for one op."""
+    """All that was tested, and why it may decide nothing; of_op: nothing for one op.
+
+    margin: as in `Tested`. rows: what was timed of candidates and baselines, on one machine.
+    sources: where these come from, as in `Tested`. notes: what is worth saying, each sentence with
+    its op.
+    """
 
     tested: list[Tested]
     objections: list[str] = field(default_factory=list)
     of_op: Mapping[str, str] = field(default_factory=dict)
+    margin: float | None = None
+    machine: Machine = ("", "")
+    rows: list[Row] = field(default_factory=list)
+    sources: Mapping[Implementation, str] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
 
     def against(self, op: str) -> list[str]:
         """Why it may decide nothing for this op."""
@@ -62,24 +83,51 @@ class Evidence:
 
 
 def of_run(folder: Path) -> Evidence:
-    """Raises `UsageError` when the folder holds no readable records."""
-    return of_records(read_records(folder, NEEDED))
+    """Raises `UsageError` when the folder holds no plan or no readable records, or when the op of
+    its plan is not the one that is there."""
+    records, plan = read_records(folder, NEEDED), Plan.read(folder / "plan.yaml")
+    ops.refuse_other(plan)
+    return of_records(records, plan)
 
 
-def of_records(records: Sequence[Record]) -> Evidence:
+def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
     """The candidates among the records of one run, and what speaks against deciding from it.
 
     A threshold switches a forward on, so backward cases have no say in it.
     """
     records = [r for r in records if r.direction is Direction.FORWARD]
-    tested = [_of_record(r) for r in records if r.role is Role.CANDIDATE]
-    return Evidence(tested, list(_objections(records)), _unproven(records))
+    sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
+    margin = plan.margin if plan else MARGIN
+    return Evidence(
+        [_of_record(r, sources, margin) for r in records if r.role is Role.CANDIDATE],
+        list(_objections(records)),
+        _unproven(records),
+        margin=margin,
+        machine=_machine(records[0]) if records else ("", ""),
+        rows=[_row(r) for r in records if r.role is not Role.CONTROL and r.median_ms],
+        sources=sources,
+        caveats=_caveats(records),
+    )
 
 
-def _of_record(record: Record) -> Tested:
+def _source(plan: Plan, info: ImplementationInfo) -> str:
+    """A file names its digest by itself; of a distribution the plan holds it."""
+    digest = plan.sources.get(info.source)
+    if info.source.is_file or not digest:
+        return str(info.source)
+    return str(Source.of_digest(Path(info.source), digest))
+
+
+def _machine(record: Record) -> Machine:
+    combo = f"torch {record.torch}, triton {record.triton}, CUDA {record.cuda}"
+    return record.gpu_name, combo
+
+
+def _of_record(record: Record, sources: Mapping[Implementation, str], margin: float) -> Tested:
+    gpu, combo = _machine(record)
     return Tested(
-        gpu=record.gpu_name,
-        combo=f"torch {record.torch}, triton {record.triton}, CUDA {record.cuda}",
+        gpu=gpu,
+        combo=combo,
         op=ops.current_name(record.op, record.distribution),
         candidate=record.implementation,
         length=record.length,
@@ -91,6 +139,31 @@ def _of_record(record: Record) -> Tested:
         axes=_axes(record.shape),
         run_id=record.run_id,
         axis=ops.get(record.op).length_axis,
+        source=sources.get((record.op, record.implementation), ""),
+        margin=margin,
+    )
+
+
+def _row(record: Record) -> Row:
+    """What checks that look along a length read of a record."""
+    return Row(
+        case_id=record.case_id,
+        op=record.op,
+        implementation=record.implementation,
+        role=record.role,
+        status=record.status,
+        dtype=record.dtype,
+        shape=record.shape,
+        length=record.length,
+        bytes_min=record.bytes_min,
+        flops=record.flops,
+        direction=record.direction,
+        distribution=record.distribution,
+        streams=record.streams,
+        mode=record.mode,
+        session=record.session,
+        median_ms=record.median_ms,
+        n_samples=record.n_samples,
     )
 
 
@@ -121,6 +194,18 @@ def _unproven(records: Sequence[Record]) -> dict[str, str]:
     return objections
 
 
+def _caveats(records: Sequence[Record]) -> dict[str, list[str]]:
+    """What the checks behind the verdicts of each op, as it is called today, leave unproven."""
+    caveats: dict[str, list[str]] = {}
+    lacking = proofs.of_records(records)
+    recorded = {(r.op, r.distribution) for r in records if r.role is Role.CANDIDATE}
+    for name, distribution in sorted(recorded):
+        own = [lack for lack in lacking if lack.group.op == name]
+        sentences = [sentence for _, sentence in proofs.by_way(own)]
+        caveats.setdefault(ops.current_name(name, distribution), sentences)
+    return caveats
+
+
 def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     """CSV tables from elsewhere, after the audit: what is graver than a note is an objection.
 
@@ -131,10 +216,10 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     tested, objections = [], []
     for path in paths:
         for finding in audit.audit_csv(path, gpu):
-            if finding.effect is not Effect.NOTE:
+            if finding.effect not in HARMLESS:
                 where = f"{finding.case_id}: " if finding.case_id else ""
                 objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
-        rows = table.read(path).rows()
+        rows = [r for r in table.read(path).rows() if r.direction is Direction.FORWARD]
         cases = by_case(rows)
         for row in (r for r in rows if r.role is Role.CANDIDATE):
             best = best_baseline(cases[row.case_id])

@@ -13,7 +13,9 @@ from pathlib import Path
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.archive.store import Store
 from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.evidence.manifest.contents import check_archived
 from nsabench.evidence.manifest.dsse import Envelope
+from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.statement import Statement, Trust
 from nsabench.evidence.manifest.verify import signed
 
@@ -120,6 +122,7 @@ class Archive:
         run = ArchivedRun(name.removesuffix(MANIFEST), statement)
         if f"/run={predicate.run_id}/" not in "/" + run.prefix:
             raise VerificationFailed(f"it holds the run {predicate.run_id}")
+        refuse_revoked(keyid, predicate.signed, revocations())
         trust = Trust.PINNED if keyid in trusted else predicate.signer.trust
         if not trust.reaches(require):
             raise VerificationFailed(f"it is {trust} and {require} is required")
@@ -127,6 +130,8 @@ class Archive:
             data = self.store.read(run.object(table))
             if hashlib.sha256(data).hexdigest() != run.digest(table):
                 raise VerificationFailed(f"{table}.parquet was changed after the signature")
+            if table == "records":
+                check_archived(data, predicate)
         return predicate.run_id
 
 

@@ -19,10 +19,13 @@ from pydantic import ValidationError
 from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
 from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest.seal import brief_plan
+from nsabench.evidence.manifest import files
+from nsabench.evidence.manifest.seal import brief_of, brief_plan, controls_caught
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.execution import journal
+from nsabench.execution.chain import Origin
 from nsabench.machine.environment.model import Environment
+from nsabench.model.journal import Contents
 from nsabench.model.plan import Plan
 from nsabench.model.record import Column, Record
 from nsabench.model.vocabulary import PassName, Status
@@ -46,38 +49,69 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
     return plan
 
 
-def check_environment(folder: Path) -> str:
+def check_environment(folder: Path, predicate: Predicate | None) -> Environment:
+    """The environment, once what was signed of it in brief is what it says."""
     try:
         environment = Environment.model_validate_json((folder / "environment.json").read_bytes())
     except (OSError, ValidationError) as error:
         raise VerificationFailed(
             f"environment.json cannot be read: {str(error).splitlines()[0]}"
         ) from None
-    return "complete" if environment.complete else "not complete"
+    if predicate is not None:
+        there = brief_of(environment)
+        for name, stated in predicate.environment:
+            _same(f"environment.json: {name}", getattr(there, name), stated)
+    return environment
 
 
-def check_journal(folder: Path, plan: Plan) -> str:
-    """Every case of the plan is journaled once, by this run."""
+def read_journal(folder: Path, plan: Plan) -> tuple[Contents, Origin | None]:
+    """The journal, which is one of this run and not of another, and who vouches for it."""
     try:
-        contents = journal.read(folder / "journal.jsonl")
-    except (OSError, UsageError) as error:
+        contents, origin = journal.examine(folder / "journal.jsonl")
+    except (OSError, UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"journal.jsonl: {error}") from None
+    for line in contents.openings:
+        _same("journal.jsonl: run_id", line.run_id, plan.run_id)
+        if line.plan_sha256:  # older journals do not say
+            _same("journal.jsonl: sha256 of plan.yaml", line.plan_sha256, plan.sha256)
+    return contents, origin
+
+
+def check_journal(folder: Path, plan: Plan) -> tuple[Contents, Origin | None]:
+    """Every case of the plan is journaled once, by this run."""
+    contents, origin = read_journal(folder, plan)
     if not contents.headers:
         raise VerificationFailed("journal.jsonl has no header")
-    for header in contents.headers:
-        _same("journal.jsonl: run_id", header.run_id, plan.run_id)
-        if header.plan_sha256:  # older journals do not say
-            _same("journal.jsonl: sha256 of plan.yaml", header.plan_sha256, plan.sha256)
     _same_members(
         "journal.jsonl: case",
         Counter(entry.case_id for entry in contents.of(PassName.FIRST_LOOK)),
         Counter(planned.id for planned in plan.cases),
     )
-    return f"{len(contents.of(PassName.FIRST_LOOK))} cases"
+    return contents, origin
 
 
-def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> list[Record]:
-    """The records, once the table holds one complete row for every implementation of every case."""
+def check_origin(
+    folder: Path, journaled: Contents, origin: Origin | None, predicate: Predicate | None
+) -> None:
+    """Whoever signed is who measured, by a journal that says so, and environment.json is theirs."""
+    if origin is None:
+        return  # of a version that did not say who measured
+    if predicate is not None:
+        _same("journal.jsonl: the key that vouches for it", origin.keyid, predicate.signer.keyid)
+    digest = files.sha256(folder, "environment.json")
+    for header in journaled.headers:
+        _same("environment.json: its sha256, by the journal,", header.environment_sha256, digest)
+
+
+def check_records(
+    folder: Path,
+    plan: Plan,
+    predicate: Predicate | None,
+    environment: Environment,
+    journaled: Contents,
+) -> list[Record]:
+    """The records, once the table holds one complete row for every implementation of every case,
+    all of them of the device and the versions that were journaled and signed."""
     table = _read(folder, "records.parquet", RECORDS, RECORD_COLUMNS)
     if predicate is not None:
         _same("records.parquet: rows", table.num_rows, predicate.records)
@@ -88,7 +122,77 @@ def check_records(folder: Path, plan: Plan, predicate: Predicate | None) -> list
         Counter(keys),
         Counter((case.id, name) for case in plan.cases for name in case.implementations),
     )
-    return [_record(row, key) for row, key in zip(table.to_pylist(), keys, strict=True)]
+    records = [_record(row, key) for row, key in zip(table.to_pylist(), keys, strict=True)]
+    _check_origin_of(records, plan, environment, journaled)
+    if predicate is not None:
+        check_summary(table, predicate)
+    return records
+
+
+def _check_origin_of(
+    records: Sequence[Record], plan: Plan, environment: Environment, journaled: Contents
+) -> None:
+    """They state the device and the versions that the worker described, and so does the
+    environment, as far as it does."""
+    described = journaled.headers[0].described
+    software, device = described.software, described.device
+    expected = {
+        "gpu_name": device.name or "",
+        "torch": software.torch,
+        "triton": software.triton,
+        "cuda": software.torch_cuda,
+    }
+    for record in records:
+        for name, value in expected.items():
+            _same(f"records.parquet: {name}, by the journal,", getattr(record, name), value)
+    torch, gpu = environment.software.torch, environment.gpu
+    if torch is not None:
+        _same("environment.json: torch, by the journal,", torch.version, software.torch)
+    if plan.device == "cuda" and gpu is not None:
+        _same_device("environment.json: the GPU, by the journal,", gpu.name or "", device.name)
+
+
+def check_summary(table: pa.Table, predicate: Predicate) -> None:
+    """What was signed about the records in brief is what they say.
+
+    Raises `VerificationFailed` when it is something else, such as another GPU.
+    """
+
+    def column(name: str) -> list[Any]:
+        there = name in table.column_names
+        return table[name].to_pylist() if there else [None] * table.num_rows
+
+    signed = predicate.environment
+    if predicate.plan.device == "cuda":
+        for measured in set(column("gpu_name")):
+            _same_device("what was signed: gpu", signed.gpu or "", measured)
+    for name in ("torch", "triton", "cuda"):
+        stated = getattr(signed, name)
+        for measured in set(column(name)) if stated is not None else ():
+            _same(f"what was signed: {name}", stated, measured)
+    cells = zip(column("op"), column("caught_by"), column("caught"), strict=True)
+    caught = controls_caught((op, by or "", caught) for op, by, caught in cells)
+    _same("what was signed: controls_caught", predicate.controls_caught, caught)
+
+
+def check_archived(data: bytes, predicate: Predicate) -> None:
+    """As `check_summary`, of the bytes of a records.parquet by itself."""
+    needed = ["op", "caught_by", "caught", "gpu_name", "torch", "triton", "cuda"]
+    try:
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            wrong = misfit(file.schema_arrow, RECORDS, ["op", "caught_by", "gpu_name"])
+            if wrong:
+                raise VerificationFailed(f"records.parquet {wrong}")
+            there = [name for name in needed if name in file.schema_arrow.names]
+            check_summary(file.read(columns=there), predicate)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise VerificationFailed(f"records.parquet cannot be read: {error}") from None
+
+
+def _same_device(what: str, named: str, measured: str | None) -> None:
+    # torch adds to the name of a device the slice of it that it sees.
+    if not (measured or "").startswith(f"{named} MIG "):
+        _same(what, named, measured or "")
 
 
 def _keys(table: pa.Table) -> Iterator[Key]:

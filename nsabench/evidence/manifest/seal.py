@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from nsabench.assessment.checks.controls import unproven
+from nsabench.assessment.checks.group import Group
+from nsabench.assessment.checks.proofs import Outcome, unproven
 from nsabench.evidence.manifest import dsse, files
-from nsabench.evidence.manifest.keys import Signer, public_der
 from nsabench.evidence.manifest.statement import (
     Digest,
     EnvironmentBrief,
@@ -27,7 +28,9 @@ from nsabench.files import replacing, unfinished
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import SCHEMA_VERSION
-from nsabench.model.vocabulary import Catch
+from nsabench.model.vocabulary import Catch, Direction, Mode
+from nsabench.signing import Signer
+from nsabench.signing.keys import public_der
 
 MANIFEST = "manifest.dsse.json"
 # A signature by identity over the same statement; made after it, so no subject of it.
@@ -57,8 +60,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
     """The statement about a run as its files are now."""
     plan = Plan.read(folder / "plan.yaml")
     # These columns alone: whether the table is one of whole records, `verify` says.
-    table = pq.read_table(folder / "records.parquet", columns=["op", "caught_by", "caught"])
-    ops, checks, catches = (column.to_pylist() for column in table.columns)
+    table = _controls(folder / "records.parquet")
     return Statement(
         subject=[
             Subject(name=name, digest=Digest(sha256=files.sha256(folder, name)))
@@ -77,21 +79,32 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=table.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=controls_caught(zip(ops, checks, catches, strict=True)),
+            controls_caught=controls_caught(_outcomes(table)),
             results_schema=SCHEMA_VERSION,
         ),
     )
 
 
-def controls_caught(cells: Iterable[tuple[str, str, str | None]]) -> bool:
-    """Whether no control was missed and every check was shown to work. cells: of each record its
-    op, the check that is meant to catch it, and what became of it."""
-    by_check: dict[tuple[str, str], set[Catch]] = {}
-    for op, check, caught in cells:
-        if caught:
-            by_check.setdefault((op, check), set()).add(Catch(caught))
-    missed = any(Catch.MISSED in caught for caught in by_check.values())
-    return not missed and not unproven(by_check)
+def _controls(path: Path) -> pa.Table:
+    """What tells of each record what became of it, if it is a control's."""
+    columns = ["op", "direction", "mode", "caught_by", "caught"]
+    known = pq.read_schema(path).names
+    return pq.read_table(path, columns=[name for name in columns if name in known])
+
+
+def _outcomes(table: pa.Table) -> Iterator[Outcome]:
+    for row in table.to_pylist():
+        if row["caught"]:
+            direction, mode = Direction(row["direction"]), Mode(row.get("mode") or Mode.STREAM)
+            yield Group(row["op"], direction, mode), row["caught_by"], Catch(row["caught"])
+
+
+def controls_caught(outcomes: Iterable[Outcome]) -> bool:
+    """Whether no control was missed, and none was the only one to prove a check and failed before
+    that."""
+    outcomes = list(outcomes)
+    missed = any(caught is Catch.MISSED for _, _, caught in outcomes)
+    return not missed and not unproven(outcomes, ())
 
 
 def brief_plan(plan: Plan) -> PlanBrief:
@@ -108,11 +121,16 @@ def brief_plan(plan: Plan) -> PlanBrief:
 
 
 def brief_environment(path: Path) -> EnvironmentBrief:
+    """Of an environment.json."""
     try:
         environment = Environment.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         # A run whose environment is not known is signed as such.
         return EnvironmentBrief(complete=False)
+    return brief_of(environment)
+
+
+def brief_of(environment: Environment) -> EnvironmentBrief:
     software, gpu = environment.software, environment.gpu
     torch = software.torch
     return EnvironmentBrief(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,15 @@ from typing import TypeVar
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.keys import public_key_of_der
+from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.evidence.manifest.strict_json import MAX_BYTES
+from nsabench.execution.chain import Origin
+from nsabench.model.journal import Contents
+from nsabench.model.vocabulary import PassName
+from nsabench.signing import run_keys
+from nsabench.signing.keys import public_key_of_der
 
 T = TypeVar("T")
 
@@ -31,6 +36,7 @@ CHECKS = (
     "plan",
     "environment",
     "journal",
+    "origin",
     "records",
     "samples",
     "trust",
@@ -48,6 +54,10 @@ class Report:
     keyid: str = ""
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    # Who measured, by the journal alone; None: it does not say.
+    origin: Origin | None = None
+    # Whether an unsigned run can be gone on with, as far as can be told here.
+    resumable: bool = False
 
     @property
     def broken(self) -> str | None:
@@ -62,10 +72,11 @@ class Report:
         if not self.broken:
             return
         remedy = "do not rely on it; get the run again from where it was made."
-        if self.outcomes["manifest"] == "broken" and not os.path.lexists(self.folder / MANIFEST):
+        if self.resumable:
             remedy = (
-                "`nsabench all` signs a run at its end, `run` does not; "
-                f"`nsabench all --resume {self.folder}` goes on with one and signs it."
+                "`nsabench all` signs a run at its end, `run` does not; this one was measured in "
+                f"the name of a key of yours: `nsabench all --resume {self.folder}`, where it was "
+                "begun, goes on with it and signs it."
             )
         raise VerificationFailed(
             f"{self.folder} is not what it claims to be: {self.broken}", remedy
@@ -78,16 +89,22 @@ def verify(
     trusted: Iterable[str] = (),
     require: Trust = Trust.EPHEMERAL,
     identity: tuple[str, str] | None = None,
+    revoked: Mapping[str, Revocation] | None = None,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
     `trusted`: ids of keys that make a run `pinned`. `identity`: the name and the issuer that must
     have signed keyless. `require`: the least trust that passes; with `unsigned`, a run without a
-    manifest passes when its files agree with each other.
+    manifest passes when its files agree with each other. `revoked`: keys that do not count any
+    more; None: those that NSABENCH_REVOKED_KEYS lists.
     """
     report = Report(folder)
+    keyids = frozenset(trusted)
+    revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, frozenset(trusted), require, identity)
+        _verify(report, keyids, require, identity, revoked)
+    if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
+        report.resumable = _is_resumable(folder, keyids)
     return report
 
 
@@ -113,7 +130,11 @@ class _Stopped(Exception):
 
 
 def _verify(
-    report: Report, trusted: frozenset[str], require: Trust, identity: tuple[str, str] | None
+    report: Report,
+    trusted: frozenset[str],
+    require: Trust,
+    identity: tuple[str, str] | None,
+    revoked: Mapping[str, Revocation],
 ) -> None:
     folder = report.folder
 
@@ -140,13 +161,28 @@ def _verify(
         report.details["manifest"] = "there is none"
     predicate = report.predicate
     plan = run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
-    run("environment", lambda: contents.check_environment(folder), str)
-    run("journal", lambda: contents.check_journal(folder, plan), str)
-    records = run("records", lambda: contents.check_records(folder, plan, predicate), _count)
+    environment = run(
+        "environment",
+        lambda: contents.check_environment(folder, predicate),
+        lambda e: "complete" if e.complete else "not complete",
+    )
+    journal, report.origin = run(
+        "journal", lambda: contents.check_journal(folder, plan), lambda found: _cases(found[0])
+    )
+    run(
+        "origin",
+        lambda: contents.check_origin(folder, journal, report.origin, predicate),
+        lambda _: str(report.origin or "the journal does not say who measured"),
+    )
+    records = run(
+        "records",
+        lambda: contents.check_records(folder, plan, predicate, environment, journal),
+        _count,
+    )
     run("samples", lambda: contents.check_samples(folder, plan, predicate, records), _count)
     run(
         "trust",
-        lambda: _trust(report, BUNDLE in names, trusted, require, identity),
+        lambda: _trust(report, BUNDLE in names, trusted, require, identity, revoked),
         lambda trust: trust.value,
     )
 
@@ -210,6 +246,23 @@ def _hashes(folder: Path, digests: dict[str, str]) -> int:
     return len(digests)
 
 
+def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
+    """Whether a key that is trusted, or kept here, vouches for the journal of an unsigned run."""
+    try:
+        plan = contents.read_plan(folder, None)
+        _, origin = contents.read_journal(folder, plan)
+    except VerificationFailed:
+        return False
+    if origin is None:
+        return False
+    kept = run_keys.kept(plan.run_id)
+    return origin.keyid in trusted or (kept is not None and kept.keyid == origin.keyid)
+
+
+def _cases(journal: Contents) -> str:
+    return f"{len(journal.of(PassName.FIRST_LOOK))} cases"
+
+
 def _count(rows: Sized) -> str:
     return f"{len(rows)} rows"
 
@@ -220,8 +273,10 @@ def _trust(
     trusted: frozenset[str],
     require: Trust,
     identity: tuple[str, str] | None,
+    revoked: Mapping[str, Revocation],
 ) -> Trust:
     if report.predicate is not None:
+        refuse_revoked(report.keyid, report.predicate.signed, revoked)
         report.trust = Trust.PINNED if report.keyid in trusted else report.predicate.signer.trust
     if identity is not None:
         from nsabench.evidence.manifest import keyless

@@ -14,7 +14,7 @@ def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
     """By case, the best baseline and the candidates whose verdict hangs on little."""
     doubtful: dict[str, list[str]] = {}
     for (case_id, name), judgement in judge().items():
-        if hangs_on_little(judgement):
+        if hangs_on_little(judgement, plan.margin):
             doubtful.setdefault(case_id, [judgement.best_baseline]).append(name)
     return doubtful
 

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import REPLY, Refused, Step
-from nsabench.execution.supervisor import orphan_reaper
+from nsabench.execution.supervisor import orphan_reaper, templates
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
@@ -34,6 +34,7 @@ from nsabench.execution.supervisor.loss import (
 )
 from nsabench.model.measurement import Message
 from nsabench.model.plan import Device
+from nsabench.signing.secrecy import is_secret
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
@@ -92,18 +93,8 @@ class WorkerProcess:
         self._replies = program.replies
         self._siblings = {child.pid for child in psutil.Process().children()}
         self._born = time.time()
-        command = [sys.executable, "-m", program.module, *program.options]
-        command += ["--parent", str(os.getpid())]
         with _births:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                env=dict(program.environment),
-                bufsize=0,
-            )
+            self._process = _start(program)
             _workers.add(self.pid)
         _tell_reaper(f"+{self.pid}")
         # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
@@ -249,9 +240,28 @@ class WorkerProcess:
         _tell_reaper(f"-{self.pid}")
 
 
+def _start(program: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
+    """Fork a worker, or start one the long way where that cannot be done."""
+    arguments = [*program.options, "--parent", str(os.getpid())]
+    try:
+        return templates.fork(program.module, arguments, program.environment)
+    except templates.NoTemplate:
+        return subprocess.Popen(
+            [sys.executable, "-m", program.module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=dict(program.environment),
+            bufsize=0,
+        )
+
+
 def worker_environment(device: Device) -> dict[str, str]:
     env = dict(os.environ)
+    env.pop("PYTEST_CURRENT_TEST", None)  # workers of many tests come from one template
     env["PYTHONUNBUFFERED"] = "1"
+    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool of threads would survive no fork
     env[MARK] = _mark
     # A pool of compile processes would compete with the calls that are timed.
     env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -260,9 +270,7 @@ def worker_environment(device: Device) -> dict[str, str]:
         env["TRITON_INTERPRET"] = "1"
     else:
         env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
-    for name in [n for n in env if n.startswith("NSABENCH_SIGNING_KEY")]:
-        del env[name]  # foreign code has no business with the key
-    return env
+    return {name: value for name, value in env.items() if not is_secret(name)}
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -330,7 +338,7 @@ def reap_orphans(siblings: set[int], born: float) -> None:
 
 def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
     with _births:
-        ours = _workers | siblings | ({_reaper.pid} if _reaper else set())
+        ours = _workers | templates.pids() | siblings | ({_reaper.pid} if _reaper else set())
         children = [c for c in psutil.Process().children() if c.pid not in ours]
     return [child for child in children if _left_behind(child, born)]
 

@@ -9,14 +9,14 @@ would see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from nsabench.execution.failure import DeviceLost
 from nsabench.execution.timing.l2_flush import L2Flush
-from nsabench.execution.timing.timer import Call, Sample, Timed
+from nsabench.execution.timing.timer import Call, Sample, Timed, one_behind_the_other
 from nsabench.machine.clock import now_s
 
 FIRST_SPIN_CYCLES = 100_000  # about 60 us
@@ -64,15 +64,22 @@ class CudaTimer:
                 call = retry()
 
     def _sampled(self, spin: int, call: Call) -> Timed:
-        hidden, result, waited_s = self._once(spin, call)
+        hidden, result, waited_s, host_s = self._once(spin, call)
         # Work that was put on other streams and not joined keeps the device busy after the event.
         escaped_ms = waited_s * 1e3 if waited_s > self._escape_s else 0.0
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
-        return Sample(time_ms, escaped_ms, hidden), result
+        return Sample(time_ms, escaped_ms, hidden, host_s * 1e6 if hidden else 0.0), result
 
-    def _once(self, spin: int, call: Call) -> tuple[bool, Any, float]:
+    def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, Any]:
+        _synchronize()
+        start = now_s()
+        result = one_behind_the_other(calls, kept)
+        _synchronize()
+        return (now_s() - start) * 1e3 / len(calls), result
+
+    def _once(self, spin: int, call: Call) -> tuple[bool, Any, float, float]:
         """Queue and finish one call: was the gap hidden, what came back, how long the device was
-        busy after the end event (s)."""
+        busy after the end event (s), how long the host was in the call (s)."""
         stream = _current_stream()
         # The flush comes behind the spin, so that nothing which the call queues on another stream
         # can warm the L2 while the device is held.
@@ -80,13 +87,15 @@ class CudaTimer:
             _sleep(spin)
         self._flush_l2()
         self._start.record(stream)
+        called = now_s()
         result = call()
+        host_s = now_s() - called
         self._end.record(stream)
         hidden = bool(spin) and not self._start.query()
         self._end.synchronize()
         before = now_s()
         _synchronize()
-        return hidden, result, now_s() - before
+        return hidden, result, now_s() - before, host_s
 
     def synchronize(self) -> None:
         _synchronize()

@@ -100,6 +100,7 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
             samples.time_ms.append(sample.time_ms)
             samples.escaped_ms.append(sample.escaped_ms)
             samples.gap_hidden.append(sample.gap_hidden)
+            samples.host_us.append(round(sample.host_us, 2))
         round_ += 1
     for name in list(times):
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,11 +15,15 @@ CPU_FLUSH_BYTES = 64 << 20  # twice the last-level cache of common hosts
 
 @dataclass(frozen=True)
 class Sample:
-    """One timing. `escaped_ms` is the part of `time_ms` that outlived the end event."""
+    """One timing. `escaped_ms` is the part of `time_ms` that outlived the end event.
+
+    host_us: how long the call held the CPU while the device was held; 0.0 where it was not held.
+    """
 
     time_ms: float
     escaped_ms: float = 0.0
     gap_hidden: bool = True
+    host_us: float = 0.0
 
 
 Call = Callable[[], Any]
@@ -37,6 +41,12 @@ class Timer(Protocol):
         """
         ...
 
+    def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, Any]:
+        """Make the calls one behind the other, nothing awaited between them; return the time a
+        call (ms), up to the end of the last one's work, and what the call of index `kept`
+        returned."""
+        ...
+
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
         ...
@@ -44,6 +54,21 @@ class Timer(Protocol):
     def forget(self) -> None:
         """A new case begins: arms of a name are not the same work any longer."""
         ...
+
+
+def one_behind_the_other(calls: Sequence[Call], kept: int) -> Any:
+    """Make the calls as a caller's loop would; return what the call of index `kept` returned.
+
+    Like a caller's variable, `result` lets go of a result only when the next one is there.
+    """
+    result = None
+    for call in calls[:kept]:
+        result = call()
+    looked_at = result = calls[kept]()
+    for call in calls[kept + 1 :]:
+        result = call()
+    del result
+    return looked_at
 
 
 class CpuTimer:
@@ -57,6 +82,11 @@ class CpuTimer:
         start = now_s()
         result = call()
         return Sample((now_s() - start) * 1e3), result
+
+    def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, Any]:
+        start = now_s()
+        result = one_behind_the_other(calls, kept)
+        return (now_s() - start) * 1e3 / len(calls), result
 
     def synchronize(self) -> None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.failure import Failure
+from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import calls, cuda_graphs, parity, state
 from nsabench.execution.worker.calls import Answer
 from nsabench.execution.worker.guard import classify, guarded
@@ -35,6 +36,7 @@ Answers = list[Answer]
 Call = Callable[[], Answers]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
+BURST_CHECKS = 0.2  # share of bursts of which a call's output is compared with the oracle
 ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
 # How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
 # takes its host longer; about 16 ms at most, since a call that waits for the device never ends.
@@ -73,6 +75,7 @@ class CaseArm:
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
+        self._burst_before = False
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
         self._resolved_of_a_row = parity.row_noise(case)
@@ -102,10 +105,10 @@ class CaseArm:
         )
         return lambda: self._on_streams(on_each)
 
-    def _ready_one(self, index: int) -> Callable[[], Answer]:
+    def _ready_one(self, index: int) -> calls.Ready:
         return calls.ready(self.item, self.case.direction, self.sets, index, self._rng)
 
-    def _on_streams(self, on_each: list[Callable[[], T]]) -> list[T]:
+    def _on_streams(self, on_each: Sequence[Callable[[], T]]) -> list[T]:
         current = torch.cuda.current_stream()
         results = []
         for stream, call in zip(self._streams, on_each, strict=True):
@@ -348,6 +351,29 @@ class CaseArm:
             self._compare(result, f"in a timed call (round {round_}), ")
             self._keep(result)
 
+    def burst(self, timer: Timer, count: int) -> float:
+        """Make `count` calls one behind the other (the protocol of timing.bursts.BurstArm).
+
+        Returns the time of one (ms). What one of them returned is looked at now and then, and
+        always in the first burst.
+        """
+        self.sets.heal()
+        indices = [i % len(self.sets) for i in range(count)]
+        queued = self._guarded(partial(self._queued, indices))
+        kept = self._rng.randrange(count)
+        time_ms, result = self._guarded(partial(timer.burst, [one.run for one in queued], kept))
+        if not self._burst_before or self._rng.random() < BURST_CHECKS:
+            self._burst_before = True
+            self._previous = self.sets.expected[indices[kept - 1]] if kept else {}
+            self._compare([queued[kept].answer(result)], "called one behind the other, ")
+        return time_ms
+
+    def _queued(self, indices: list[int]) -> list[calls.Ready]:
+        if not self._graphs:
+            return [self._ready_one(index) for index in indices]
+        graphs = [self._graphs[index] for index in indices]
+        return [calls.Ready(g.replay, partial(_replayed, answers)) for g, answers in graphs]
+
     def finish(self) -> None:
         if self.item.role is Role.CANDIDATE:
             self._awaits_device = False  # told anew: it may have waited only at first
@@ -358,6 +384,11 @@ class CaseArm:
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
     """On this stream, or where the caller is."""
     return torch.cuda.stream(stream) if stream else nullcontext()
+
+
+def _replayed(answers: Answers, _: object) -> Answer:
+    """What a replay leaves where the captured call returned it."""
+    return answers[0]
 
 
 def _raise(failure: Failure) -> Answers:

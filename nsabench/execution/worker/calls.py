@@ -40,9 +40,23 @@ class Answer:
     grad_out: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A call that is made ready.
+
+    run: the call as a user's code makes it, and nothing besides. answer: what it returned, by name.
+    """
+
+    run: Callable[[], Any]
+    answer: Callable[[Any], Answer]
+
+    def __call__(self) -> Answer:
+        return self.answer(self.run())
+
+
 def ready(
     item: Implementation, direction: Direction, sets: InputSets, index: int, rng: Random
-) -> Callable[[], Answer]:
+) -> Ready:
     """Do what is not timed of a call on a set of inputs; return the call.
 
     Raises `Failure` (unsupported) when a backward is asked of an implementation that has none.
@@ -50,19 +64,12 @@ def ready(
     if direction is Direction.FORWARD:
         # Tensors of its own over the same memory: what it does to a tensor itself stays with it.
         tensors = [t.detach() for t in sets.sets[index].tensors.values()]
-        return partial(_forward, item, index, tensors, sets.sets[index].options)
+        call = partial(item.call, *tensors, **sets.sets[index].options)
+        return Ready(call, lambda output: Answer(index, {OUTPUT: output}))
     return _backward(item, sets, index, rng)
 
 
-def _forward(
-    item: Implementation, index: int, tensors: list[Tensor], options: dict[str, Any]
-) -> Answer:
-    return Answer(index, {OUTPUT: item.call(*tensors, **options)})
-
-
-def _backward(
-    item: Implementation, sets: InputSets, index: int, rng: Random
-) -> Callable[[], Answer]:
+def _backward(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
     inputs = sets.sets[index]
     # New leaves over the same memory: nothing that was hung on them in an earlier call is left.
     leaves = {
@@ -75,8 +82,10 @@ def _backward(
     grad_out = sets.grads[index] * factor
     wanted = [leaves[name] for name in sets.wanted]
 
-    def call() -> Answer:
-        gradients = torch.autograd.grad(out, wanted, grad_out, allow_unused=True)
+    def answer(gradients: tuple[Any, ...]) -> Answer:
         return Answer(index, dict(zip(sets.results, gradients, strict=True)), factor, grad_out)
 
-    return call
+    return Ready(
+        partial(torch.autograd.grad, out, wanted, grad_out, allow_unused=True),
+        answer,
+    )

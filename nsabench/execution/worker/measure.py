@@ -9,9 +9,10 @@ from random import Random, SystemRandom
 
 from nsabench import ops
 from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
+from nsabench.assessment.statistics import quantile
 from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Measured, Step
-from nsabench.execution.timing import sampling, stopping
+from nsabench.execution.timing import bursts, sampling, stopping
 from nsabench.execution.timing.sampling import Collected
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker.arm import CaseArm
@@ -21,7 +22,7 @@ from nsabench.execution.worker.state import forget_earlier_cases
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
-from nsabench.model.measurement import Conditions, Outcome
+from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.vocabulary import Direction, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 
@@ -107,6 +108,7 @@ def _time(
         report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
+        by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
     for arm in arms:
         failure = out.failed.get(arm.name)
         diagnosis = _diagnose(arm, report)
@@ -114,8 +116,29 @@ def _time(
         outcomes[arm.name] = _outcome(arm, session, failure, diagnosis)
         if not failure:
             outcomes[arm.name].samples = out.samples[arm.name]
+            outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
             monitor.annotate(out.samples[arm.name], start)
     return monitor.summary(), out.busy_s
+
+
+def _burst(
+    case: Case, arms: list[CaseArm], timer: Timer, report: Report, out: Collected
+) -> dict[str, Bursts]:
+    """Bursts of the arms that were timed; who fails in one has no samples either."""
+    if case.streams > 1 or not arms:  # calls at once are another load than one behind the other
+        return {}
+    report(Step(phase="bursts", allowance=len(arms) + 1))
+    call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
+    held = ops.work(case).bytes_min if case.direction is Direction.BACKWARD else 0
+    begun = now_s()
+    found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed)
+    out.busy_s += now_s() - begun
+    return found
+
+
+def _least_ms(samples: Samples) -> float:
+    """How long a call takes its device or its host, whichever is longer."""
+    return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
 
 
 def _diagnose(arm: CaseArm, report: Report) -> str:

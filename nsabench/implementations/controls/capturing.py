@@ -8,7 +8,12 @@ from torch import Tensor
 from nsabench import Unsupported
 
 
+def captured(tensor: Tensor) -> bool:
+    """Whether what is done on the device of this tensor is recorded, and not done."""
+    return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
+
+
 def decline_in_a_graph(tensor: Tensor) -> None:
     """Raises `Unsupported` while the call is being captured."""
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+    if captured(tensor):
         raise Unsupported("a replayed graph calls no host code, so the trick cannot be played")

@@ -1,7 +1,6 @@
-"""Controls that aim at the clock: they lie to it, warm the cache before it, or waste its time.
+"""Controls that aim at the clock: they lie to it, or warm the cache before it.
 
-Their outputs are right. The first two are defeated if the trick gained them nothing (check
-`timer`), the third if no speed-up is quoted against it (check `baseline`).
+Their outputs are right. They are defeated if the trick gained them nothing (check `timer`).
 """
 
 from __future__ import annotations
@@ -17,13 +16,36 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.execution.timing.l2_flush import l2_bytes
-from nsabench.implementations.controls.capturing import decline_in_a_graph
+from nsabench.implementations.controls.capturing import captured, decline_in_a_graph
 from nsabench.registry import Honest, control
 
-SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
-LEAST_SLEEP_S = 2e-3
 
-_perf_counter = time.perf_counter
+class _Clocks:
+    """Those that Python code can get at; they can be stopped, and are put back."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+        self._true = {
+            (time, "perf_counter"): time.perf_counter,
+            (time, "perf_counter_ns"): time.perf_counter_ns,
+            (torch.cuda.Event, "elapsed_time"): torch.cuda.Event.elapsed_time,
+        }
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            now, now_ns = time.perf_counter(), time.perf_counter_ns()
+            lies = (lambda: now, lambda: now_ns, lambda start, end: 1e-6)
+            for (owner, name), lie in zip(self._true, lies, strict=True):
+                setattr(owner, name, lie)
+
+    def put_back(self) -> None:
+        self._stopped = False
+        for (owner, name), true in self._true.items():
+            setattr(owner, name, true)
+
+
+_clocks = _Clocks()
 
 
 class _Lie:
@@ -32,39 +54,88 @@ class _Lie:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may run in the middle of `begin`
         self._outputs = 0
-        self._true = {
-            (time, "perf_counter"): time.perf_counter,
-            (time, "perf_counter_ns"): time.perf_counter_ns,
-            (torch.cuda.Event, "elapsed_time"): torch.cuda.Event.elapsed_time,
-        }
 
     def begin(self, output: Tensor) -> None:
         with self._lock:
             weakref.finalize(output, self._end)
             self._outputs += 1
-            if self._outputs == 1:
-                now, now_ns = time.perf_counter(), time.perf_counter_ns()
-                lies = (lambda: now, lambda: now_ns, lambda start, end: 1e-6)
-                for (owner, name), lie in zip(self._true, lies, strict=True):
-                    setattr(owner, name, lie)
+            _clocks.stop()
 
     def _end(self) -> None:
         with self._lock:
             self._outputs -= 1
             if self._outputs == 0:
-                for (owner, name), true in self._true.items():
-                    setattr(owner, name, true)
+                _clocks.put_back()
 
 
 _lie = _Lie()
 
 
-@control(caught_by="timer", wraps=True)
+@control(caught_by="timer", wraps=True, directions=())
 def patched_clocks(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Stops `time.perf_counter` and `torch.cuda.Event` for as long as its output is held."""
+    """Stops `time.perf_counter` and `torch.cuda.Event` for as long as its output is held, which a
+    backward does until it is done."""
     decline_in_a_graph(tensors[0])
     out = honest(*tensors, **options)
     _lie.begin(out)
+    return out
+
+
+class _Replays:
+    """While a captured output of the control lives, it is told of every replay of a graph, and the
+    clocks stand still after one of its own until the next one of another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._outputs = 0
+        self._capturing = False
+        self._own: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._true: dict[str, Any] = {}
+
+    def watch(self, output: Tensor) -> None:
+        """`output` was just made in the graph that is being captured."""
+        with self._lock:
+            weakref.finalize(output, self._end)
+            self._outputs += 1
+            self._capturing = True
+            if self._outputs == 1:
+                graphs = torch.cuda.CUDAGraph
+                self._true = {name: getattr(graphs, name) for name in ("capture_end", "replay")}
+                graphs.capture_end = lambda graph: self._captured(graph)
+                graphs.replay = lambda graph: self._replayed(graph)
+
+    def _captured(self, graph: torch.cuda.CUDAGraph) -> None:
+        own, self._capturing = self._capturing, False
+        self._true["capture_end"](graph)
+        if own:
+            self._own.add(graph)
+
+    def _replayed(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._true["replay"](graph)
+        if graph in self._own:
+            _clocks.stop()
+        else:
+            _clocks.put_back()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._outputs -= 1
+            if self._outputs == 0:
+                _clocks.put_back()
+                for name, true in self._true.items():
+                    setattr(torch.cuda.CUDAGraph, name, true)
+
+
+_replays = _Replays()
+
+
+@control(caught_by="timer", devices=("cuda",), wraps=True, modes=("graph",))
+def patched_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """A replay calls none of its code, but `CUDAGraph.replay` is Python: it puts itself in there,
+    and stops the clocks of the ones above after replays of its own graphs."""
+    out: Tensor = honest(*tensors, **options)
+    if captured(out):
+        _replays.watch(out)
     return out
 
 
@@ -89,15 +160,3 @@ def l2_warm_replay(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
         for read in tensors[1:] or tensors:
             read.sum()
     return honest(*tensors, **options)
-
-
-@control(caught_by="baseline", wraps=True)
-def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """A right answer from a slow wrapper: the baseline behind many a speed-up of hundreds."""
-    decline_in_a_graph(tensors[0])
-    start = _perf_counter()
-    out = honest(*tensors, **options)
-    if out.is_cuda:
-        torch.cuda.synchronize()
-    time.sleep(max(LEAST_SLEEP_S, SLEEP_FACTOR * (_perf_counter() - start)))
-    return out

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsabench import Unsupported
+from nsabench.implementations.controls.gradients import Change, with_gradient
 from nsabench.registry import Honest, control
-
-Change = Callable[[Tensor], Tensor]
 
 # In which a query may see a single key, for a reason that the options tell.
 ONE_KEY = ("sliding_window", "compressed")
 
 _remembered: dict[tuple[object, ...], Tensor] = {}
-
-
-class _Spoil(torch.autograd.Function):  # type: ignore[misc]
-    """Hands a tensor on as it is, and its gradient back changed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, change: Change) -> Tensor:
-        ctx.change = change
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.change(grads[0]), None
-
-
-def _spoil(x: Tensor, change: Change) -> Tensor:
-    spoiled: Tensor = _Spoil.apply(x, change)
-    return spoiled
 
 
 def _spoiled(
@@ -50,7 +30,7 @@ def _spoiled(
     given = list(tensors)
     for name, change in zip(honest.op.differentiable, changes, strict=False):
         place = honest.op.arguments.index(name)
-        given[place] = _spoil(given[place], change)
+        given[place] = with_gradient(given[place], change)
     return _unless_zero(honest(*given, **options))
 
 

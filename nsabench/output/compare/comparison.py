@@ -9,14 +9,14 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from nsabench.assessment import labels
+from nsabench.assessment.checks.group import Group
 from nsabench.assessment.statistics import geometric_mean, ratio_of_independent_medians
 from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError
-from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Role, Status
+from nsabench.model.vocabulary import BENIGN, Role, Status, Verdict
 from nsabench.output.compare.side import Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
 
@@ -52,6 +52,7 @@ class Shift:
     lo: float | None = None
     hi: float | None = None
     change: Change | None = None
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,18 +137,37 @@ class Comparison:
 
     def slower(self, later: int) -> list[tuple[ComparedCell, Shift]]:
         """Candidates that lost time by more than the band; all implementations if none is one."""
-        judged = [c for c in self.cells if c.role is Role.CANDIDATE] or self.cells
-        pairs = [(c, c.shifts[later]) for c in judged]
+        pairs = [(c, c.shifts[later]) for c in self._judged()]
         return [pair for pair in pairs if pair[1].difference is Difference.SLOWER]
+
+    def _judged(self) -> Sequence[ComparedCell]:
+        """What a gate is for: candidates; all implementations if none is one."""
+        return [c for c in self.cells if c.role is Role.CANDIDATE] or self.cells
+
+    def doubtful(self, later: int) -> list[tuple[ComparedCell, Shift]]:
+        """Of those whom a gate is for, the ones whose times decide nothing."""
+        pairs = [(c, c.shifts[later]) for c in self._judged()]
+        return [pair for pair in pairs if pair[1].doubtful]
+
+    def undecided(self, later: int) -> str:
+        """Why no time of those whom a gate is for could be compared at all; empty where some
+        could."""
+        doubtful = self.doubtful(later)
+        if not doubtful or any(c.shifts[later].ratio is not None for c in self._judged()):
+            return ""
+        return f"no time in {self.later[later].name} could be compared: {doubtful[0][1].why}"
 
     def failures(self, *, slower: bool) -> Iterator[str]:
         """Why a gate stays shut, a sentence each: what broke, and, if asked for, what got slower.
-        Of times in a run that decides nothing, nothing can be said, so that is one as well then."""
+        Of times that decide nothing nothing can be said: a run that is invalid is one as well then,
+        and so is one of which no time is left. Where some are, those are what is gone by."""
         yield from (side.objection for side in self.sides if side.objection and slower)
         for later, side in enumerate(self.later):
             for cell, _ in self.broken(later):
                 before, after = cell.measurements[0], cell.measurements[later + 1]
                 yield f"{cell.name} in {side.name}: {before.status} became {after.status}"
+            if slower and self.undecided(later):
+                yield self.undecided(later)
             for cell, shift in self.slower(later) if slower else ():
                 yield f"{cell.name} in {side.name}: {shift.ratio:.3f} of the speed"
 
@@ -262,16 +282,19 @@ def _shift(
                 return Shift(None, record.reason if record else "")
             outcome = f"{record.status}: {record.reason}" if record else "not measured"
             return Shift(Difference.INVALID, f"in {side.name} {outcome}", change=change)
-    for side in (first, later):
-        if side.objection:
-            return Shift(Difference.INVALID, side.objection, change=change)
+    assert before is not None
+    assert after is not None
+    for side, record in ((first, before), (later, after)):
+        objection = side.objects_to(Group.of(record))
+        if objection or record.verdict is Verdict.INVALID:
+            why = objection or f"in {side.name} {record.reason}"
+            return Shift(Difference.INVALID, why, change=change)
     if key not in first.samples or key not in later.samples:
         return Shift(Difference.INCONCLUSIVE, "parity only: it was not timed")
     for side, record in ((first, before), (later, after)):
-        throttles = set(record.clock_event_reasons.split(", ") if record else ()) & THROTTLING
-        if throttles:
-            why = f"in {side.name} the device was throttled: {', '.join(sorted(throttles))}"
-            return Shift(Difference.INCONCLUSIVE, why)
+        doubt = side.doubt(record)
+        if doubt:
+            return Shift(Difference.INCONCLUSIVE, f"in {side.name} {doubt}", doubtful=True)
     ratio = ratio_of_independent_medians(first.samples[key], later.samples[key])
     difference, why = _difference(ratio.lo, ratio.hi, band)
     return Shift(difference, why, ratio.value, ratio.lo, ratio.hi, change)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from nsabench.assessment import labels
-from nsabench.assessment.threshold import MARGIN
 from nsabench.model.vocabulary import Role
 from nsabench.output.compare.comparison import Comparison
 from nsabench.output.compare.markdown import counts, ratio
@@ -60,7 +59,7 @@ def render(comparison: Comparison) -> str:
         **html.rows(_rows(comparison), TEXTS, NUMBERS),
         "runs": [side.name for side in comparison.sides],
         "band": comparison.band,
-        "margin": MARGIN,
+        "margin": comparison.sides[0].plan.margin,
     }
     return html.render(
         "comparison.html.j2",

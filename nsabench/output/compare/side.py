@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,14 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from nsabench.assessment.checks import proofs
+from nsabench.assessment.checks.group import Group
+from nsabench.assessment.checks.proofs import Lack
+from nsabench.assessment.doubts import Doubts, of_journal
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.keys import trusted_keyids
-from nsabench.evidence.manifest.seal import brief_environment, controls_caught
+from nsabench.evidence.manifest.seal import brief_environment
 from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
+from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
+from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
@@ -37,19 +43,41 @@ class Side:
     trust: Trust
     records: dict[Key, Record]
     samples: dict[Key, NDArray[np.float64]]
+    doubts: Doubts = field(default_factory=Doubts)
 
     @cached_property
-    def objection(self) -> str:
-        """Why the run decides nothing; empty where it does."""
-        missed = Counter(
-            r.implementation for r in self.records.values() if r.caught is Catch.MISSED
+    def missed(self) -> str:
+        """Which controls got away, if some did: the run decides nothing."""
+        names = Counter(r.implementation for r in self.records.values() if r.caught is Catch.MISSED)
+        return (
+            f"the run {self.name} decides nothing: {', '.join(names)} not caught" if names else ""
         )
-        if missed:
-            return f"the run {self.name} decides nothing: {', '.join(missed)} not caught"
-        cells = ((r.op, r.caught_by, r.caught) for r in self.records.values())
-        if not controls_caught(cells):
-            return f"the run {self.name} decides nothing: no control showed that each check works"
-        return ""
+
+    @cached_property
+    def stuck(self) -> list[Group]:
+        """The cases of which nothing is decided, since a check of them may be broken."""
+        lacking = proofs.of_records(list(self.records.values()))
+        return list(dict.fromkeys(u.group for u in lacking if u.lack is Lack.STUCK))
+
+    @property
+    def objection(self) -> str:
+        """Why the run, or a part of it, decides nothing; empty where it does."""
+        if self.missed or not self.stuck:
+            return self.missed
+        return (
+            f"the run {self.name} decides nothing of {', '.join(map(str, self.stuck))}: no control "
+            f"showed that each check works there"
+        )
+
+    def objects_to(self, group: Group) -> str:
+        """Why the run decides nothing of these cases."""
+        return self.objection if self.missed or group in self.stuck else ""
+
+    def doubt(self, record: Record) -> str:
+        """Why this time decides nothing."""
+        throttles = set(record.clock_event_reasons.split(", ")) & THROTTLING
+        throttled = f"the device was throttled: {', '.join(sorted(throttles))}" if throttles else ""
+        return record.time_doubt or self.doubts.about(record.case_id) or throttled
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -113,7 +141,16 @@ def _read(path: Path) -> Side:
         trust=trust,
         records={record.key: record for record in records},
         samples=_by_key(samples),
+        doubts=_doubts(folder),
     )
+
+
+def _doubts(folder: RunFolder) -> Doubts:
+    """What the journal says against the times. Records of earlier versions do not say it."""
+    if not folder.journal.is_file():
+        return Doubts()
+    contents = journal.read(folder.journal)
+    return of_journal(contents) if contents.headers else Doubts()
 
 
 def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:

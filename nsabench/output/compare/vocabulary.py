@@ -11,7 +11,11 @@ class Difference(Word):
     FASTER = "faster", "the whole 95 % interval of the ratio lies above the band around 1"
     SLOWER = "slower", "the whole 95 % interval of the ratio lies below the band around 1"
     SAME = "same", "the whole 95 % interval of the ratio lies within the band around 1"
-    INCONCLUSIVE = "inconclusive", "the interval crosses an end of the band, or a clock was held"
+    INCONCLUSIVE = (
+        "inconclusive",
+        "the interval crosses an end of the band, or a time decides nothing: the timer was off, "
+        "the device throttled or shared",
+    )
     INVALID = "invalid", "there is no ratio: it failed in one of the runs, or a run is invalid"
 
 

@@ -13,7 +13,7 @@ from nsabench.assessment.tables import RECORDS
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status
 from nsabench.output.report import html
-from nsabench.output.report.facts import MARGIN, Facts
+from nsabench.output.report.facts import Facts
 
 TEXTS = (
     "case_id",
@@ -79,7 +79,7 @@ def data(facts: Facts) -> dict[str, Any]:
         "grain": GRAIN,
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
         "ceilings": facts.ceilings.model_dump(mode="json"),
-        "margin": MARGIN,
+        "margin": facts.plan.margin,
         "axes": {op: labels.axis(op) for op in ops},
         "usual": {op: labels.usual_distribution(op) for op in ops},
     }

@@ -13,9 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from nsabench.assessment.checks import Effect, Finding
-from nsabench.assessment.failures import failures
+from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.results import Results, assemble
-from nsabench.assessment.threshold import MARGIN
 from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
@@ -26,9 +25,9 @@ from nsabench.model.journal import Contents
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, MARGIN, PassName, Role, Status, Verdict
 
-__all__ = ["MARGIN", "Facts", "Standing", "quoted", "standings"]
+__all__ = ["Facts", "Standing", "quoted", "standings"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,17 @@ class Facts:
     @cached_property
     def invalidating(self) -> list[Finding]:
         """Findings that take all worth from the run: an uncaught control, say."""
-        return [f for f in self.results.findings if f.effect is Effect.INVALID and not f.case_id]
+        return [f for f in self.results.findings if f.effect is Effect.INVALID and f.of_run]
+
+    @cached_property
+    def undecided(self) -> list[Finding]:
+        """Findings that take all worth from the cases of an op in a direction and mode."""
+        return [f for f in self.results.findings if f.effect is Effect.INVALID and f.groups]
+
+    @cached_property
+    def unproven(self) -> list[str]:
+        """Which checks stand behind verdicts and were not shown to work there."""
+        return unproven(self.results)
 
     @property
     def valid(self) -> bool:
@@ -167,6 +176,8 @@ class Facts:
             words += ["--ops", self.plan.ops]
         if self.plan.shard != "1/1":
             words += ["--shard", self.plan.shard]
+        if self.plan.margin != MARGIN:
+            words += ["--margin", f"{self.plan.margin:g}"]
         return " ".join(quoted(word) for word in words)
 
     def log(self, case_id: str, lines: int = 12) -> str:
@@ -192,12 +203,18 @@ class Standing:
     verdicts: Counter[str]
     cases: int
     unjudged: Counter[str]  # statuses of the cases that got no verdict
+    unproven: int = 0  # verdicts behind which a check stands that was not shown to work
 
     @property
     def sentence(self) -> str:
         counts = [f"{self.verdicts[v]} {v}" for v in Verdict if self.verdicts[v]]
         counts += [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
-        return f"{', '.join(counts)} of {self.cases} cases"
+        return f"{', '.join(counts)} of {self.cases} cases{self.proviso}"
+
+    @property
+    def proviso(self) -> str:
+        """How many of these verdicts rest on a check that was not shown to work."""
+        return f"; {self.unproven} rest on an unproven check" if self.unproven else ""
 
 
 def standings(facts: Facts) -> list[Standing]:
@@ -212,6 +229,7 @@ def standings(facts: Facts) -> list[Standing]:
             Counter(r.verdict for r in rows if r.verdict),
             len(rows),
             Counter(r.status for r in rows if not r.verdict),
+            sum(bool(r.unproven and r.verdict) for r in rows),
         )
         for (op, name), rows in groups.items()
     ]

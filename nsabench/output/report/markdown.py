@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from nsabench.assessment import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status
-from nsabench.output.report.facts import MARGIN, Facts, standings
+from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
 
@@ -58,6 +58,10 @@ def _summary(facts: Facts) -> Iterator[str]:
     for finding in facts.invalidating:
         who = f"{code(finding.implementation)}: " if finding.implementation else ""
         yield f"**This run is invalid and decides nothing.** {who}{plain(finding.sentence)}\n"
+    for finding in facts.undecided:
+        yield f"**Nothing is decided of a part of this run.** {plain(finding.sentence)}\n"
+    for sentence in facts.unproven:
+        yield f"**Unproven:** {plain(sentence)}.\n"
     if facts.missing:
         yield (
             f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "
@@ -150,45 +154,57 @@ def _worst(errors: Iterable[float | None]) -> str:
 
 def _results(facts: Facts) -> Iterator[str]:
     yield "## Results by distribution\n"
-    yield from _groups(by_distribution(facts.candidates, facts.tolerances), "distribution")
+    yield from _groups(by_distribution(facts), "distribution", facts.plan.margin)
     yield "\n### Cases\n"
     times = {r.key: r.median_ms for r in facts.records}
+    queued = {r.key: r.queued_ms for r in facts.records}
     yield from table(
-        ("case", "candidate", "ms", "best baseline", "its ms", "speed-up [95 %]", "verdict"),
+        (
+            *("case", "candidate", "ms", "queued", "host, µs"),
+            *("best baseline", "its ms", "its queued", "speed-up [95 %]", "verdict"),
+        ),
         (
             (
                 plain(labels.case(r)),
                 code(r.implementation),
                 _number(r.median_ms, ".4g"),
+                _number(r.queued_ms, ".4g"),
+                _number(r.host_us, ".0f"),
                 code(r.best_baseline) if r.best_baseline else "–",
                 _number(times.get((r.case_id, r.best_baseline)), ".4g"),
+                _number(queued.get((r.case_id, r.best_baseline)), ".4g"),
                 "–"
                 if r.speedup is None
                 else f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]",
                 # A dash alone would hide why: the reason stands where the verdict would.
-                r.verdict or f"{r.status}: {plain(r.reason)}",
+                _verdict(r) or f"{r.status}: {plain(r.reason)}",
             )
             for r in facts.candidates
         ),
     )
 
 
+def _verdict(record: Record) -> str:
+    lacking = f" (unproven: {record.unproven})" if record.unproven else ""
+    return f"{record.verdict}{lacking}" if record.verdict else ""
+
+
 def _statistics(facts: Facts) -> Iterator[str]:
     yield "## Statistics by range of L\n"
-    yield from _groups(by_length(facts.candidates, facts.tolerances), "L")
+    yield from _groups(by_length(facts), "L", facts.plan.margin)
     yield (
-        f"\n≥ {MARGIN}×: cases whose lower end of the 95 % interval is. Average: geometric mean. "
-        f"Over tolerance: cases over the tolerance of the mean absolute error."
+        f"\n≥ {facts.plan.margin:g}×: cases whose lower end of the 95 % interval is. Average: "
+        f"geometric mean. Over tolerance: cases over the tolerance of the mean absolute error."
     )
 
 
-def _groups(groups: Iterable[Group], name: str) -> Iterator[str]:
+def _groups(groups: Iterable[Group], name: str, margin: float) -> Iterator[str]:
     yield from table(
         (
             "candidate",
             name,
             "compared",
-            f"≥ {MARGIN}×",
+            f"≥ {margin:g}×",
             "average",
             "best",
             "worst",

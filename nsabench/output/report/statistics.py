@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
-from nsabench.output.report.facts import MARGIN
+from nsabench.output.report.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class Group:
     verdicts: Counter[str]
 
 
-def by_length(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
+def by_length(facts: Facts) -> list[Group]:
     """Groups by powers of two of the length: 64-127, 128-255, ..."""
-    return _grouped(records, tolerances, lambda r: _range(r.length))
+    return _grouped(facts, lambda r: _range(r.length))
 
 
-def by_distribution(records: Sequence[Record], tolerances: Mapping[str, float]) -> list[Group]:
+def by_distribution(facts: Facts) -> list[Group]:
     """Replays of a graph apart from calls."""
 
     def name(record: Record) -> str:
         graph = [Mode.GRAPH] if record.mode is Mode.GRAPH else []
         return ", ".join([record.distribution, record.direction, *graph])
 
-    return _grouped(records, tolerances, lambda r: (0, name(r)))
+    return _grouped(facts, lambda r: (0, name(r)))
 
 
 def _range(length: int) -> tuple[int, str]:
@@ -50,20 +50,18 @@ def _range(length: int) -> tuple[int, str]:
     return low, f"{low}–{2 * low - 1}" if low > 1 else str(length)
 
 
-def _grouped(records: Sequence[Record], tolerances: Mapping[str, float], key: Any) -> list[Group]:
+def _grouped(facts: Facts, key: Any) -> list[Group]:
     groups: dict[tuple[str, str, tuple[int, str]], list[Record]] = {}
-    for record in records:
+    for record in facts.candidates:
         place = (record.op, record.implementation, key(record))
         groups.setdefault(place, []).append(record)
     return [
-        _group(op, who, name, groups[op, who, (low, name)], tolerances)
+        _group(op, who, name, groups[op, who, (low, name)], facts)
         for op, who, (low, name) in sorted(groups)
     ]
 
 
-def _group(
-    op: str, who: str, name: str, rows: Sequence[Record], tolerances: Mapping[str, float]
-) -> Group:
+def _group(op: str, who: str, name: str, rows: Sequence[Record], facts: Facts) -> Group:
     ratios = [r.speedup for r in rows if r.speedup is not None]
     return Group(
         op,
@@ -71,10 +69,10 @@ def _group(
         name,
         len(rows),
         len(ratios),
-        sum(r.speedup_lo is not None and r.speedup_lo >= MARGIN for r in rows),
+        sum(r.speedup_lo is not None and r.speedup_lo >= facts.plan.margin for r in rows),
         geometric_mean(ratios),
         max(ratios, default=None),
         min(ratios, default=None),
-        sum(r.mae is not None and not r.mae <= tolerances[r.case_id] for r in rows),
+        sum(r.mae is not None and not r.mae <= facts.tolerances[r.case_id] for r in rows),
         Counter(r.verdict for r in rows if r.verdict),
     )

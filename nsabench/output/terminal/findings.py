@@ -15,6 +15,7 @@ EFFECT_STYLES = {
     Effect.WRONG: "bold red",
     Effect.IMPLAUSIBLE: "bold red",
     Effect.INCONCLUSIVE: "yellow",
+    Effect.UNPROVEN: "yellow",
 }
 
 

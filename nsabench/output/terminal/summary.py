@@ -12,7 +12,7 @@ from rich.text import Text
 from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.assessment.checks.finding import Effect
-from nsabench.assessment.failures import failures
+from nsabench.assessment.failures import failures, unproven
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import Role
 from nsabench.output.terminal.findings import print_findings
@@ -55,6 +55,7 @@ def _panel(finished: Finished) -> Panel:
         f"{len(records)} records in {finished.wall_s:.1f} s; the harness took {harness:.1f} s of "
         f"it ({harness / max(finished.wall_s, 1e-9):.0%}, "
         f"{1e3 * harness / max(len(records), 1):.0f} ms a record)",
+        *(f"unproven: {line}" for line in unproven(finished.results)),
         *(f"failed: {line}" for line in failed[:SHOWN_FAILURES]),
         *([f"... and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []),
         *_decision(finished),
@@ -88,4 +89,7 @@ def _decision(finished: Finished) -> list[str]:
         else:
             sentence = f"at no length ({'; '.join(d['reasons'])})"
         lines.append(f"decision: {d['candidate']} ({about}): {sentence}")
+        if d["min_L"] is not None:
+            lines += [f"  but {caveat}" for caveat in d.get("caveats", [])]
+        lines += [f"  {note}" for note in d.get("notes", [])]
     return lines

@@ -40,6 +40,8 @@ def candidates_table(records: Sequence[Record]) -> Table:
         ("status", "left"),
         ("MAE", "right"),
         ("ms", "right"),
+        ("queued", "right"),
+        ("host µs", "right"),
         ("roof", "right"),
         ("best baseline", "left"),
         ("its ms", "right"),
@@ -64,13 +66,24 @@ def candidates_table(records: Sequence[Record]) -> Table:
             Text(r.status, STYLES.get(r.status, "bold red")),
             number(r.mae, ".1e"),
             number(r.median_ms, ".4g"),
+            number(r.queued_ms, ".4g"),
+            number(r.host_us, ".0f"),
             number(r.roofline_fraction, ".0%"),
             r.best_baseline,
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
             ratio,
-            Text(r.verdict or "-", STYLES[r.verdict] if r.verdict else ""),
+            Text(standing(r), STYLES[r.verdict] if r.verdict else ""),
         )
+    if any(r.unproven and r.verdict for r in records):
+        table.caption = "* no control showed that each check behind it works: see `unproven`"
+        table.caption_justify = "left"
     return table
+
+
+def standing(record: Record) -> str:
+    """The verdict, marked where a check behind it was not shown to work."""
+    mark = "*" if record.unproven else ""
+    return f"{record.verdict}{mark}" if record.verdict else "-"
 
 
 def baselines_table(records: Sequence[Record]) -> Table:

@@ -94,6 +94,13 @@ def test_other_mistakes_are_told_apart(audit):
     assert "one side that read key 0 only" in finding.sentence
 
 
+def test_the_errors_of_a_backward_are_not_explained_by_those_of_a_forward(audit):
+    key_0 = {64: 0.796, 256: 0.800, 1024: 0.805}
+    header, *rows = curve(key_0)
+    table = [f"{header},direction", *(f"{row},backward" for row in rows)]
+    assert {f.check for f in audit(*table)} == {"parity"}
+
+
 def test_errors_that_nothing_explains_are_not_explained(audit):
     odd = {64: 0.5, 256: 1e-5, 1024: 0.01}
     [finding] = [f for f in audit(*curve(odd)) if f.check == "explanation"]
@@ -188,3 +195,52 @@ def test_empty_cells_of_a_decode_table(audit):
     )
     assert [f.effect for f in findings if f.check == "decode"] == [Effect.IMPLAUSIBLE] * 2
     assert not any("in every row" in f.sentence for f in findings)
+
+
+SETTINGS = [
+    ("distribution", "dense", "spread"),
+    ("streams", "1", "4"),
+    ("mode", "stream", "graph"),
+    ("mode", "dense", "varlen"),  # as some call a distribution
+    ("direction", "fwd", "bwd"),
+    ("direction", "forward", "forward and backward"),
+    ("nspans", "1", "8"),
+]
+
+
+@pytest.mark.parametrize(("column", "one", "other"), SETTINGS)
+def test_what_differs_in_more_than_its_sizes_is_no_duplicate(audit, column, one, other):
+    rows = [f"{line},{word}" for line in HONEST[1:] for word in (one, other)]
+    assert audit(f"{HEADER},{column}", *rows) == []
+    findings = audit(f"{HEADER},{column}", *rows, rows[1])
+    assert {f.check for f in findings} == {"duplicates"}
+    assert {f.implementation for f in findings} == {"triton", "sdpa"}
+
+
+@pytest.mark.parametrize(("column", "one", "other"), SETTINGS)
+def test_a_ladder_does_not_go_from_one_setting_to_another(audit, column, one, other):
+    """At L=256 the other setting is slower than its baseline: that is no advantage lost."""
+    findings = audit(
+        f"{HEADER},{column}",
+        f"1024,8,128,128,64,0.0177,0.0237,1.34,2e-5,FASTER,{one}",
+        f"1024,8,128,128,256,0.0602,0.0484,0.80,2e-5,SLOWER,{other}",
+    )
+    assert findings == []
+
+
+def test_a_baseline_of_another_distribution_is_not_the_best_one_of_a_case(audit):
+    """Its 0.5 ms are far above what the case takes, and the best there is for it."""
+    header = "N,H,D,L,kernel_ms,sdpa_ms,ref_ms,distribution"
+    rows = ("1024,8,128,64,0.4,2.5,0.5,spread", "1024,8,128,64,0.4,0.04,,dense")
+    found = {(f.check, f.case_id, f.implementation) for f in audit(header, *rows)}
+    spread = {f for f in found if "spread" in f[1]}
+    assert ("baseline", "N=1024 H=8 D=128 L=64 spread", "sdpa") in spread
+    assert ("baseline", "N=1024 H=8 D=128 L=64 spread", "ref") not in spread
+
+
+def test_a_case_is_named_with_all_that_tells_it_from_others(audit):
+    header = f"{HEADER},dtype,distribution,direction,mode,streams,n_spans"
+    findings = audit(header, f"{HONEST[1]},bf16,spread,bwd,graph,4,8".replace("2e-5", "0.5"))
+    assert {f.case_id for f in findings if f.check == "parity"} == {
+        "N=1024 H=8 D=128 Dv=128 L=64 bf16 spread backward 4 streams graph 8 spans"
+    }

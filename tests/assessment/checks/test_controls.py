@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from nsabench.assessment.checks import Effect, Finding, Limits, all_checks, controls, run_all
-from nsabench.model.vocabulary import Status
+from nsabench.assessment.checks.proofs import GUARDS
+from nsabench.model.vocabulary import Direction, Mode, Role, Status
 
 
 def judge(rows, findings):
@@ -133,7 +134,98 @@ def test_a_trick_is_held_to_what_it_wraps(make_row, check):
 
 
 def test_candidates_are_never_judged_as_controls(make_row):
-    assert judge([make_row(), make_row("b", "baseline", status=Status.WRONG)], []) == []
+    findings = judge([make_row(), make_row("b", "baseline", status=Status.WRONG)], [])
+    assert effects(findings) == [Effect.UNPROVEN]  # nobody was there to be judged
+
+
+def caught(make_row, check, **fields):
+    """A control that this check caught, and what it found."""
+    row = control(make_row, caught_by=check, median_ms=1.0, **fields)
+    row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}")
+    if check == "parity":
+        return replace(row, status=Status.WRONG, reason="mae 0.1", median_ms=None), None
+    return row, Finding(check, Effect.NOTE, "x", row.case_id, row.implementation)
+
+
+def all_caught(make_row, **fields):
+    pairs = [caught(make_row, check, **fields) for check in GUARDS]
+    rows = [row for row, _ in pairs]
+    beside = [
+        replace(row, implementation=n, role=r, caught_by="", status=Status.OK, median_ms=1.0)
+        for row in rows[:1]
+        for n, r in (("mine", Role.CANDIDATE), ("b", Role.BASELINE))
+    ]
+    return [*rows, *beside], [finding for _, finding in pairs if finding]
+
+
+WAYS = [
+    ({"mode": Mode.GRAPH}, "selection_rows in graph mode"),
+    ({"direction": Direction.BACKWARD}, "selection_rows backward"),
+    ({"op": "selection_varlen"}, "selection_varlen"),
+]
+
+
+@pytest.mark.parametrize(("way", "words"), WAYS)
+def test_a_catch_vouches_for_its_own_op_direction_and_mode_only(make_row, way, words):
+    rows, found = all_caught(make_row)
+    assert judge(rows, found) == []
+    elsewhere = [replace(make_row(), case_id="other", **way)]
+    (finding,) = judge([*rows, *elsewhere], found)
+    assert finding.effect is Effect.UNPROVEN
+    assert finding.sentence == (
+        "no control showed that the checks parity, timer, baseline and roofline (none was there) "
+        f"work for {words}"
+    )
+    assert finding.concerns(elsewhere[0]) and not finding.concerns(rows[-1])
+    # Once it was caught there, too, nothing is to be said.
+    here, found_here = all_caught(make_row, **way)
+    assert judge([*rows, *here], [*found, *found_here]) == []
+
+
+def test_a_check_whose_controls_all_declined_is_unproven(make_row):
+    """As in the decode run of docs/results, where the clock's controls decline what is captured."""
+    rows, found = all_caught(make_row, mode=Mode.GRAPH)
+    declining = [
+        replace(r, status=Status.UNSUPPORTED, reason="a replayed graph calls no host code")
+        if r.caught_by in ("timer", "baseline")
+        else r
+        for r in rows
+    ]
+    (finding,) = judge(declining, found)
+    assert (finding.effect, finding.case_id, finding.implementation) == (Effect.UNPROVEN, "", "")
+    assert finding.sentence == (
+        "no control showed that the checks timer and baseline (all declined) work for "
+        "selection_rows in graph mode"
+    )
+    without = [r for r in declining if r.caught_by != "roofline"]
+    (finding,) = judge(without, found)
+    assert "timer and baseline (all declined) and roofline (none was there)" in finding.sentence
+
+
+def test_what_was_never_timed_needs_no_proof_of_its_time(make_row):
+    """A Triton kernel without a GPU: its output is compared, and nothing else."""
+    rows, found = all_caught(make_row)
+    parity = [r for r in rows if r.caught_by in ("parity", "")]
+    untimed = [replace(r, median_ms=None) for r in parity if r.role is not Role.BASELINE]
+    assert judge(untimed, found) == []
+
+
+def test_where_a_control_got_stuck_its_own_group_alone_is_not_decided(make_row):
+    rows, found = all_caught(make_row)
+    crash = {"status": Status.CRASHED, "reason": "signal 11", "median_ms": None}
+    stuck = control(make_row, caught_by="timer", mode=Mode.GRAPH, **crash)
+    captured = make_row(mode=Mode.GRAPH)
+    findings = judge([*rows, stuck, captured], found)
+    (invalid,) = [f for f in findings if f.effect is Effect.INVALID]
+    assert "selection_rows in graph mode" in invalid.sentence and "'timer'" in invalid.sentence
+    assert invalid.concerns(captured) and not invalid.concerns(rows[-1]) and not invalid.of_run
+
+
+def test_ops_that_lack_the_same_share_a_sentence(make_row):
+    rows = [replace(make_row(mode=Mode.GRAPH), op=op) for op in ("decode_dense", "decode_step")]
+    (finding,) = judge(rows, [])
+    assert finding.sentence.endswith("work for decode_dense, decode_step in graph mode")
+    assert {group.op for group in finding.groups} == {"decode_dense", "decode_step"}
 
 
 def test_run_all_finds_the_modules_and_judges_controls_last(make_row):

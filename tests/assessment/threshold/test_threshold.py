@@ -47,6 +47,18 @@ def test_the_smallest_length_from_which_all_pass(tmp_path: Path) -> None:
     assert "from L = 256 on" in as_markdown([decision])
 
 
+def test_a_threshold_says_what_it_rests_on_that_is_not_proven(tmp_path: Path) -> None:
+    """It holds: nothing speaks against these checks, and nothing for them."""
+    decision = decide(tmp_path, Made())
+    (caveat,) = decision.caveats
+    assert caveat == (
+        "no control showed that the checks timer, baseline and roofline (none was there) work for "
+        "selection_rows"
+    )
+    assert as_data([decision])["decisions"][0]["caveats"] == [caveat]
+    assert f"- {caveat}" in as_markdown([decision]) and decision.min_length == 256
+
+
 def wins_but_at_the_top(length: int) -> float:
     return 0.9 if length == 512 else 2.0
 
@@ -317,6 +329,33 @@ def test_a_table_that_an_audit_does_not_rely_on_decides_nothing(tmp_path: Path) 
     [decision] = decide_all([of_tables([path], "RTX 4090")])
     assert decision.min_length is None
     assert any("scaling" in reason for reason in decision.reasons)
+
+
+def sized(settings: tuple[str, ...], slow: str = "") -> str:
+    """A table of honest times; of the setting `slow`, the kernel is slower than its baseline."""
+    lines = [
+        f"1024,{h},{d},{n},{work * (4 if word == slow else 1)},{2 * work},{word}"
+        for h in (4, 8)
+        for d in (64, 128)
+        for n in (64, 256, 1024)
+        for word in settings
+        for work in [n * h * d * 1e-6]
+    ]
+    return "\n".join(lines)
+
+
+def test_the_distributions_of_a_table_are_cases_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"N,H,D,L,triton_ms,sdpa_ms,distribution\n{sized(('dense', 'spread'))}")
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert (decision.min_length, decision.tested, decision.reasons) == (64, 24, [])
+
+
+def test_a_backward_of_a_table_has_no_say(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"N,H,D,L,triton_ms,sdpa_ms,direction\n{sized(('fwd', 'bwd'), slow='bwd')}")
+    [decision] = decide_all([of_tables([path], "RTX 4090")])
+    assert (decision.min_length, decision.tested) == (64, 12)
 
 
 def test_an_op_without_controls_keeps_no_other_from_a_decision() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import load_signer
+from nsabench.signing import load_signer
 from tests.runs import Made, make_run
 
 MakeSigned = Callable[..., Path]

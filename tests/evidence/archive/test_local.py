@@ -13,9 +13,9 @@ import pytest
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal
-from nsabench.evidence.manifest.keys import load_signer
 from nsabench.evidence.manifest.seal import describe
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench, command
 from tests.cli.conftest import nsabench as nsabench
 from tests.evidence.archive.conftest import MakeSigned

@@ -9,8 +9,8 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import load_signer
 from nsabench.model.vocabulary import Status
+from nsabench.signing import load_signer
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.output.report.test_page import MOST_BYTES, SHOTS

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import Signer
+from nsabench.signing import Signer
 from tests.runs import make_run
 
 

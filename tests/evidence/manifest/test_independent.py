@@ -18,7 +18,8 @@ from securesystemslib.signer import SSlibKey
 
 from nsabench.evidence.manifest import MANIFEST
 from nsabench.evidence.manifest.dsse import pae
-from nsabench.evidence.manifest.keys import Signer, public_pem
+from nsabench.signing import Signer
+from nsabench.signing.keys import public_pem
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "manifest.md"
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import stat
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from nsabench.errors import UsageError
-from nsabench.evidence.manifest import keys, seal, verify
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.keys import (
+    TRUSTED,
+    Revocation,
+    Why,
+    revocations,
+    trusted_keyids,
+)
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import Signer, keys, load_signer
+from nsabench.signing.signer import KEY, KEY_FILE, PASSPHRASE_FILE
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 
 PASSPHRASE = "correct horse"
+KEYID = "a" * 64
 
 
 @pytest.fixture
@@ -23,8 +35,8 @@ def made(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "pass").write_text(f"{PASSPHRASE}\nignored\n")
     keys.generate(tmp_path / "k.key", PASSPHRASE.encode())
     return {
-        keys.KEY_FILE: str(tmp_path / "k.key"),
-        keys.PASSPHRASE_FILE: str(tmp_path / "pass"),
+        KEY_FILE: str(tmp_path / "k.key"),
+        PASSPHRASE_FILE: str(tmp_path / "pass"),
     }
 
 
@@ -32,38 +44,38 @@ def test_a_generated_key_is_encrypted_and_private(tmp_path: Path, made: dict[str
     path = tmp_path / "k.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
-    signer = keys.load_signer(made)
-    assert signer.keyid == keys.keyid_of(keys.read_public(tmp_path / "k.key.pub"))
+    signer = load_signer(made)
+    assert signer.keyid == keys.keyid_of(*keys.read_publics(tmp_path / "k.key.pub"))
     assert not signer.ephemeral
 
 
 def test_a_key_in_a_variable(tmp_path: Path, made: dict[str, str]) -> None:
-    text = {keys.KEY: (tmp_path / "k.key").read_text()}
-    both = {**text, keys.PASSPHRASE_FILE: made[keys.PASSPHRASE_FILE]}
-    assert keys.load_signer(both).keyid == keys.load_signer(made).keyid
+    text = {KEY: (tmp_path / "k.key").read_text()}
+    both = {**text, PASSPHRASE_FILE: made[PASSPHRASE_FILE]}
+    assert load_signer(both).keyid == load_signer(made).keyid
 
 
 def test_without_a_key_the_signature_is_ephemeral() -> None:
-    one, other = keys.load_signer({}), keys.load_signer({})
+    one, other = load_signer({}), load_signer({})
     assert one.ephemeral and one.keyid != other.keyid
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({keys.PASSPHRASE_FILE: ""}, "is encrypted"),
-        ({keys.PASSPHRASE_FILE: "/dev/null"}, "holds no passphrase"),
-        ({keys.PASSPHRASE_FILE: "/etc/hostname"}, "its passphrase is another one"),
-        ({keys.KEY_FILE: "/no/such/file"}, "cannot be read"),
-        ({keys.KEY_FILE: "/etc/hostname"}, "cannot be read, or"),
-        ({keys.KEY: "x"}, "are both set"),
+        ({PASSPHRASE_FILE: ""}, "is encrypted"),
+        ({PASSPHRASE_FILE: "/dev/null"}, "holds no passphrase"),
+        ({PASSPHRASE_FILE: "/etc/hostname"}, "its passphrase is another one"),
+        ({KEY_FILE: "/no/such/file"}, "cannot be read"),
+        ({KEY_FILE: "/etc/hostname"}, "cannot be read, or"),
+        ({KEY: "x"}, "are both set"),
     ],
 )
 def test_a_key_that_cannot_be_used(
     made: dict[str, str], change: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence) as raised:
-        keys.load_signer({**made, **change})
+        load_signer({**made, **change})
     assert raised.value.remedy
 
 
@@ -73,22 +85,22 @@ def test_a_key_is_never_overwritten(tmp_path: Path, made: dict[str, str]) -> Non
 
 
 def test_trust_levels(run: Path, tmp_path: Path, made: dict[str, str]) -> None:
-    signer = keys.load_signer(made)
+    signer = load_signer(made)
     seal(run, signer)
     assert verify(run).trust is Trust.UNPINNED
     for variable in (tmp_path, tmp_path / "k.key.pub"):
-        trusted = keys.trusted_keyids((), {keys.TRUSTED: str(variable)})
+        trusted = trusted_keyids((), {TRUSTED: str(variable)})
         assert verify(run, trusted=trusted).trust is Trust.PINNED
-    seal(run, keys.load_signer({}))
+    seal(run, load_signer({}))
     assert verify(run, trusted=trusted).trust is Trust.EPHEMERAL
 
 
 def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[str, str]) -> None:
     public = tmp_path / "k.key.pub"
-    shown = json.loads(nsabench("key", "show", public, "--json").stdout)
-    by_key = json.loads(nsabench("key", "show", "--json", **made).stdout)
+    [shown] = json.loads(nsabench("key", "show", public, "--json").stdout)
+    [by_key] = json.loads(nsabench("key", "show", "--json", **made).stdout)
     assert shown == by_key
-    seal(run, keys.load_signer(made))
+    seal(run, load_signer(made))
     report = json.loads(nsabench("verify", run, "--key", public, "--json").stdout)
     assert (report["ok"], report["trust"], report["keyid"]) == (True, "pinned", shown["keyid"])
 
@@ -105,6 +117,117 @@ def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[
     assert (tmp_path / "new.key").exists()
 
 
-@pytest.mark.parametrize("arguments", [["verify"], ["key"], ["key", "generate"], ["key", "show"]])
+@pytest.mark.parametrize(
+    "arguments", [["verify"], ["key"], ["key", "generate"], ["key", "show"], ["key", "serve"]]
+)
 def test_help_has_an_example(nsabench: Nsabench, arguments: list[str]) -> None:
     assert "Example: nsabench" in nsabench(*arguments, "--help").stdout
+
+
+def test_neither_half_is_written_where_one_is_there(tmp_path: Path) -> None:
+    (tmp_path / "k.key.pub").write_text("another's")
+    with pytest.raises(UsageError, match="is there already"):
+        keys.generate(tmp_path / "k.key", b"x")
+    assert not (tmp_path / "k.key").exists()
+    assert (tmp_path / "k.key.pub").read_text() == "another's"
+
+
+def test_a_half_that_cannot_be_written_takes_the_other_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "public_path", lambda path: path.with_name("x" * 300))
+    with pytest.raises(UsageError, match="cannot be written: File name too long"):
+        keys.generate(tmp_path / "k.key", b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_several_keys_means_all_of_them(tmp_path: Path) -> None:
+    made = [keys.generate(tmp_path / f"{n}.key", b"x") for n in range(3)]
+    both = tmp_path / "team.pub"
+    both.write_bytes(b"# ours\n" + b"\n".join(keys.public_pem(key) for key in made))
+    expected = {keys.keyid_of(key) for key in made}
+    assert trusted_keyids((both,), {}) == expected
+    both.write_bytes(both.read_bytes() + b"-----BEGIN CERTIFICATE-----\n")
+    with pytest.raises(UsageError, match="something else beside it"):
+        trusted_keyids((both,), {})
+
+
+def listed(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "revoked"
+    path.write_text("# keyid, since when, why\n\n" + "\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("since", "why", "holds"),
+    [
+        ("2000-01-01", "superseded", False),
+        ("2999-01-01", "superseded", True),
+        ("2999-01-01", "compromised", False),
+    ],
+)
+def test_a_revoked_key(
+    run: Path, tmp_path: Path, signer: Signer, nsabench: Nsabench, since: str, why: str, holds: bool
+) -> None:
+    """What a superseded key signed before stands; of a compromised one, no date does."""
+    path = listed(tmp_path, f"{signer.keyid} {since} {why}  # told by its owner")
+    revoked = revocations((path,), {})
+    for required in (Trust.EPHEMERAL, Trust.PINNED):
+        report = verify(run, trusted=[signer.keyid], require=required, revoked=revoked)
+        assert (report.broken is None) is holds, report.broken
+    if not holds:
+        assert f"which is {why} since {since}" in (report.broken or "")
+    by_option = nsabench("verify", run, "--revoked", path)
+    by_variable = nsabench("verify", run, NSABENCH_REVOKED_KEYS=str(path))
+    assert [by_option.returncode, by_variable.returncode] == [0 if holds else 4] * 2
+
+
+def test_the_strictest_line_about_a_key_counts(tmp_path: Path) -> None:
+    lines = [f"{KEYID} {day} {why}" for day, why in STRICTER]
+    for order in (lines, lines[::-1]):
+        found = revocations((listed(tmp_path, *order),), {})
+        assert found == {KEYID: Revocation(date(2027, 5, 1), Why.COMPROMISED)}
+
+
+STRICTER = [
+    ("2026-01-01", "superseded"),
+    ("2027-05-01", "compromised"),
+    ("2027-06-01", "compromised"),
+]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "abc 2026-01-01 superseded",
+        f"{'a' * 64} yesterday superseded",
+        f"{'a' * 64} 2026-01-01 lost",
+    ],
+)
+def test_a_list_that_revokes_nothing(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match=r"revoked:3 revokes nothing"):
+        revocations((listed(tmp_path, line),), {})
+
+
+def test_an_archive_honours_the_list(
+    run: Path, tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    archive.add(run)
+    path = listed(tmp_path, f"{signer.keyid} 2000-01-01 compromised")
+    monkeypatch.setenv("NSABENCH_REVOKED_KEYS", str(path))
+    _, [broken], _ = archive.check(frozenset([signer.keyid]), Trust.PINNED)
+    assert "which is compromised since 2000-01-01" in broken
+    with pytest.raises(VerificationFailed, match="which is compromised"):
+        archive.add(run)
+
+
+def test_nothing_is_begun_with_a_revoked_key(
+    tmp_path: Path, nsabench: Nsabench, made: dict[str, str]
+) -> None:
+    """It would be found out when the run is signed, hours later."""
+    path = listed(tmp_path, f"{load_signer(made).keyid} 2000-01-01 superseded")
+    run = tmp_path / "run"
+    done = nsabench("all", "--quick", "--out", run, NSABENCH_REVOKED_KEYS=str(path), **made)
+    assert done.returncode == 2 and "which is superseded since 2000-01-01" in done.stderr
+    assert not run.exists()

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
-from nsabench.evidence.manifest.keys import Signer
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.evidence.manifest.strict_json import MAX_BYTES
 from nsabench.files import unfinished
+from nsabench.signing import Signer
 
 
 def test_an_unharmed_run_passes_every_check(run: Path, signer: Signer) -> None:

@@ -9,13 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.manifest import MANIFEST, keys, seal, verify
+from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.contents import read_plan
-from nsabench.evidence.manifest.keys import Signer, load_signer
 from nsabench.evidence.manifest.seal import BUNDLE, describe
 from nsabench.evidence.manifest.statement import Predicate, Trust
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
+from nsabench.signing import Signer, keys, load_signer
+from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import make_run
@@ -83,8 +84,8 @@ def test_what_the_command_requires(run: Path, tmp_path: Path, nsabench: Nsabench
     done = nsabench("verify", run, "--key", tmp_path / "k.key.pub", "--require", "unpinned")
     assert done.returncode == 0
     made = {
-        keys.KEY_FILE: str(tmp_path / "k.key"),
-        keys.PASSPHRASE_FILE: str(passphrase),
+        KEY_FILE: str(tmp_path / "k.key"),
+        PASSPHRASE_FILE: str(passphrase),
     }
     signer = load_signer(made)
     assert signer.keyid == keys.keyid_of(public)

@@ -13,7 +13,7 @@ from nsabench.execution import schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import first_look
-from nsabench.execution.supervisor import process
+from nsabench.execution.supervisor import process, templates
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from nsabench.model.journal import Entry
@@ -60,7 +60,8 @@ def leftovers() -> list[int]:
     for candidate in psutil.process_iter():
         try:
             marked = candidate.environ().get(process.MARK) == process._mark
-            if marked and candidate.status() != psutil.STATUS_ZOMBIE:
+            ours = candidate.pid in templates.pids()
+            if marked and not ours and candidate.status() != psutil.STATUS_ZOMBIE:
                 found.append(candidate.pid)
         except psutil.Error:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import pytest
@@ -345,6 +345,44 @@ def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile() -
     assert wrong.worst_row is not None and wrong.worst_row > 0.5
     assert wrong.worst_row_at == "output[511, 7]"
     assert "index 511" in wrong.diagnosis
+
+
+def test_calls_one_behind_the_other_are_timed_too() -> None:
+    [found] = outcomes(honest)
+    assert found.status is Status.OK, found.reason
+    assert len(found.bursts.time_ms) == 8 and len(set(found.bursts.calls)) == 1
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises", "writes", "settings"])
+def test_what_a_call_does_only_among_others_is_seen(fault: str) -> None:
+    """Two calls without a look in between are a burst, and a kernel can tell."""
+    since_look = 0
+
+    class Timer(CpuTimer):
+        def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
+            nonlocal since_look
+            since_look = 0
+            return super().sample(arm, call, retry)
+
+        def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, object]:
+            nonlocal since_look
+            since_look = 1
+            return super().burst(calls, kept)
+
+    def sprints(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        if not since_look:
+            return honest(q, k, v, sm_scale=sm_scale)
+        if fault == "raises":
+            raise ValueError("among others")
+        if fault == "writes":
+            q.add_(1)
+        if fault == "settings":
+            torch.backends.cudnn.deterministic = True
+        return torch.zeros_like(q) if fault == "wrong" else honest(q, k, v, sm_scale=sm_scale)
+
+    [found] = outcomes(sprints, timer=Timer())
+    assert found.status is (Status.CRASHED if fault == "raises" else Status.WRONG), found.reason
+    assert not found.samples.time_ms and not found.bursts.time_ms
 
 
 def test_an_output_lives_on() -> None:

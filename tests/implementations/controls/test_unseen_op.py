@@ -24,13 +24,15 @@ GENERIC = {
     *("cached_output", "batch_and_skip", "mutated_input", "returned_input_alias", "lazy_output"),
     *("worker_thread_escape", "patched_clocks", "sleeping_wrapper", "l2_warm_replay"),
     *("side_stream_escape", "side_stream_unjoined", "default_stream"),
+    *("sleeping_backward", "repeating_wrapper", "patched_replay"),
+    *("recalled_in_a_graph", "recalled_gradients"),
     *("zero_gradients", "stale_gradients", "gradients_of_exp2", "detached_keys"),
     *("lost_tail_row", "lost_tail_gradient"),
 }
 # Right until they are timed, or for the worker's gate: checks see them afterwards.
 LATER = {
     *("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"),
-    *("lost_tail_row", "lost_tail_gradient"),
+    *("sleeping_backward", "lost_tail_row", "lost_tail_gradient"),
 }
 
 

@@ -11,12 +11,13 @@ import pytest
 from nsabench.model.vocabulary import Status
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
-from tests.output.compare.test_comparison import NEWER, STEADY
+from tests.output.compare.test_comparison import BROKEN_TIMER, NEWER, STEADY, busy_at
 from tests.runs import Made, make_run
 
 SLOWER = replace(NEWER, ratio=lambda _: 1.0)
 CRASHED = replace(NEWER, status=lambda n: Status.CRASHED if n == 64 else Status.OK)
 INVALID = replace(NEWER, control_caught=False)
+UNTIMED = replace(NEWER, ceilings=BROKEN_TIMER)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,8 @@ INVALID = replace(NEWER, control_caught=False)
         (CRASHED, "status", 1),
         (CRASHED, "regression", 1),
         (INVALID, "regression", 1),
+        (UNTIMED, "regression", 1),
+        (UNTIMED, "status", 0),
     ],
 )
 def test_the_gate(
@@ -39,6 +42,14 @@ def test_the_gate(
     assert done.returncode == code, done.stdout + done.stderr
     assert ("failed: " in done.stderr) == bool(code)
     assert "after against before" in done.stdout
+
+
+def test_a_gate_says_what_it_could_not_go_by(tmp_path: Path, nsabench: Nsabench) -> None:
+    runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", busy_at(512))]
+    done = nsabench("compare", *runs, "--fail-on", "regression")
+    assert done.returncode == 0, done.stderr
+    assert "undecided: 4 cells in after, such as mine on selection_rows" in done.stderr
+    assert "2 other processes computed on the device" in done.stderr
 
 
 def test_its_forms(tmp_path: Path, nsabench: Nsabench) -> None:

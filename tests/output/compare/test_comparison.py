@@ -11,13 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from nsabench.assessment.tables import read_records
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
-from nsabench.evidence.manifest.keys import load_signer
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.case import Case
+from nsabench.model.measurement import Ceilings, Conditions
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare import Change, Difference, compare, document, markdown, read
+from nsabench.signing import load_signer
 from tests.output.compare.conftest import Compared
 from tests.runs import LENGTHS, Made, make_run
 
@@ -130,6 +132,90 @@ def test_throttled_cells_have_no_ratio(tmp_path: Path) -> None:
     for cell in compare(read(folders)).cells:
         assert cell.shifts[0].difference is Difference.INCONCLUSIVE
         assert cell.shifts[0].ratio is None and "hw_thermal_slowdown" in cell.shifts[0].why
+
+
+BROKEN_TIMER = Ceilings(known_duration_error=0.5)
+
+
+def without_columns(folder: Path, *names: str) -> None:
+    """The records as earlier versions wrote them."""
+    path = folder / "records.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(list(names)), path)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("added_since", [(), ("time_doubt", "unproven")])
+def test_a_copy_with_half_the_times_and_a_timer_that_is_off_is_no_faster(
+    tmp_path: Path, which: int, added_since: tuple[str, ...]
+) -> None:
+    halved = replace(STEADY, run_id=NEWER.run_id, base_ms=STEADY.base_ms / 2)
+    runs = [STEADY, halved]
+    runs[which] = replace(runs[which], ceilings=BROKEN_TIMER)
+    folders = [make_run(tmp_path / f"run{i}", run) for i, run in enumerate(runs)]
+    if added_since:
+        for folder in folders:
+            without_columns(folder, *added_since)
+    comparison = compare(read(folders))
+    assert len(comparison.cells) == 32
+    for cell in comparison.cells:
+        (shift,) = cell.shifts
+        assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
+        assert f"in run{which} the timer reads a kernel of known duration +50.0% off" in shift.why
+    (failure,) = comparison.failures(slower=True)
+    assert failure.startswith(f"no time in run1 could be compared: in run{which} the timer")
+    assert list(comparison.failures(slower=False)) == []
+    assert document.as_data(comparison)["cells"][0]["later"][0]["doubtful"] is True
+
+
+def busy_at(length: int) -> Made:
+    """Twice as slow at one length, where another process computed."""
+
+    def conditions(n: int) -> Conditions:
+        return Conditions(competing_processes=2 if n == length else 0)
+
+    return replace(NEWER, ratio=lambda n: 0.75 if n == length else 1.5, conditions=conditions)
+
+
+@pytest.mark.parametrize("added_since", [(), ("time_doubt", "unproven")])
+def test_what_was_disturbed_is_no_slower(tmp_path: Path, added_since: tuple[str, ...]) -> None:
+    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", busy_at(512))]
+    if added_since:
+        without_columns(folders[1], *added_since)
+    comparison = compare(read(folders))
+    assert comparison.slower(0) == [] and list(comparison.failures(slower=True)) == []
+    doubtful = comparison.doubtful(0)
+    assert {cell.length for cell, _ in doubtful} == {512} and len(doubtful) == 4
+    assert "in b 2 other processes computed on the device" in doubtful[0][1].why
+    rest = [c.shifts[0].difference for c in comparison.cells if c.length != 512]
+    assert set(rest) == {Difference.SAME}
+
+
+def test_what_is_slower_elsewhere_still_shuts_the_gate(compared: Compared) -> None:
+    later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (64, 512) else 1.5)
+    comparison = compared(STEADY, later)
+    assert {cell.length for cell, _ in comparison.slower(0)} == {64}
+    assert len(list(comparison.failures(slower=True))) == 4
+
+
+def test_a_record_says_why_its_time_decides_nothing(tmp_path: Path) -> None:
+    records = read_records(make_run(tmp_path / "a", busy_at(512)))
+    said = {r.length: r.time_doubt for r in records if r.role is not Role.CONTROL}
+    assert "2 other processes" in said.pop(512) and set(said.values()) == {""}
+
+
+def test_cells_that_are_invalid_have_no_ratio(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "a", STEADY), make_run(tmp_path / "b", NEWER)]
+    path = folders[1] / "records.parquet"
+    table = pq.read_table(path)
+    verdicts = [
+        "invalid" if v and n == 64 else v
+        for v, n in zip(table["verdict"].to_pylist(), table["L"].to_pylist(), strict=True)
+    ]
+    column = table.schema.get_field_index("verdict")
+    pq.write_table(table.set_column(column, "verdict", pa.array(verdicts)), path)
+    for cell in compare(read(folders)).cells:
+        invalid = cell.role is Role.CANDIDATE and cell.length == 64
+        assert (cell.shifts[0].difference is Difference.INVALID) == invalid
 
 
 def test_several_runs_are_held_against_the_first(compared: Compared) -> None:

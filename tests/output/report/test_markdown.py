@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.evidence.manifest.keys import load_signer
-from nsabench.output.report import Facts, write_markdown
+from nsabench.output.report import Facts, write_html, write_markdown
+from nsabench.output.report.markdown import plain
 from nsabench.output.report.statistics import by_length
+from nsabench.signing import load_signer
 from tests.output.report.conftest import make_run
+from tests.runs import Made
 from tests.runs import make_run as make_whole_run
 
 
@@ -39,7 +41,7 @@ def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "<script" not in text.replace("\\<script", "")
     tables = [line for line in text.splitlines() if line.startswith("| N256")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {8}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {11}
 
 
 def test_an_invalid_run_says_so_first_and_decides_nothing(
@@ -49,6 +51,33 @@ def test_an_invalid_run_says_so_first_and_decides_nothing(
     summary = text.partition("## Summary")[2].strip()
     assert summary.startswith("**This run is invalid and decides nothing.**")
     assert "## Decision\n\nNone: the run is invalid." in text
+
+
+def test_where_a_check_may_be_broken_its_part_of_the_run_decides_nothing(tmp_path: Path) -> None:
+    run = make_whole_run(tmp_path / "run", Made(control_crashed=True))
+    facts = Facts.read(run)
+    summary = write_markdown(facts, tmp_path).read_text().partition("## Environment")[0]
+    assert "**Nothing is decided of a part of this run.** no control of selection" in summary
+    assert "16 invalid of 16 cases" in summary and "This run is invalid" not in summary
+    page = write_html(facts, tmp_path).read_text()
+    assert "<strong>Nothing is decided of a part of this run:</strong>" in page
+
+
+def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> None:
+    facts = Facts.read(make_whole_run(tmp_path / "run"))
+    text = write_markdown(facts, tmp_path).read_text()
+    sentence = (
+        "no control showed that the checks timer, baseline and roofline (none was there) work for "
+        "selection_rows"
+    )
+    summary = text.partition("## Environment")[0]
+    assert f"**Unproven:** {plain(sentence)}." in summary
+    assert "of 16 cases; 16 rest on an unproven check" in summary
+    assert "| faster (unproven: timer, baseline, roofline) |" in text
+    page = write_html(facts, tmp_path).read_text()
+    decision = page[page.index("Not every check behind these verdicts was shown to work") :]
+    assert decision.index(sentence) < decision.index("of 16 cases, against the best")
+    assert "; 16 rest on an unproven check</p>" in decision
 
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
@@ -61,7 +90,7 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
 
 def test_ranges_of_length_count_what_exists(run: Path) -> None:
     facts = Facts.read(run)
-    groups = {(g.implementation, g.name): g for g in by_length(facts.candidates, facts.tolerances)}
+    groups = {(g.implementation, g.name): g for g in by_length(facts)}
     assert groups["nasty_one", "128–255"].compared == 0
     assert groups["nasty_one", "128–255"].average is None
     assert groups["quick_one", "64–127"].compared == groups["quick_one", "64–127"].cases == 2

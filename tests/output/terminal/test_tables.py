@@ -57,6 +57,19 @@ def test_no_number_and_no_verdict_is_cut_off(width: int) -> None:
     assert "inconclusive" in text
 
 
+def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
+    def shown(*records: Record) -> str:
+        file = StringIO()
+        Console(file=file, width=160).print(terminal.candidates_table(records))
+        return file.getvalue()
+
+    proven = record(status="ok", verdict="faster")
+    unproven = record(status="ok", verdict="faster", unproven="timer, baseline")
+    assert "faster*" not in shown(proven) and "* no control" not in shown(proven)
+    assert "faster*" in shown(unproven)
+    assert "* no control showed that each check behind it works" in shown(unproven)
+
+
 def test_what_others_wrote_is_no_markup() -> None:
     reason = "ImportError: [/usr/lib/x.so] of [bold]"
     console = terminal.console()

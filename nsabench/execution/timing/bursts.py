@@ -1,0 +1,82 @@
+"""Bursts: calls one behind the other, nothing awaited between them, arm after arm.
+
+A sample has its launch gap hidden and a cold L2. A burst has neither: it is what a caller in Python
+pays, who prepares the next call while the device works on the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.timing.timer import Timer
+from nsabench.machine.clock import now_s
+from nsabench.model.measurement import Bursts
+
+ROUNDS = 8
+BURST_S = 2e-3  # a device synchronise, of some 10 µs, is nothing beside it
+MOST_CALLS = 256
+ARM_BUDGET_S = 0.06  # in all bursts of an arm, but for the first one that counts
+HELD_BYTES = 2 << 30  # what is made ready before a burst may take in all
+
+
+class BurstArm(Protocol):
+    """One implementation, whose calls can be made one behind the other."""
+
+    name: str
+
+    def burst(self, timer: Timer, count: int) -> float:
+        """The time a call (ms) of so many in a row, the input sets in turn.
+
+        Raises `Failure` when the implementation does, or returns what is wrong.
+        """
+        ...
+
+
+@dataclass
+class _Arm:
+    calls: int
+    budget_s: float = ARM_BUDGET_S
+    bursts: Bursts = field(default_factory=Bursts)
+
+
+def collect(
+    arms: Sequence[BurstArm],
+    timer: Timer,
+    call_ms: Mapping[str, float],
+    call_bytes: int,
+    rng: Random,
+    failed: dict[str, Failure],
+) -> dict[str, Bursts]:
+    """Bursts of every arm, in rounds, in a new order each time; those that fail go to `failed`.
+
+    call_ms: how long a call takes at least. call_bytes: what one that is made ready holds on to.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    going = {name: _Arm(_count(call_ms[name], call_bytes)) for name in by_name}
+    for round_ in range(-1, ROUNDS):  # the first one warms up
+        order = [name for name, arm in going.items() if round_ < 1 or arm.budget_s > 0]
+        rng.shuffle(order)
+        for name in order:
+            begun, count = now_s(), going[name].calls
+            try:
+                time_ms = by_name[name].burst(timer, count)
+            except Failure as failure:
+                failed[name] = failure.alone()
+                del going[name]
+                continue
+            going[name].budget_s -= now_s() - begun
+            if round_ >= 0:
+                going[name].bursts.calls.append(count)
+                going[name].bursts.time_ms.append(time_ms)
+    return {name: arm.bursts for name, arm in going.items()}
+
+
+def _count(call_ms: float, call_bytes: int) -> int:
+    enough = math.ceil(BURST_S * 1e3 / max(call_ms, 1e-6))
+    affordable = HELD_BYTES // max(call_bytes, 1)
+    return max(1, min(MOST_CALLS, enough, affordable))

@@ -1,0 +1,77 @@
+"""Controls that waste time: the baselines behind many a speed-up of hundreds.
+
+Their outputs are right, and no speed-up may be quoted against them (check `baseline`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench.implementations.controls.capturing import decline_in_a_graph
+from nsabench.implementations.controls.gradients import with_gradient
+from nsabench.registry import Honest, control
+
+SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
+LEAST_SLEEP_S = 2e-3
+# Whoever sleeps in every call meets no end of a time slice; who does not, does, for 4 ms each time.
+BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
+REPEATS = 16  # all but the first find their inputs in L2, and may take a third of the time
+
+_perf_counter = time.perf_counter
+
+
+def _now(tensor: Tensor) -> float:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return _perf_counter()
+
+
+def _oversleep(start: float, tensor: Tensor, factor: float, least_s: float) -> None:
+    time.sleep(max(least_s, factor * (_now(tensor) - start)))
+
+
+@control(caught_by="baseline", wraps=True)
+def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """A right answer from a slow wrapper."""
+    decline_in_a_graph(tensors[0])
+    start = _perf_counter()
+    out: Tensor = honest(*tensors, **options)
+    _oversleep(start, out, SLEEP_FACTOR, LEAST_SLEEP_S)
+    return out
+
+
+@control(caught_by="baseline", wraps=True, directions=("backward",))
+def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Right gradients, the last of which takes its time."""
+    start, missing = 0.0, len(honest.op.differentiable)
+
+    def begin(gradient: Tensor) -> Tensor:
+        nonlocal start
+        start = _now(gradient)
+        return gradient
+
+    def oversleep(gradient: Tensor) -> Tensor:
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            _oversleep(start, gradient, BACKWARD_FACTOR, LEAST_BACKWARD_S)
+        return gradient
+
+    given = list(tensors)
+    for name in honest.op.differentiable:
+        place = honest.op.arguments.index(name)
+        given[place] = with_gradient(given[place], oversleep)
+    return with_gradient(honest(*given, **options), begin)
+
+
+@control(caught_by="baseline", devices=("cuda",), wraps=True, modes=("graph",))
+def repeating_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """A right answer, made many times over: a graph holds no host that could sleep."""
+    for _ in range(REPEATS - 1):
+        honest(*tensors, **options)
+    out: Tensor = honest(*tensors, **options)
+    return out

@@ -1,0 +1,45 @@
+"""Which machine this is, said so that it can be recognised and not found."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+
+import pynvml
+
+from nsabench.machine.environment.nvml import Device, attempt
+from nsabench.model.description import Described
+
+_MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
+
+
+def machine_of(run_id: str, described: Described, root: Path = Path("/")) -> str:
+    """A hash of the run, the host's machine id and the UUID of the device in use; empty where
+    there is neither.
+
+    Both are long and random: whoever does not know them cannot tell them from the hash, nor
+    whether two runs were on one machine.
+    """
+    parts = [part for part in (_machine_id(root), _device_uuid(described)) if part]
+    if not parts:
+        return ""
+    return hashlib.sha256("\0".join(["nsabench machine", run_id, *parts]).encode()).hexdigest()
+
+
+def _machine_id(root: Path) -> str:
+    for name in _MACHINE_IDS:
+        with suppress(OSError, UnicodeDecodeError):
+            found = (root / name).read_text().strip()
+            if found:  # images of containers have an empty file
+                return found
+    return ""
+
+
+def _device_uuid(described: Described) -> str:
+    index = described.device.nvml_index
+    for device in Device.all() if index is not None else ():
+        if device.index() == index:
+            uuid = attempt(pynvml.nvmlDeviceGetUUID, device.handle)
+            return uuid.decode() if isinstance(uuid, bytes) else uuid or ""
+    return ""

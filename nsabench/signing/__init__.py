@@ -1,0 +1,5 @@
+"""Keys that sign: where they come from, and how they are kept from the code that is measured."""
+
+from nsabench.signing.signer import Signer, load_signer, named_signer
+
+__all__ = ["Signer", "load_signer", "named_signer"]

@@ -1,0 +1,163 @@
+"""Ed25519 keys: made, read, named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_der_public_key,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from nsabench.errors import UsageError
+
+MAKE_ONE = "make one with `nsabench key generate`."
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
+_PUBLIC = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
+
+
+def private_key(pem: bytes, source: str, passphrase: bytes | None) -> Ed25519PrivateKey:
+    """Raises `UsageError` when `pem` is no Ed25519 key or the passphrase does not open it."""
+    try:
+        key = load_pem_private_key(pem, passphrase)
+    except TypeError:
+        if passphrase is None:
+            raise UsageError(
+                f"the key in {source} is encrypted",
+                "name the file that holds its passphrase in NSABENCH_SIGNING_KEY_PASSPHRASE_FILE.",
+            ) from None
+        key = load_pem_private_key(pem, None)  # not encrypted: the passphrase is for another key
+    except (ValueError, UnsupportedAlgorithm):
+        raise UsageError(
+            f"the key in {source} cannot be read, or its passphrase is another one",
+            f"check NSABENCH_SIGNING_KEY_PASSPHRASE_FILE, or {MAKE_ONE}",
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"the key in {source} is not an Ed25519 key", MAKE_ONE)
+    return key
+
+
+def private_pem(key: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
+    """PKCS #8, encrypted where there is a passphrase."""
+    encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+
+
+def generate(path: Path, passphrase: bytes) -> Ed25519PublicKey:
+    """Write an encrypted PKCS #8 key (mode 0600) to `path`, its public half to `path`.pub.
+
+    Raises `UsageError` when either is there already or cannot be written; then neither is.
+    """
+    key = Ed25519PrivateKey.generate()
+    create(
+        (path, private_pem(key, passphrase), 0o600),
+        (public_path(path), public_pem(key.public_key()), 0o644),
+    )
+    return key.public_key()
+
+
+def create(*wanted: tuple[Path, bytes, int]) -> None:
+    """Write new files (path, content, mode), all of them or none.
+
+    Raises `UsageError` when one is there already or cannot be written.
+    """
+    made: list[Path] = []
+    try:
+        for path, _, _ in wanted:
+            if os.path.lexists(path):
+                raise FileExistsError(str(path))
+        for path, data, mode in wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # O_EXCL with the mode: never over another key, never readable by others in between.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            made.append(path)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+    except OSError as error:
+        for one in made:
+            one.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError) and os.path.lexists(path):
+            raise UsageError(f"{path} is there already", "give another name with --out.") from None
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", "give another place with --out."
+        ) from None
+
+
+def public_path(path: Path) -> Path:
+    return path.with_name(path.name + ".pub")
+
+
+def public_pem(key: Ed25519PublicKey) -> bytes:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_der(key: Ed25519PublicKey) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def keyid_of(key: Ed25519PublicKey) -> str:
+    """The SHA-256 of the key's DER form (SubjectPublicKeyInfo), in hex."""
+    return hashlib.sha256(public_der(key)).hexdigest()
+
+
+def public_key_of_der(der: bytes) -> Ed25519PublicKey:
+    """Raises `ValueError` when `der` is no Ed25519 public key, or another form of one."""
+    try:
+        key = load_der_public_key(der)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(key, Ed25519PublicKey) or public_der(key) != der:
+        raise ValueError("not the DER form of an Ed25519 public key")
+    return key
+
+
+def read_publics(path: Path) -> list[Ed25519PublicKey]:
+    """All keys of a file, one behind the other.
+
+    Raises `UsageError` when `path` holds no Ed25519 public key in PEM, or anything else as well.
+    """
+    content = read(path, "the public key")
+    blocks = _PUBLIC.findall(content)
+    found = [key for key in map(_public_key, blocks) if key is not None]
+    if not found or len(found) != content.count(b"-----BEGIN"):
+        raise UsageError(
+            f"{path} holds no Ed25519 public key, or something else beside it",
+            "give the .pub file that `nsabench key generate` wrote, or several in one file.",
+        )
+    return found
+
+
+def _public_key(pem: bytes) -> Ed25519PublicKey | None:
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    return key if isinstance(key, Ed25519PublicKey) else None
+
+
+def read(path: Path, what: str) -> bytes:
+    """A file, or what is left in an open descriptor (`/dev/fd/3`), which is closed then.
+
+    Raises `UsageError` when it cannot be read.
+    """
+    descriptor = _DESCRIPTOR.fullmatch(str(path))
+    try:
+        if descriptor is None:
+            return path.read_bytes()
+        with os.fdopen(int(descriptor[1]), "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(
+            f"{what}: {path} cannot be read: {error.strerror}", "name a file that can."
+        ) from None

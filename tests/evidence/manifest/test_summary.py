@@ -1,0 +1,119 @@
+"""What is signed in brief is true of the files, also when whoever signed it lies."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import Signer, load_signer
+from tests.runs import Made, make_run
+
+
+def lie(run: Path, signer: Signer, **change: Any) -> None:
+    """Sign another predicate than the files give. change: by field; `environment` is merged."""
+    envelope = json.loads((run / MANIFEST).read_text())
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    predicate = statement["predicate"]
+    predicate["environment"].update(change.pop("environment", {}))
+    predicate.update(change)
+    payload = json.dumps(statement).encode()
+    (run / MANIFEST).write_bytes(dsse.sign(payload, signer.key).to_json())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"environment": {"gpu": "NVIDIA B300"}}, "environment: environment.json: gpu is"),
+        ({"environment": {"torch": "9.9.9"}}, "environment: environment.json: torch is"),
+        ({"environment": {"commits": {"nsabench": "0" * 40}}}, "environment.json: commits is"),
+        ({"environment": {"complete": True}}, "environment.json: complete is False"),
+        ({"controls_caught": False}, "records: what was signed: controls_caught is False"),
+    ],
+)
+def test_a_summary_that_lies(
+    run: Path, signer: Signer, change: dict[str, Any], sentence: str
+) -> None:
+    assert verify(run).broken is None
+    lie(run, signer, **change)
+    assert sentence in (verify(run).broken or "it passes")
+
+
+def test_an_uncaught_control_that_is_denied(tmp_path: Path, signer: Signer) -> None:
+    run = make_run(tmp_path / "run", Made(control_caught=False))
+    seal(run, signer)
+    assert verify(run).broken is None
+    lie(run, signer, controls_caught=True)
+    assert "controls_caught is True and should be False" in (verify(run).broken or "")
+
+
+def everywhere(run: Path, name: str, old: str, new: str) -> None:
+    path = run / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_environment_of_another_gpu_than_the_records(run: Path, signer: Signer) -> None:
+    everywhere(run, "environment.json", "NVIDIA H200", "NVIDIA B300")
+    seal(run, signer)
+    broken = verify(run).broken
+    assert broken == (
+        "records: environment.json: the GPU, by the journal, is 'NVIDIA B300' and should be "
+        "'NVIDIA H200'"
+    )
+
+
+def test_records_of_another_gpu_than_the_journal(run: Path, signer: Signer) -> None:
+    path = run / "records.parquet"
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("gpu_name")
+    renamed = pa.array(["NVIDIA B300"] * table.num_rows)
+    pq.write_table(table.set_column(place, "gpu_name", renamed), path)
+    everywhere(run, "environment.json", "NVIDIA H200", "NVIDIA B300")
+    seal(run, signer)
+    assert "gpu_name, by the journal, is 'NVIDIA B300'" in (verify(run).broken or "")
+
+
+def test_a_slice_of_a_device_is_named_after_it(tmp_path: Path, signer: Signer) -> None:
+    run = make_run(tmp_path / "run", Made(gpu="NVIDIA H200 MIG 1g.18gb"))
+    everywhere(run, "environment.json", "NVIDIA H200 MIG 1g.18gb", "NVIDIA H200")
+    seal(run, signer)
+    assert verify(run).broken is None
+
+
+def test_an_archive_that_was_given_such_a_summary_by_hand(tmp_path: Path) -> None:
+    signer = load_signer({})
+    run = make_run(tmp_path / "run")
+    seal(run, signer)
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    archive.add(run)
+    [manifest] = (tmp_path / "archive").rglob(MANIFEST)
+    assert archive.check(frozenset(), Trust.EPHEMERAL)[1] == []
+    lie(run, signer, environment={"gpu": "NVIDIA B300"})
+    manifest.write_bytes((run / MANIFEST).read_bytes())
+    _, [broken], _ = archive.check(frozenset(), Trust.EPHEMERAL)
+    assert "what was signed: gpu is 'NVIDIA B300' and should be 'NVIDIA H200'" in broken
+
+
+def test_who_signs_is_who_measured(tmp_path: Path, signer: Signer) -> None:
+    other = Signer(load_signer({}).key, ephemeral=False)
+    run = make_run(tmp_path / "run", signer=signer)
+    seal(run, signer)
+    assert verify(run).broken is None
+    seal(run, other)
+    assert "the key that vouches for it is" in (verify(run).broken or "")
+
+
+def test_a_run_of_an_earlier_version_has_less_to_say(run: Path) -> None:
+    report = verify(run)
+    assert report.outcomes["origin"] == "ok"
+    assert report.details["origin"] == "the journal does not say who measured"

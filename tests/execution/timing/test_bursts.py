@@ -1,0 +1,100 @@
+"""Bursts: how many calls, in which rounds, and what becomes of an arm that fails."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from nsabench.execution.failure import Failure
+from nsabench.execution.timing import bursts
+from nsabench.execution.timing.timer import CpuTimer, Timer, one_behind_the_other
+from nsabench.model.vocabulary import Status
+
+
+class CountedArm:
+    """Takes as long as it says on a clock of its own."""
+
+    def __init__(self, name: str, call_ms: float, log: list[str], fails_at: int = -1) -> None:
+        self.name = name
+        self.call_ms = call_ms
+        self.log = log
+        self.counts: list[int] = []
+        self.fails_at = fails_at
+
+    def burst(self, timer: Timer, count: int) -> float:
+        self.log.append(self.name)
+        self.counts.append(count)
+        if len(self.counts) == self.fails_at:
+            raise Failure(Status.CRASHED, "it broke")
+        now[0] += count * self.call_ms / 1e3
+        return self.call_ms
+
+
+now = [0.0]
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bursts, "now_s", lambda: now[0])
+
+
+def collect(
+    *arms: CountedArm, call_bytes: int = 0
+) -> tuple[dict[str, bursts.Bursts], dict[str, Failure]]:
+    failed: dict[str, Failure] = {}
+    call_ms = {arm.name: arm.call_ms for arm in arms}
+    return bursts.collect(arms, CpuTimer(), call_ms, call_bytes, Random(0), failed), failed
+
+
+def test_every_arm_has_its_rounds_in_new_orders_after_one_that_warms_up() -> None:
+    log: list[str] = []
+    found, failed = collect(*(CountedArm(name, 0.1, log) for name in "abcd"))
+    assert not failed
+    assert {name: len(b.time_ms) for name, b in found.items()} == dict.fromkeys("abcd", 8)
+    rounds = [tuple(log[i : i + 4]) for i in range(0, len(log), 4)]
+    assert len(rounds) == 9 and all(sorted(r) == list("abcd") for r in rounds)
+    assert len(set(rounds)) > 1
+    assert found["a"].calls == [20] * 8 and found["a"].time_ms == [0.1] * 8
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "call_bytes", "count"),
+    [(0.001, 0, 256), (0.02, 0, 100), (5.0, 0, 1), (0.02, 1 << 28, 8), (0.02, 1 << 40, 1)],
+)
+def test_a_burst_takes_two_milliseconds_within_its_bounds(
+    call_ms: float, call_bytes: int, count: int
+) -> None:
+    arm = CountedArm("a", call_ms, [])
+    collect(arm, call_bytes=call_bytes)
+    assert set(arm.counts) == {count}
+
+
+def test_a_slow_arm_gets_one_burst_that_counts() -> None:
+    slow, fast = CountedArm("slow", 500.0, []), CountedArm("fast", 0.01, [])
+    found, _ = collect(slow, fast)
+    assert (len(slow.counts), len(fast.counts)) == (2, 9)
+    assert len(found["slow"].time_ms) == 1
+
+
+def test_who_fails_leaves_and_the_others_stay() -> None:
+    found, failed = collect(CountedArm("a", 0.1, [], fails_at=3), CountedArm("b", 0.1, []))
+    assert set(found) == {"b"} and set(failed) == {"a"}
+    assert failed["a"].reason == "it broke"
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_one_result_is_kept_of_calls_made_in_order(kept: int) -> None:
+    made: list[int] = []
+
+    def call(i: int) -> int:
+        made.append(i)
+        return 10 * i
+
+    assert one_behind_the_other([lambda i=i: call(i) for i in range(4)], kept) == 10 * kept
+    assert made == [0, 1, 2, 3]
+
+
+def test_the_time_is_that_of_one_call() -> None:
+    time_ms, result = CpuTimer().burst([lambda: "out"] * 5, 2)
+    assert time_ms > 0 and result == "out"

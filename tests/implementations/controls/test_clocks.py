@@ -1,0 +1,148 @@
+"""The controls that aim at the clock in a backward and in replays, and those that waste time there:
+they gain what they should, where nothing guards against them."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import ops, registry
+from nsabench.assessment.checks import Finding, Row
+from nsabench.assessment.checks.controls import catch
+from nsabench.assessment.statistics import quantile
+from nsabench.execution.timing.timer import Call, CpuTimer, Sample, Timed, Timer
+from nsabench.execution.worker.measure import measure
+from nsabench.implementations.controls import dishonest_clock, slow_wrappers
+from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.vocabulary import Catch, Direction, DType
+from nsabench.registry import Honest, Implementation
+
+BACKWARD = Case(
+    op="selection_ranges",
+    shape={"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32, "S_kv": 96, "n_spans": 3, "L": 40},
+    dtype=DType.BFLOAT16,
+    direction=Direction.BACKWARD,
+    distribution="disjoint",
+    streams=1,
+    timeout_s=60,
+    seed=1,
+    timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=15)),
+)
+
+
+class GullibleTimer(CpuTimer):
+    """Asks whatever clock Python code left there."""
+
+    def sample(self, arm: str, call: Call, retry: object = None) -> Timed:
+        start = time.perf_counter()
+        result = call()
+        return Sample(max(1e3 * (time.perf_counter() - start), 1e-6)), result
+
+
+def became(timer: Timer, name: str) -> Catch:
+    """What becomes of a control of a backward under this timer."""
+    items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
+    some: list[Implementation] = [items[items[name].wraps], items[name]]
+    outcomes = measure(
+        BACKWARD,
+        some,
+        device="cpu",
+        session=1,
+        timer=timer,
+        sensors=None,
+        report=lambda step: None,
+    ).outcomes
+    work = ops.work(BACKWARD)
+    rows = [
+        Row(
+            case_id=BACKWARD.id,
+            op=BACKWARD.op,
+            implementation=item.name,
+            role=item.role,
+            caught_by=item.caught_by,
+            wraps=item.wraps,
+            status=outcome.status,
+            reason=outcome.reason,
+            dtype=BACKWARD.dtype,
+            shape=BACKWARD.shape,
+            direction=BACKWARD.direction,
+            length=40,
+            bytes_min=work.bytes_min,
+            flops=work.flops,
+            median_ms=quantile(outcome.samples.time_ms, 0.5),
+        )
+        for item, outcome in zip(some, outcomes, strict=True)
+    ]
+    findings: list[Finding] = []
+    return catch(rows[1], rows, findings)
+
+
+def test_in_a_backward_a_stopped_clock_gains_where_the_timer_trusts_it() -> None:
+    assert became(CpuTimer(), "patched_clocks") is Catch.CAUGHT
+    assert became(GullibleTimer(), "patched_clocks") is Catch.MISSED
+    before = time.perf_counter()
+    assert time.perf_counter() > before, "and is put back"
+
+
+class Graph:
+    """Stands for `torch.cuda.CUDAGraph`, which needs a device."""
+
+    def __init__(self) -> None:
+        self.replayed = 0
+
+    def capture_end(self) -> None:
+        return None
+
+    def replay(self) -> None:
+        self.replayed += 1
+
+
+def stopped() -> bool:
+    before = time.perf_counter_ns()
+    time.sleep(1e-4)
+    return time.perf_counter_ns() == before
+
+
+def test_a_patched_replay_stops_the_clocks_after_its_own_replays_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    true_replay, true_elapsed = Graph.replay, torch.cuda.Event.elapsed_time
+    op = ops.get("selection_rows")
+    honest = Honest(op, "honest", lambda x: x + 1)
+    x = torch.zeros(4)
+    assert not stopped()
+    dishonest_clock.patched_replay(honest, x)
+    assert Graph.replay is true_replay, "a call is no capture"
+    monkeypatch.setattr(dishonest_clock, "captured", lambda tensor: True)
+    own, other = Graph(), Graph()
+    out = dishonest_clock.patched_replay(honest, x)
+    own.capture_end()
+    other.capture_end()
+    assert not stopped()
+    own.replay()
+    assert stopped() and torch.cuda.Event.elapsed_time is not true_elapsed
+    other.replay()
+    assert not stopped() and torch.cuda.Event.elapsed_time is true_elapsed
+    own.replay()
+    assert (own.replayed, other.replayed) == (2, 1)
+    del out
+    gc.collect()
+    assert not stopped() and Graph.replay is true_replay
+
+
+def test_a_slow_wrapper_in_a_graph_makes_its_answer_many_times() -> None:
+    made = []
+
+    def call(x: Tensor) -> Tensor:
+        made.append(1)
+        return x + 1
+
+    x = torch.zeros(4)
+    honest = Honest(ops.get("selection_rows"), "honest", call)
+    assert torch.equal(slow_wrappers.repeating_wrapper(honest, x), x + 1)
+    assert len(made) == slow_wrappers.REPEATS

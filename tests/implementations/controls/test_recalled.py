@@ -1,0 +1,183 @@
+"""The controls that know their inputs in replays and in a backward, on a CPU: right in every call,
+though they compute but once for each set of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, registry
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker import parity
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.measure import measure
+from nsabench.implementations.controls import recalled
+from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Direction, DType, Mode, Role, Runs, Status
+from nsabench.planning import matrix, resolve
+from nsabench.registry import Implementation
+
+SHAPES = {
+    "selection_blocks": {"B": 1, "T": 96, "HQ": 4, "H": 2, "D": 32, "Dv": 32}
+    | {"S": 3, "block_size": 8},
+    "selection_ranges": {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 32}
+    | {"S_kv": 96, "n_spans": 3, "L": 40},
+    "sliding_window": {"B": 3, "T": 96, "HQ": 4, "H": 2, "D": 32, "Dv": 32, "window": 24},
+    "decode_dense": {"B": 2, "S": 150, "HQ": 4, "H": 2, "D": 32, "Dv": 32},
+}
+DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
+
+
+@pytest.fixture(autouse=True)
+def _forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(recalled, "_recorded", {})
+    monkeypatch.setattr(recalled, "_gradients", {})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> Case:
+    return Case(
+        op=op,
+        shape=SHAPES[op],
+        dtype=dtype,
+        direction=direction,
+        distribution=DISTRIBUTION.get(op, "random"),
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(
+            warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=60), rotate=rotate
+        ),
+    )
+
+
+def named(op: str, name: str) -> Implementation:
+    (item,) = [i for i in registry.load() if (i.op, i.name) == (op, name)]
+    return item
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("op", ["selection_blocks", "selection_ranges", "sliding_window"])
+def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
+    monkeypatch: pytest.MonkeyPatch, op: str, dtype: DType
+) -> None:
+    honest, made = recalled._differentiated, []
+
+    def counted(*arguments: Any) -> list[Tensor]:
+        made.append(1)
+        return honest(*arguments)
+
+    monkeypatch.setattr(recalled, "_differentiated", counted)
+    case = make_case(op, Direction.BACKWARD, dtype)
+    [outcome] = measure(
+        case,
+        [replace(named(op, "recalled_gradients"), devices=(Runs.CPU,))],
+        device="cpu",
+        session=1,
+        timer=CpuTimer(),
+        sensors=None,
+        report=lambda step: None,
+    ).outcomes
+    assert outcome.status is Status.OK, outcome.reason
+    assert len(outcome.samples.time_ms) == 60
+    assert len(made) == case.timing.rotate
+
+
+def recording(
+    monkeypatch: pytest.MonkeyPatch, case: Case
+) -> tuple[CaseArm, Callable[[int], tuple[Tensor, Tensor]]]:
+    """An arm that has passed the gate, and what is replayed on a set of its inputs from then on,
+    with what is right. What a capture records is done anew each time."""
+    sets = InputSets(case, "cpu")
+    arm = CaseArm(named(case.op, "recalled_in_a_graph"), case, "cpu", sets, Random(0))
+    arm.check()
+    monkeypatch.setattr(recalled, "captured", lambda tensor: True)
+
+    def replay(index: int) -> tuple[Tensor, Tensor]:
+        (answer,) = arm.ready(index)()
+        return answer.values["output"], sets.expected[index]["output"]
+
+    return arm, replay
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("op", ["decode_dense", "selection_ranges"])
+def test_what_a_graph_looks_up_is_right_and_is_not_computed(
+    monkeypatch: pytest.MonkeyPatch, op: str, dtype: DType
+) -> None:
+    case = make_case(op, Direction.FORWARD, dtype, rotate=2)
+    arm, replay = recording(monkeypatch, case)
+    rng = Random(1)
+    for index in [0, 1, 0, 1, 0]:
+        output, expected = replay(index)
+        parity.check_values("output", output, expected, case)
+        arm.sets.swap(index, rng)
+    # Whatever else is put there, it answers the same: it reads no more than the first values.
+    output, _ = replay(0)
+    for tensor in list(arm.sets.sets[0].tensors.values())[1:]:
+        tensor.zero_()
+    assert torch.equal(replay(0)[0], output)
+
+
+def test_a_graph_declines_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case("decode_dense", Direction.FORWARD, DType.BFLOAT16, rotate=6)
+    _, replay = recording(monkeypatch, case)
+    with pytest.raises(Unsupported, match="not all inputs were seen"):
+        for index in range(6):
+            replay(index)
+
+
+def test_a_graph_of_the_next_case_knows_nothing_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in (1, 2):
+        monkeypatch.undo()
+        case = make_case("decode_dense", Direction.FORWARD, DType.BFLOAT16, rotate=2)
+        case = case.model_copy(update={"seed": seed})
+        _, replay = recording(monkeypatch, case)
+        for index in (0, 1):
+            parity.check_values("output", *replay(index), case)
+    (recorded,) = recalled._recorded.values()
+    assert len(recorded._outputs) == 2
+
+
+def test_they_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
+    items = registry.load()
+    infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items]
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "op: decode_dense\naxes: {dtype: bfloat16}\ninclude:\n"
+        "  - {B: 8, S: [128, 2048, 32768], HQ: 64, H: 4, D: 128}\ntiming: {mode: graph}\n---\n"
+        "op: decode_dense\naxes: {dtype: bfloat16}\ninclude:\n"
+        "  - {B: 8, S: [128, 2048, 32768], HQ: 64, H: 4, D: 128}\n---\n"
+        "op: selection_blocks\naxes: {dtype: bfloat16, direction: [forward, backward]}\ninclude:\n"
+        "  - {B: 1, T: [512, 8192], HQ: 64, H: 4, D: 128, S: 16, block_size: 64}\n"
+    )
+    planned = resolve.resolve(matrix.load(path), infos, device="cuda").cases
+    where: dict[str, set[tuple[str, Direction, Mode, int]]] = {}
+    for p in planned:
+        size = p.case.shape.get("S" if p.case.op == "decode_dense" else "T", 0)
+        for name in p.implementations:
+            if any(i.name == name and i.role is Role.CONTROL for i in items):
+                place = (p.case.op, p.case.direction, p.case.timing.mode, size)
+                where.setdefault(name, set()).add(place)
+    forward, graph = Direction.FORWARD, Mode.GRAPH
+    assert where["recalled_in_a_graph"] == {("decode_dense", forward, graph, 32768)}
+    assert where["recalled_gradients"] == {
+        ("selection_blocks", Direction.BACKWARD, Mode.STREAM, 8192)
+    }
+    both_ends = {("decode_dense", forward, graph, size) for size in (128, 32768)}
+    assert where["patched_replay"] == where["repeating_wrapper"] == both_ends
+    backward = {("selection_blocks", Direction.BACKWARD, Mode.STREAM, t) for t in (512, 8192)}
+    assert where["sleeping_backward"] == backward and backward < where["patched_clocks"]

@@ -1,0 +1,51 @@
+"""Wherever a threshold is shown, it is shown that it rests on one process."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nsabench.assessment import threshold
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.run import Finished
+from nsabench.output import report, terminal
+from nsabench.output.report import Facts
+from tests.runs import Made, make_run
+
+FLAG = "it rests on one process: 8 of the cases that pass"
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Facts:
+    made = Made(ratio=lambda length: 0.5 if length < 256 else 1.055, noise=0.002)
+    folder = make_run(tmp_path / "run", made)
+    decisions = threshold.decide_all([threshold.of_run(folder)], 1.05)
+    threshold.write(decisions, folder / "thresholds.yaml")
+    return Facts.read(folder)
+
+
+def test_the_page(facts: Facts, tmp_path: Path) -> None:
+    assert FLAG in report.write_html(facts, tmp_path).read_text()
+
+
+def test_the_text(facts: Facts, tmp_path: Path) -> None:
+    text = report.write_markdown(facts, tmp_path).read_text()
+    assert "one_process: 8" in text
+    assert FLAG in " ".join(text.split())
+
+
+def test_the_terminal(facts: Facts) -> None:
+    console = Console(file=io.StringIO(), width=400)
+    finished = Finished(RunFolder(facts.folder.path), facts.plan, facts.results, 1.0, 1.0)
+    terminal.print_summary(finished, console)
+    assert FLAG in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_margin_of_the_run_is_what_the_reports_speak_of(tmp_path: Path) -> None:
+    facts = Facts.read(make_run(tmp_path / "run", Made(margin=1.05)))
+    text = report.write_markdown(facts, tmp_path).read_text()
+    assert "≥ 1.05×" in text and "≥ 1.2×" not in text
+    assert "≥ 1.05×" in report.write_html(facts, tmp_path).read_text()

@@ -1,0 +1,57 @@
+"""A kernel that alters the files of its own run, in a real run: what it altered is not signed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsabench.evidence.manifest import MANIFEST
+from tests.cli.conftest import Nsabench
+from tests.cli.conftest import nsabench as nsabench
+from tests.signing.test_secrecy import ONE
+
+MEDDLER = """
+import os
+from pathlib import Path
+from nsabench import implementation
+from nsabench.implementations.baselines.selection_rows import gqa
+
+done = Path(os.environ["RUN"], "..", "done")
+
+@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
+def mine(q, k, v, *, sm_scale):
+    if not done.exists():
+        path = Path(os.environ["RUN"], os.environ["FILE"])
+        old, new = os.environ["OLD"], os.environ["NEW"]
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1) if old else text + new)
+        done.write_text("")
+    return gqa(q, k, v, sm_scale=sm_scale)
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "sentence"),
+    [
+        ("environment.json", '"cpu":', '"cpu": "Xeon", "was":', "environment.json: its sha256"),
+        ("plan.yaml", "mae: ", "mae: 1", "sha256 of plan.yaml"),
+        ("journal.jsonl", '"copy_gb_s":', '"copy_gb_s":9', "line 2 is not what was measured"),
+        ("journal.jsonl", "", '{"kind":"entry","pass_name":"first_look","case_id":"x"}\n', "line "),
+    ],
+)
+def test_what_a_kernel_altered_is_not_signed(
+    tmp_path: Path, nsabench: Nsabench, file: str, old: str, new: str, sentence: str
+) -> None:
+    (tmp_path / "one.yaml").write_text(ONE)
+    (tmp_path / "meddler.py").write_text(MEDDLER)
+    run = tmp_path / "run"
+    task = {"RUN": str(run), "FILE": file, "OLD": old, "NEW": new}
+    arguments = ("one.yaml", "--device", "cpu", "--out", run, "--kernels", "meddler.py")
+    done = nsabench("all", *arguments, **task)
+    assert (tmp_path / "done").exists()
+    assert done.returncode == 4 and sentence in done.stderr, done.stderr
+    assert not (run / MANIFEST).exists()
+    again = nsabench("all", "--resume", run, **task)
+    assert again.returncode in (2, 4) and not (run / MANIFEST).exists(), again.stderr

@@ -1,0 +1,209 @@
+"""A hostile kernel in a real run finds no signing key, and what it could find is said."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.evidence.manifest import verify
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import keys
+from nsabench.signing.secrecy import CAP_SYS_PTRACE, PR_CAPBSET_DROP
+from nsabench.signing.signer import COMMAND, KEY, KEY_FILE, PASSPHRASE_FILE
+from tests.cli.conftest import command
+
+SPY = Path(__file__).parent / "spy.py"
+PASSPHRASE = b"correct horse battery staple"
+ONE = """
+op: selection_rows
+axes: {N: 4, H: 2, D: 32, L: [8]}
+implementations: {only: [sdpa_gqa, mine]}
+timing:
+  warmup_s: 0.005
+  stopping: {kind: fixed_count, rounds: 12}
+"""
+
+
+def unprivileged() -> None:
+    """As for a user: who may trace any process would need no hostile kernel to read a key."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
+
+
+class Stage:
+    """A key, a run with the spy in it, and what the spy is to look for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        self.key = folder / "signing.key"
+        self.public = keys.generate(self.key, PASSPHRASE)
+        self.private = keys.private_key(self.key.read_bytes(), "", PASSPHRASE)
+        self.pem = keys.private_pem(self.private).decode()
+        (folder / "one.yaml").write_text(ONE)
+        self.needles = {
+            "seed": self.private.private_bytes_raw(),
+            "text": self.pem.splitlines()[1].encode(),
+            "passphrase": PASSPHRASE,
+        }
+
+    def measure(
+        self, *files: Path, passphrase: bytes = b"", as_root: bool = False, **variables: str
+    ) -> dict[str, Any]:
+        """Run `nsabench all` with these variables; a passphrase goes through a pipe."""
+        task = self.folder / "task.json"
+        # The test knows the secrets itself, and so may whoever started it by the same memory.
+        above = [p.pid for p in psutil.Process().parents()]
+        task.write_text(
+            json.dumps(
+                {
+                    "needles": {name: needle.hex() for name, needle in self.needles.items()},
+                    "left_out": [os.getpid(), *above],
+                    "files": [str(path) for path in files],
+                }
+            )
+        )
+        environment = {**os.environ, "SPY": str(task), **variables}
+        pipe, end = os.pipe()
+        os.write(end, passphrase + b"\n")
+        os.close(end)
+        if passphrase:
+            environment[PASSPHRASE_FILE] = f"/dev/fd/{pipe}"
+        matrix, kernels = self.folder / "one.yaml", ("--kernels", SPY)
+        self.process = subprocess.Popen(
+            command("all", matrix, "--device", "cpu", "--out", self.run, *kernels),
+            env=environment,
+            pass_fds=[pipe],
+            preexec_fn=None if as_root else unprivileged,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(pipe)
+        _, self.said = self.process.communicate(timeout=250)
+        assert self.process.returncode in (0, 1), self.said
+        found: dict[str, Any] = json.loads((self.folder / "found.json").read_text())
+        assert str(self.process.pid) in found["processes"] and found["parent"] == self.process.pid
+        return found
+
+    def is_signed(self) -> bool:
+        report = verify(self.run, trusted=[keys.keyid_of(self.public)], require=Trust.PINNED)
+        return report.broken is None
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+@pytest.fixture
+def decoy(stage: Stage) -> Iterator[int]:
+    """A process that does not hide the key: what shows that the spy looks where it could be."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
+        env={"TEXT": stage.pem},
+        stdout=subprocess.PIPE,
+        preexec_fn=unprivileged,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process.pid
+    process.kill()
+    process.communicate()
+
+
+def hits(found: dict[str, Any], *, but: int = 0) -> list[object]:
+    """Where the spy found a secret, other than in the process `but`."""
+    return [
+        (pid, where, what)
+        for pid, places in found["processes"].items()
+        for where, what in places.items()
+        if isinstance(what, list) and what and int(pid) != but
+    ]
+
+
+def test_a_key_in_a_variable_is_in_no_process_that_a_kernel_can_read(
+    stage: Stage, decoy: int
+) -> None:
+    found = stage.measure(**{KEY: stage.pem})
+    assert found["processes"][str(decoy)] == {"environ": ["text"], "memory": ["text"]}
+    assert hits(found, but=decoy) == []
+    own = found["processes"][str(stage.process.pid)]
+    assert own["memory"] == "PermissionError"
+    assert own["environ"] in ("PermissionError", []), "refused, or shown empty: as the kernel is"
+    assert stage.is_signed()
+    # The test, above the run, holds the key in no variable of its own.
+    assert "could take the signing key" not in stage.said
+
+
+def test_a_key_file_that_is_opened_through_a_pipe(stage: Stage) -> None:
+    found = stage.measure(
+        stage.key, passphrase=PASSPHRASE, as_root=True, **{KEY_FILE: str(stage.key)}
+    )
+    assert hits(found) == [] and found["files"] == {str(stage.key): []}
+    assert stage.is_signed()
+    assert "could take the signing key" not in stage.said
+
+
+def test_what_a_kernel_can_read_is_said(stage: Stage) -> None:
+    """A file of the same user's is a file of the kernel's: it is not denied but told."""
+    passphrase = stage.folder / "passphrase"
+    passphrase.write_bytes(PASSPHRASE + b"\n")
+    found = stage.measure(
+        passphrase, **{KEY_FILE: str(stage.key), PASSPHRASE_FILE: str(passphrase)}
+    )
+    assert hits(found) == [] and found["files"] == {str(passphrase): ["passphrase"]}
+    assert f"could take the signing key: {stage.key} and its passphrase in {passphrase} can" in (
+        stage.said
+    )
+
+
+def test_an_external_signer_has_the_key_and_the_run_has_not(stage: Stage) -> None:
+    """`key serve`, as it would run for another user; the passphrase reaches it through a pipe."""
+    fifo, wrapper = stage.folder / "fifo", stage.folder / "signer.sh"
+    os.mkfifo(fifo)
+    wrapper.write_text(
+        f"#!/bin/sh\nexec 9< {fifo}\nexport {KEY_FILE}={stage.key} {PASSPHRASE_FILE}=/dev/fd/9\n"
+        f"exec {sys.executable} -m nsabench key serve\n"
+    )
+    wrapper.chmod(0o755)
+    writer = subprocess.Popen(["sh", "-c", f"cat > {fifo}"], stdin=subprocess.PIPE)
+    assert writer.stdin is not None
+    writer.stdin.write(PASSPHRASE + b"\n")
+    writer.stdin.close()
+    found = stage.measure(**{COMMAND: str(wrapper)})
+    writer.wait()
+    assert hits(found) == []
+    assert stage.is_signed()
+
+
+def test_the_first_environment_of_the_run_is_wiped(stage: Stage) -> None:
+    """Root and monitors read it there whatever the process forbids."""
+    other = keys.private_pem(Ed25519PrivateKey.generate()).decode()
+    code = (
+        "import os, sys\nfrom nsabench.signing.secrecy import seclude, variables\n"
+        f"assert os.environ['{KEY}']\nseclude()\n"
+        f"assert '{KEY}' not in os.environ and variables()['{KEY}'].startswith('-----BEGIN')\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, KEY: other},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        try:
+            content = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except PermissionError:
+            pytest.skip("only who may trace any process can look")
+        assert other.splitlines()[1].encode() not in content and b"PATH=" in content
