@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Hypothesis
 from nsabench.assessment.diagnosis.keys import TILES
-from nsabench.assessment.diagnosis.location import locate
+from nsabench.assessment.diagnosis.location import locate, within
 from nsabench.assessment.diagnosis.search import BETTER, EXPLAINS, SURE, TIME_LIMIT_S, of_the_op
 from nsabench.machine.clock import now_s
 from nsabench.ops import Inputs, Op
@@ -140,7 +140,7 @@ def _best(p: Problem) -> str:
             break
     if best is None or error > EXPLAINS * off:
         return ""
-    where = "" if p.wrong.all() else f" in {locate(p.wrong)}"
+    where = within((p.got - p.right).abs().mean(-1), error)
     return f"{best.text}{where} (MAE {error:.2g} against that hypothesis, {off:.3g} against the op)"
 
 

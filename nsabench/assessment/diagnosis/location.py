@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+EVERYWHERE = "every part of it"
+ROUNDING, SMALL = 4.0, 64.0
+
 
 def locate(marked: Tensor) -> str:
     """The extent of the marked elements along each axis, "axis 0 (of 100): 64 to 99" and so on."""
@@ -16,4 +19,15 @@ def locate(marked: Tensor) -> str:
             span = f"index {marks[0]}" if len(marks) == 1 else f"{marks[0]} to {marks[-1]}"
             gaps = "" if len(marks) == marks[-1] - marks[0] + 1 else f" ({len(marks)} of them)"
             parts.append(f"axis {axis} (of {size}): {span}{gaps}")
-    return ", ".join(parts) or "every part of it"
+    return ", ".join(parts) or EVERYWHERE
+
+
+def within(errors: Tensor, left: float) -> str:
+    """Where a mistake shows, to stand behind a sentence, " in axis 0 (of 100): 64 to 99"; nothing
+    where it is everywhere.
+
+    errors: of each vector. left: what the explanation leaves, so that less than some times that is
+      rounding.
+    """
+    where = locate(errors > max(ROUNDING * left, float(errors.max()) / SMALL))
+    return "" if where == EVERYWHERE else f" in {where}"

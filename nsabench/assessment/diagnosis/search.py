@@ -13,7 +13,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.assessment.diagnosis import generic
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Evidence, Hypothesis, gather
-from nsabench.assessment.diagnosis.location import locate
+from nsabench.assessment.diagnosis.location import locate, within
 from nsabench.machine.clock import now_s
 from nsabench.ops import Inputs, Op
 
@@ -37,7 +37,7 @@ def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> 
     mae = evidence.mae(evidence.oracle)
     best, error = _best(evidence, module)
     if best is not None and error <= EXPLAINS * mae:
-        where = "" if evidence.wrong.all() else f" in {locate(evidence.wrong)}"
+        where = within(evidence.off.mean(-1), error)
         distances = f"MAE {error:.2g} against that hypothesis, {mae:.3g} against the op"
         return f"{best.text}{where} ({distances})"
     nearest = ""

@@ -105,3 +105,16 @@ def spans(start: Tensor, end: Tensor, keys: int) -> list[Tensor]:
     """The keys start[r] up to end[r] of each row, as far as there are any."""
     ends = zip(start.clamp(0, keys).tolist(), end.clamp(0, keys).tolist(), strict=True)
     return [torch.arange(a, max(a, b), device=start.device) for a, b in ends]
+
+
+def each_key(ranges: Tensor, keys: int) -> list[Tensor]:
+    """The keys of the spans [R,n,2] of each row, as often as spans hold them."""
+    return [
+        torch.cat([torch.arange(a, max(a, b), device=ranges.device) for a, b in row])
+        for row in ranges.clamp(0, keys).tolist()
+    ]
+
+
+def union(ranges: Tensor, keys: int) -> list[Tensor]:
+    """The same, each once."""
+    return [row.unique() for row in each_key(ranges, keys)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from nsabench.assessment.diagnosis import sharing
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.keys import TILES
-from nsabench.assessment.diagnosis.selected import Selection
+from nsabench.assessment.diagnosis.selected import Selection, each_key, union
 from nsabench.ops import Inputs
 from nsabench.ops.selection_ranges import OP
 
@@ -33,21 +33,9 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
         v=t["v"],
         batch=b,
         head=g,
-        chosen=_union(t["ranges"][b, s, g].long(), t["k"].shape[2]),
+        chosen=union(t["ranges"][b, s, g].long(), t["k"].shape[2]),
         sm_scale=inputs.options["sm_scale"],
     )
-
-
-def _each(ranges: Tensor, keys: int) -> list[Tensor]:
-    """The keys of the spans [R,n,2] of each row, as often as spans hold them."""
-    return [
-        torch.cat([torch.arange(a, max(a, b), device=ranges.device) for a, b in row])
-        for row in ranges.clamp(0, keys).tolist()
-    ]
-
-
-def _union(ranges: Tensor, keys: int) -> list[Tensor]:
-    return [row.unique() for row in _each(ranges, keys)]
 
 
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
@@ -57,9 +45,9 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     ranges = t["ranges"][b, s, g].long()
 
     def of(text: str, changed: Tensor) -> Hypothesis:
-        return sharing.selecting(evidence, text, _union(changed, keys))
+        return sharing.selecting(evidence, text, union(changed, keys))
 
-    each = _each(ranges, keys)
+    each = each_key(ranges, keys)
     if any(len(row) > len(row.unique()) for row in each):
         text = "counts keys as often as spans hold them: where spans overlap, more than once"
         yield sharing.selecting(evidence, text, each)
@@ -87,7 +75,7 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     if outside.any():
         # Shifted, so that what lies a little outside can be told from what lies inside.
         near = (ranges + OUTSIDE).clamp(0, keys + 2 * OUTSIDE)
-        reached = [row - OUTSIDE for row in _union(near, keys + 2 * OUTSIDE)]
+        reached = [row - OUTSIDE for row in union(near, keys + 2 * OUTSIDE)]
         yield sharing.selecting(
             evidence,
             "counts the first or the last key once for each place of a span beyond it",
@@ -123,7 +111,7 @@ def _rounded(evidence: Evidence, ranges: Tensor, keys: int) -> Iterator[Hypothes
             (f"rounds the starts of spans up to multiples of {tile}", up[..., 0], end),
         ):
             changed = torch.where(filled.unsqueeze(-1), torch.stack([a, z], -1), 0)
-            yield sharing.selecting(evidence, text, _union(changed, keys))
+            yield sharing.selecting(evidence, text, union(changed, keys))
 
 
 def variants(inputs: Inputs) -> Iterator[tuple[str, Gradients]]:

@@ -301,6 +301,18 @@ def test_wrong_queries_of_many_are_found_and_said():
     assert "attends to the first 64 of 150 keys in axis 0 (of 2): index 1, axis 1 (of 6)" in text
 
 
+def test_an_op_from_outside_may_be_called_like_a_module_of_diagnoses():
+    op = type("Outside", (type(OP),), {"name": "keys"})()
+    inputs = draw()
+    assert diagnose(op, inputs, attend(inputs) * 1.1).startswith("is 1.1 times the right one")
+
+
+def test_where_a_mistake_shows_is_not_where_it_is_largest():
+    """All heads lose a key; what it weighs differs between them, and is no place."""
+    inputs = draw()
+    assert " in axis" not in diagnose(OP, inputs, attend(inputs, slice(0, 255)))
+
+
 def test_nothing_selected_has_nothing_to_be_mistaken_in():
     for name in PACKED:
         op, inputs = draw_packed(name, "all_empty")

@@ -27,6 +27,11 @@ FAMILIES = (
     "selection_blocks",
     "sliding_window",
     "compressed",
+    "decode_step",
+    "decode_selected",
+    "decode_window",
+    "decode_compressed",
+    "decode_dense",
 )
 FEWEST, TOLD = 60, 55 / 60
 RIGHT = "right"
