@@ -1,5 +1,5 @@
-"""Host: where calls one behind the other take longer than the device works on each, the host is what
-a caller waits for, and the time of the device, which a verdict is about, hides what a caller pays.
+"""Host: where calls one behind the other take longer than the device works on each, the host is
+what a caller waits for. The time of the device, which a verdict is about, hides what a caller pays.
 """
 
 from __future__ import annotations
