@@ -50,7 +50,7 @@ def packed_lengths(sequences: int, mean: int, seed: int) -> Ints:
 def _pieces(inputs: Inputs, lo: Tensor, hi: Tensor) -> Iterator[tuple[Any, ...]]:
     """Where some queries are in q and their keys in k; their weights [h,n,L]; float64 q, k, v.
 
-    lo, hi: int64 [T], the keys of each query.
+    lo, hi: int64 [T], the keys of each query, as far as there are any.
     """
     import torch
 
@@ -59,7 +59,7 @@ def _pieces(inputs: Inputs, lo: Tensor, hi: Tensor) -> Iterator[tuple[Any, ...]]
     for b, h in itertools.product(range(k.shape[0]), range(k.shape[2])):
         for t in range(0, q.shape[1], QUERIES_A_PIECE):
             some = slice(t, t + QUERIES_A_PIECE)
-            first, end = int(lo[some].min()), int(hi[some].max())
+            first, end = int(lo[some].min()), min(int(hi[some].max()), k.shape[1])
             keys = (b, slice(first, max(first, end)), h)
             rows = (b, some, slice(h * group, (h + 1) * group))
             key = torch.arange(first, max(first, end), device=q.device)

@@ -100,22 +100,7 @@ class SelectionBlocks(AttentionOp):
         return attend(inputs)
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
-        import torch
-
-        grads = {
-            name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
-            for name in self.differentiable
-        }
-        scale = inputs.options["sm_scale"]
-        for rows, keys, p, qd, kd, vd in _pieces(inputs):
-            batch, _, heads = rows
-            kv_head = heads.start // qd.shape[1]
-            dq, dk, dv = _attention.gradients(p, qd, kd, vd, grad_out[rows].double(), scale)
-            grads["q"][rows] = dq
-            # Keys that a query does not see have weight zero, so where they are does not matter.
-            grads["k"][batch, :, kv_head].index_add_(0, keys.flatten(), dk.flatten(0, 1))
-            grads["v"][batch, :, kv_head].index_add_(0, keys.flatten(), dv.flatten(0, 1))
-        return grads
+        return gradients(inputs, grad_out)
 
     def differentiable_elements(self, shape: Shape) -> int:
         assert isinstance(shape, BlocksShape)
@@ -131,6 +116,26 @@ def attend(inputs: Inputs, *, causal: bool = True) -> Tensor:
     for rows, _, p, _, _, vd in _pieces(inputs, causal):
         out[rows] = p @ vd
     return out
+
+
+def gradients(inputs: Inputs, grad_out: Tensor, *, causal: bool = True) -> dict[str, Tensor]:
+    """The float64 gradients of `attend`."""
+    import torch
+
+    grads = {
+        name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
+        for name in SelectionBlocks.differentiable
+    }
+    scale = inputs.options["sm_scale"]
+    for rows, keys, p, qd, kd, vd in _pieces(inputs, causal):
+        batch, _, heads = rows
+        kv_head = heads.start // qd.shape[1]
+        dq, dk, dv = _attention.gradients(p, qd, kd, vd, grad_out[rows].double(), scale)
+        grads["q"][rows] = dq
+        # Keys that a query does not see have weight zero, so where they are does not matter.
+        grads["k"][batch, :, kv_head].index_add_(0, keys.flatten(), dk.flatten(0, 1))
+        grads["v"][batch, :, kv_head].index_add_(0, keys.flatten(), dv.flatten(0, 1))
+    return grads
 
 
 def _pieces(inputs: Inputs, causal: bool = True) -> Iterator[tuple[Any, ...]]:

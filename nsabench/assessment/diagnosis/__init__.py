@@ -27,11 +27,21 @@ def diagnose(op: Op, inputs: Inputs, output: Tensor, previous_output: Tensor | N
     return explain(op, inputs, output, previous_output)
 
 
-def diagnose_gradient(name: str, got: Tensor, right: Tensor, previous: Tensor | None = None) -> str:
-    """One line on what a wrong gradient looks like beside the right one.
+def diagnose_gradient(
+    op: Op,
+    inputs: Inputs,
+    grad_out: Tensor,
+    name: str,
+    got: Tensor,
+    right: Tensor,
+    previous: Tensor | None = None,
+) -> str:
+    """One line on what a wrong gradient looks like, given what it was made from.
 
-    previous: the right one of the call before this one, if it had other inputs.
+    grad_out: the gradient of the output, up to a factor. name: `dq`, `dk` or whatever it is.
+    right, previous: what it should be, and what the call before was expected to return, if it had
+      other inputs.
     """
     from nsabench.assessment.diagnosis.gradients import explain
 
-    return explain(name, got, right, previous)
+    return explain(op, inputs, grad_out, name, got, right, previous)

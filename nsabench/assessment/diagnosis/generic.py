@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
+from nsabench.assessment.diagnosis.location import locate
+from nsabench.ops import Inputs
+
+PLACES = 64  # at which heads are told apart
+MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
 
 
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
@@ -19,14 +24,24 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     yield from _other_rows(evidence)
     yield from _swapped(evidence)
     yield from _heads(evidence)
+    yield from _layouts(evidence)
+    yield from _fewer_dimensions(evidence)
+    yield from _rounded(evidence)
     yield from _straight_line(evidence)
 
 
 def _remembered(e: Evidence) -> Iterator[Hypothesis]:
     yield Hypothesis("is zero everywhere", lambda: torch.zeros_like(e.oracle))
     previous = e.previous
-    if previous is not None and previous.shape == e.oracle.shape:
+    if previous is not None:
         yield Hypothesis("is the output of an earlier call, not of this one", lambda: previous)
+    unwritten = (e.output == 0) & (e.oracle != 0)
+    of_marked = unwritten & e.marked.unsqueeze(-1)
+    if of_marked.any() and not unwritten.all():
+        where = locate((e.whole_output == 0) & (e.whole != 0))
+        yield Hypothesis(
+            f"is zero in {where}, and right elsewhere", lambda: e.oracle.masked_fill(unwritten, 0.0)
+        )
 
 
 def _scales(e: Evidence) -> Iterator[Hypothesis]:
@@ -34,9 +49,12 @@ def _scales(e: Evidence) -> Iterator[Hypothesis]:
         return
     right = e.inputs.options["sm_scale"]
     dim, dim_v = e.inputs.tensors["q"].shape[-1], e.oracle.shape[-1]
+    twice = ""
+    if math.isclose(right**2, 1 / dim, rel_tol=1e-6):
+        twice = ", the square of the right one, which is then applied twice"
     wrong = {
         "1, that is, none": 1.0,
-        f"1/D = 1/{dim}": 1 / dim,
+        f"1/D = 1/{dim}" + twice: 1 / dim,
         f"1/sqrt(Dv) = {dim_v**-0.5:.4g}": dim_v**-0.5,
         "the right one without the factor log2(e) that exp2 needs": right / math.log2(math.e),
         "the right one times log2(e), which exp does not need": right * math.log2(math.e),
@@ -83,11 +101,14 @@ def _swapped(e: Evidence) -> Iterator[Hypothesis]:
 
 def _heads(e: Evidence) -> Iterator[Hypothesis]:
     """Which head of the oracle does each head of the output hold? Heads are axis -2."""
-    if "q" not in e.inputs.tensors or e.oracle.dim() < 2 or e.oracle.shape[-2] == 1:
+    if "q" not in e.inputs.tensors or e.whole.dim() < 2 or e.whole.shape[-2] == 1:
         return
-    heads = e.oracle.shape[-2]
-    heads_out = e.output.movedim(-2, 0).flatten(1)
-    right = e.oracle.movedim(-2, 0).flatten(1)
+    heads = e.whole.shape[-2]
+    places = e.wrong.any(-1).nonzero()
+    places = places[torch.linspace(0, len(places) - 1, min(len(places), PLACES)).round().long()]
+    at = tuple(places.unbind(-1))
+    heads_out = e.whole_output[at].double().transpose(0, 1).flatten(1)
+    right = e.whole[at].transpose(0, 1).flatten(1)
     nearest = torch.cdist(heads_out, right, p=1.0).argmin(1).tolist()
     if nearest == list(range(heads)):
         return
@@ -97,15 +118,137 @@ def _heads(e: Evidence) -> Iterator[Hypothesis]:
     )
     some = ", ".join(moved[:3]) + (", ..." if len(moved) > 3 else "")
     yield Hypothesis(
-        text if len(set(nearest)) == 1 else f"{text} ({some})", lambda: e.oracle[..., nearest, :]
+        text if len(set(nearest)) == 1 else f"{text} ({some})",
+        partial(_of_heads, e, torch.tensor(nearest, device=e.whole.device)),
     )
+
+
+def _of_heads(e: Evidence, nearest: Tensor) -> Tensor:
+    """Each vector of the right output taken from another head."""
+    head = e.vectors % len(nearest)
+    vectors = e.vectors - head + nearest[head]
+    return e.whole.flatten(0, -2)[vectors].reshape(e.oracle.shape)
+
+
+def _layouts(e: Evidence) -> Iterator[Hypothesis]:
+    """Two neighbouring axes taken one for the other, in memory; V as if it were as wide as K."""
+    names = [n for n in ("q", "k", "v") if n in e.full.tensors and e.full.tensors[n].dim() > 2]
+    for which in [(n,) for n in names] + ([("k", "v")] if {"k", "v"} <= set(names) else []):
+        tensors = {n: e.full.tensors[n] for n in which}
+        for axis in range(min(t.dim() for t in tensors.values()) - 1):
+            changed = {n: _swap(t, axis) for n, t in tensors.items()}
+            if all(t.shape[axis] > 1 and t.shape[axis + 1] > 1 for t in tensors.values()):
+                yield Hypothesis(
+                    f"reads {_list(which)} as if {'its' if len(which) == 1 else 'their'} axes "
+                    f"{axis} and {axis + 1} were stored the other way round",
+                    partial(e.of_inputs, _with(e.full, changed)),
+                )
+    for axis in range(e.whole.dim() - 1):
+        if e.whole.shape[axis] > 1 and e.whole.shape[axis + 1] > 1:
+            yield Hypothesis(
+                f"writes its output as if axes {axis} and {axis + 1} were stored the other way "
+                "round",
+                partial(_written_swapped, e, axis),
+            )
+    if {"k", "v"} <= set(names):
+        k, v = e.full.tensors["k"], e.full.tensors["v"]
+        alike = k.shape[:-1] == v.shape[:-1] and k.shape[-1] != v.shape[-1]
+        if alike and v.numel() <= MOST_PLACES:
+            for text, kept in (("", 0), (", but for the first", 1), (", but for the first two", 2)):
+                if kept < v.dim() - 1:
+                    yield Hypothesis(
+                        f"reads V with the strides of K{text}",
+                        partial(_read_as_wide, e, kept),
+                    )
+
+
+def _written_swapped(e: Evidence, axis: int) -> Tensor:
+    width = e.whole.shape[-1]
+    places = e.vectors.unsqueeze(1) * width + torch.arange(width, device=e.whole.device)
+    shape = list(e.whole.shape)
+    shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
+    at = list(torch.unravel_index(places, shape))
+    at[axis], at[axis + 1] = at[axis + 1], at[axis]
+    return e.whole[tuple(at)].reshape(e.oracle.shape)
+
+
+def _read_as_wide(e: Evidence, kept: int) -> Tensor:
+    k, v = e.full.tensors["k"], e.full.tensors["v"]
+    return e.of_inputs(_with(e.full, {"v": _as_wide(v, k, kept)}))
+
+
+def _with(inputs: Inputs, changed: dict[str, Tensor]) -> Inputs:
+    return Inputs({**inputs.tensors, **changed}, inputs.options)
+
+
+def _list(names: tuple[str, ...]) -> str:
+    upper = [name.upper() for name in names]
+    return " and ".join([", ".join(upper[:-1]), upper[-1]]) if len(upper) > 1 else upper[0]
+
+
+def _swap(x: Tensor, axis: int) -> Tensor:
+    shape = list(x.shape)
+    shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
+    return x.reshape(shape).transpose(axis, axis + 1)
+
+
+def _as_wide(v: Tensor, k: Tensor, kept: int) -> Tensor:
+    """v read with the strides of k, but for those of its first `kept` axes; within its memory."""
+    v, k = v.contiguous(), k.contiguous()
+    places = torch.zeros((), dtype=torch.int64, device=v.device)
+    for axis, size in enumerate(v.shape):
+        stride = (v if axis < kept else k).stride(axis)
+        along = torch.arange(size, device=v.device) * stride
+        places = places.unsqueeze(-1) + along
+    return v.reshape(-1)[places.clamp(max=v.numel() - 1)]
+
+
+def _fewer_dimensions(e: Evidence) -> Iterator[Hypothesis]:
+    """Head dims that are not a kernel's own, cut off."""
+    if not {"q", "k"} <= e.inputs.tensors.keys():
+        return
+    q = e.inputs.tensors["q"]
+    dim = q.shape[-1]
+    for some in (16, 32, 64, 128, 256):
+        if some < dim:
+            cut = q.clone()
+            cut[..., some:] = 0
+            yield Hypothesis(
+                f"uses the first {some} of {dim} dimensions of Q and K",
+                partial(e.op.oracle, e.with_tensor("q", cut)),
+            )
+
+
+def _rounded(e: Evidence) -> Iterator[Hypothesis]:
+    """Operands of float32 in fewer bits."""
+    names = [n for n in ("q", "k", "v") if n in e.inputs.tensors]
+    if len(names) < 3 or e.inputs.tensors["q"].dtype != torch.float32:
+        return
+    for form, rounded in (("TF32", _tf32), ("bfloat16", _bfloat16)):
+        for which in (("q", "k"), ("v",), ("q", "k", "v")):
+            changed = {n: rounded(e.inputs.tensors[n]) for n in which}
+            yield Hypothesis(
+                f"rounds {_list(which)} to {form}",
+                partial(e.op.oracle, _with(e.inputs, changed)),
+            )
+
+
+def _tf32(x: Tensor) -> Tensor:
+    """float32 with ten bits of mantissa, rounded to nearest, of ties to even."""
+    bits = x.view(torch.int32)
+    odd = (bits >> 13) & 1
+    return ((bits + 0xFFF + odd) & ~0x1FFF).view(torch.float32)
+
+
+def _bfloat16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
 
 
 def _straight_line(e: Evidence) -> Iterator[Hypothesis]:
     """Off by a constant, or by a constant factor."""
-    offset = float((e.output - e.oracle).mean())
+    offset = float((e.output - e.oracle)[e.marked].mean())
     yield Hypothesis(f"is off by a constant {offset:.3g}", lambda: e.oracle + offset)
-    factor = _factor(e.output, e.oracle)
+    factor = _factor(e.output[e.marked], e.oracle[e.marked])
     yield Hypothesis(f"is {factor:.4g} times the right one", lambda: e.oracle * factor)
 
 

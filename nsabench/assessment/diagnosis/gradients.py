@@ -1,16 +1,25 @@
-"""Mistakes in a gradient, which can be told from the right one without knowing the op."""
+"""Mistakes in a gradient: some show beside the right one whatever the op, some are those of any
+attention, known by its q, k, v and scale; what else an op can mistake, its module knows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from nsabench.assessment.diagnosis.evidence import FAR_OFF, Hypothesis
+from nsabench.assessment.diagnosis.keys import TILES
 from nsabench.assessment.diagnosis.location import locate
+from nsabench.assessment.diagnosis.search import BETTER, EXPLAINS, SURE, TIME_LIMIT_S, of_the_op
+from nsabench.machine.clock import now_s
+from nsabench.ops import Inputs, Op
+from nsabench.ops._attention import AttentionOp
 
-EXPLAINS = 0.05  # an explanation leaves at most this share of the gradient's norm
+SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
 KNOWN = {
     math.log(2): "a factor log(2) is missing: exp2 was differentiated as exp",
     1 / math.log(2): "a factor log(2) is applied once too often",
@@ -19,33 +28,258 @@ KNOWN = {
     2.0: "it is counted twice",
 }
 NEAR = 0.02
+MOST_PARTS = 1 << 20  # elements of gradients that a sum in parts may go through
+# The gradients by name ("k") for that of the output.
+Gradients = Callable[[Tensor], dict[str, Tensor]]
 
 
-def explain(name: str, got: Tensor, right: Tensor, previous: Tensor | None) -> str:
-    """What a wrong gradient looks like beside the right one.
+@dataclass(frozen=True)
+class Problem:
+    """A wrong gradient by `of` ("k"), and what it was made from."""
 
-    previous: the right gradient of the call before this one, if it had other inputs.
+    op: Op
+    inputs: Inputs
+    grad_out: Tensor
+    of: str
+    got: Tensor
+    right: Tensor
+    previous: Tensor | None
+
+    @cached_property
+    def out(self) -> Tensor:
+        return self.op.oracle(self.inputs)
+
+    @property
+    def scale(self) -> float:
+        return float(self.inputs.options["sm_scale"])
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head: an axis of their own, or some of axis 2."""
+        q, k = self.inputs.tensors["q"], self.inputs.tensors["k"]
+        return int(q.shape[3] if q.dim() == 5 else q.shape[2] // k.shape[2])
+
+    @property
+    def head_in_group(self) -> Tensor:
+        """[heads, 1]: the place of each query head in its group."""
+        q = self.inputs.tensors["q"]
+        return torch.arange(q.shape[-2], device=q.device).unsqueeze(1) % self.group
+
+    def by(self, grad_out: Tensor, inputs: Inputs | None = None) -> Tensor:
+        """The gradient for another gradient of the output, or other inputs."""
+        return self.op.gradients(inputs or self.inputs, grad_out)[self.of]
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is by a q, k or v, with a softmax of scaled products between."""
+        return isinstance(self.op, AttentionOp)
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """Which vectors (of the last axis) are off."""
+        by_vector = (self.got - self.right).abs().mean(-1)
+        return by_vector >= by_vector.max() / FAR_OFF
+
+    def error(self, guess: Tensor) -> float:
+        return float((self.got - guess).abs().mean(-1)[self.wrong].mean())
+
+
+def explain(
+    op: Op,
+    inputs: Inputs,
+    grad_out: Tensor,
+    name: str,
+    got: Tensor,
+    right: Tensor,
+    previous: Tensor | None,
+) -> str:
+    """What a wrong gradient looks like, given what it was made from.
+
+    grad_out: the gradient of the output, up to a factor. right, previous: what it should be, and
+      what it should have been in the call before this one, if that had other inputs.
     """
     bad = ~torch.isfinite(got)
     if bad.any():
         return f"{int(bad.sum())} of {got.numel()} elements are NaN or infinite: {locate(bad)}"
-    mistake = next(_found(got.double(), right, previous), "")
-    return f"{name} {mistake}" if mistake else _where(name, (got.double() - right).abs())
+    got, of = got.double(), name.removeprefix("d")
+    # The gradient is linear in that of the output, so the factor shows in what is right.
+    factor = _ratio(right, op.gradients(inputs, grad_out)[of]) or 1.0
+    problem = Problem(op, inputs, grad_out.double() * factor, of, got, right, previous)
+    mistake = next(_by_a_factor(problem), "") or _best(problem)
+    return f"{name} {mistake}" if mistake else _where(name, (got - right).abs())
 
 
-def _found(got: Tensor, right: Tensor, previous: Tensor | None) -> Iterator[str]:
-    if not got.any():
+def _by_a_factor(p: Problem) -> Iterator[str]:
+    """The right gradient, or an earlier one, times something."""
+    if not p.got.any():
         yield "is zero everywhere"
-    if not right.any():
+    if not p.right.any():
         return
-    factor = float((got * right).sum() / right.square().sum())
-    if _leaves(got, right, factor) < EXPLAINS:
-        texts = (text for value, text in KNOWN.items() if math.isclose(factor, value, rel_tol=NEAR))
+    known = dict(KNOWN)
+    if p.is_attention:
+        known[1 / p.scale] = "the softmax scale is missing"
+        known[p.scale] = "the softmax scale is applied twice"
+    factor = _ratio(p.got, p.right)
+    if _leaves(p.got, p.right, factor) < SMALL and abs(factor - 1) > NEAR:
+        texts = (text for value, text in known.items() if math.isclose(factor, value, rel_tol=NEAR))
         yield f"is {factor:.4g} times the right one" + "".join(f" ({text})" for text in texts)
-    if previous is not None and previous.any():
-        factor = float((got * previous).sum() / previous.square().sum())
-        if _leaves(got, previous, factor) < EXPLAINS:
+    if p.previous is not None and p.previous.any():
+        factor = _ratio(p.got, p.previous)
+        if _leaves(p.got, p.previous, factor) < SMALL:
             yield "is the gradient of an earlier call, not of this one"
+
+
+def _best(p: Problem) -> str:
+    best, error = None, float("inf")
+    end, off = now_s() + TIME_LIMIT_S, p.error(p.right)
+    for hypothesis in _hypotheses(p):
+        tried = p.error(hypothesis.predict())
+        if tried < BETTER * error:
+            best, error = hypothesis, tried
+        if error <= SURE * off or now_s() > end:
+            break
+    if best is None or error > EXPLAINS * off:
+        return ""
+    where = "" if p.wrong.all() else f" in {locate(p.wrong)}"
+    return f"{best.text}{where} (MAE {error:.2g} against that hypothesis, {off:.3g} against the op)"
+
+
+def _hypotheses(p: Problem) -> Iterator[Hypothesis]:
+    unwritten = (p.got == 0) & (p.right != 0)
+    if unwritten.any():
+        yield Hypothesis(
+            f"is zero in {locate(unwritten)}, and right elsewhere",
+            lambda: p.right.masked_fill(unwritten, 0.0),
+        )
+    yield from _permuted(p)
+    module = of_the_op(p.op)
+    for text, gradients in getattr(module, "variants", lambda inputs: ())(p.inputs):
+        yield Hypothesis(text, partial(_of_another, p, gradients))
+    if p.is_attention:
+        yield from _terms(p)
+        yield from _left_out(p)
+        yield from _scales(p)
+        yield from _in_fewer_bits(p)
+
+
+def _of_another(p: Problem, gradients: Gradients) -> Tensor:
+    return gradients(p.grad_out)[p.of]
+
+
+def _permuted(p: Problem) -> Iterator[Hypothesis]:
+    """Vectors of one axis that hold those of another index."""
+    for axis in range(1, p.right.dim() - 1):
+        size = p.right.shape[axis]
+        if 1 < size <= 128:
+            got, right = (x.movedim(axis, 0).flatten(1) for x in (p.got, p.right))
+            nearest = torch.cdist(got, right, p=1.0).argmin(1)
+            if nearest.tolist() != list(range(size)):
+                yield Hypothesis(
+                    f"has axis {axis} permuted, or partly overwritten: index 0 to {size - 1} hold "
+                    f"what belongs to {', '.join(map(str, nearest.tolist()[:8]))}"
+                    + (", ..." if size > 8 else ""),
+                    partial(p.right.index_select, axis, nearest),
+                )
+
+
+def _terms(p: Problem) -> Iterator[Hypothesis]:
+    """ds = p (do v^T - rowsum(do o)) scale, with a term too few.
+
+    A sum of p over keys, or over queries, is the op itself, or its gradient by v, of other values.
+    """
+    delta = (p.grad_out * p.out).sum(-1, keepdim=True)
+    text = "lacks the term rowsum(do o)"
+    with_keys = Inputs({**p.inputs.tensors, "v": p.inputs.tensors["k"]}, p.inputs.options)
+    if p.of == "q":
+        yield Hypothesis(text, lambda: p.right + p.scale * delta * p.op.oracle(with_keys))
+    elif p.of == "k":
+        q = p.inputs.tensors["q"].double()
+        yield Hypothesis(
+            text, lambda: p.right + p.scale * p.op.gradients(with_keys, delta * q)["v"]
+        )
+
+
+def _left_out(p: Problem) -> Iterator[Hypothesis]:
+    """Some queries, or heads of a group, are not in the sums over them."""
+    if p.of == "q":
+        return
+    q, group, head = p.inputs.tensors["q"], p.group, p.head_in_group
+    if group > 1:
+        for text, kept in (
+            ("sums over the first query head of each group only", head == 0),
+            ("sums over the last query head of each group only", head == group - 1),
+            ("leaves out the last query head of each group", head != group - 1),
+            ("leaves out the first query head of each group", head != 0),
+        ):
+            yield Hypothesis(text, partial(p.by, p.grad_out * kept))
+    count = q.shape[1]
+    place = torch.arange(count, device=q.device).view(-1, *[1] * (q.dim() - 2))
+    for text, some in (
+        ("leaves out the last query", place < count - 1),
+        ("leaves out the first query", place > 0),
+        *(
+            (
+                f"leaves out the last {count % t} queries, which fill no tile of {t}",
+                place < count // t * t,
+            )
+            for t in TILES
+            if count > t and count % t
+        ),
+    ):
+        yield Hypothesis(text, partial(p.by, p.grad_out * some))
+
+
+def _scales(p: Problem) -> Iterator[Hypothesis]:
+    """The weights are made anew with another scale."""
+    for text, scale in (
+        ("1, that is, none", 1.0),
+        ("the right one without the factor log2(e) that exp2 needs", p.scale * math.log(2)),
+        ("the right one times log2(e), which exp does not need", p.scale / math.log(2)),
+        ("the square of the right one, applied twice", p.scale**2),
+    ):
+        inputs = Inputs(p.inputs.tensors, {**p.inputs.options, "sm_scale": scale})
+        yield Hypothesis(f"uses as softmax scale {text}", partial(p.by, p.grad_out, inputs))
+
+
+def _in_fewer_bits(p: Problem) -> Iterator[Hypothesis]:
+    """Sums over queries, a tile at a time, or the result itself, rounded."""
+    q = p.inputs.tensors["q"]
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        if q.dtype == torch.float32:
+            yield Hypothesis(f"is rounded to {name}", p.right.to(dtype).double)
+            narrow = p.grad_out.to(dtype).double()
+            yield Hypothesis(
+                f"takes the gradient of the output rounded to {name}", partial(p.by, narrow)
+            )
+        if p.of == "q":
+            continue
+        for tile in (*TILES[:4], q.shape[1]):
+            queries = f"a tile of {tile} queries at a time" if tile < q.shape[1] else ""
+            for heads, text in ((p.group, "a head of the group after the other"), (1, "")):
+                parts = heads * -(-q.shape[1] // tile)
+                if parts > 1 and parts * p.grad_out.numel() <= MOST_PARTS:
+                    yield Hypothesis(
+                        f"is summed in {name}, " + ", ".join(filter(None, (text, queries))),
+                        partial(_summed, p, heads, tile, dtype),
+                    )
+
+
+def _summed(p: Problem, heads: int, tile: int, dtype: torch.dtype) -> Tensor:
+    """The sum of what each tile of queries adds, of each head by itself if `heads` are more than
+    one."""
+    total = torch.zeros_like(p.right)
+    for head in range(heads):
+        of_head = p.grad_out * (p.head_in_group % heads == head)
+        for start in range(0, of_head.shape[1], tile):
+            some = torch.zeros_like(of_head)
+            some[:, start : start + tile] = of_head[:, start : start + tile]
+            total = (total + p.by(some)).to(dtype).double()
+    return total
+
+
+def _ratio(x: Tensor, of: Tensor) -> float:
+    square = float(of.square().sum())
+    return float((x * of).sum()) / square if square else 0.0
 
 
 def _leaves(got: Tensor, guess: Tensor, factor: float) -> float:
@@ -53,4 +287,4 @@ def _leaves(got: Tensor, guess: Tensor, factor: float) -> float:
 
 
 def _where(name: str, off: Tensor) -> str:
-    return f"the largest errors of {name} are in {locate(off >= off.max() / 4)}"
+    return f"the largest errors of {name} are in {locate(off >= off.max() / FAR_OFF)}"

@@ -93,9 +93,12 @@ def _nearest_prefix(keys: Keys, *, reverse: bool) -> int:
         ranks = (keys.count - 1 - keys.rank) % keys.length
     # One head of a few rows tells prefixes apart; every head of every row need not be searched.
     rows = max(1, SEARCH_ELEMENTS // (keys.length * keys.v.shape[-1]))
-    weights = keys.weights[:rows, 0].gather(1, ranks[:rows]).unsqueeze(-1)
-    v = keys.v[:rows].gather(1, ranks[:rows].unsqueeze(-1).expand(-1, -1, keys.v.shape[-1]))
-    output = keys.evidence.output.flatten(0, -3)[:rows, None, 0]
+    marked = keys.evidence.marked.reshape(-1, keys.heads)
+    head = int(marked.sum(0).argmax())
+    some = marked[:, head].nonzero().flatten()[:rows]
+    weights = keys.weights[some, head].gather(1, ranks[some]).unsqueeze(-1)
+    v = keys.v[some].gather(1, ranks[some].unsqueeze(-1).expand(-1, -1, keys.v.shape[-1]))
+    output = keys.evidence.output.flatten(0, -3)[some, None, head]
     guesses = ((weights * v).cumsum(1) / weights.cumsum(1)).nan_to_num()
     return int((guesses - output).abs().mean((0, 2)).argmin()) + 1
 
@@ -141,6 +144,7 @@ def softmax(keys: Keys) -> Iterator[Hypothesis]:
         lambda: keys.shaped((keys.weights * keys.top.exp()) @ keys.v),
     )
     yield from _not_rescaled(keys)
+    yield from splits(keys)
     yield Hypothesis("takes no softmax of the scores", lambda: keys.shaped(keys.scores @ keys.v))
     mean = keys.v.sum(1, keepdim=True) / keys.count.clamp(min=1).unsqueeze(-1)
     yield Hypothesis("is the plain mean of V", lambda: keys.shaped(mean.expand(-1, keys.heads, -1)))
@@ -148,12 +152,9 @@ def softmax(keys: Keys) -> Iterator[Hypothesis]:
 
 def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
     """What a tile added stays in units of the maximum that was known then."""
-    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
     for tile in TILES[:4]:
         if keys.length > tile:
-            highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
-            running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
-            stale = keys.weights * torch.exp(keys.top - running)
+            stale = keys.weights * torch.exp(keys.top - _running_maximum(keys, tile))
             for left in (("output",), ("weights",), ("output", "weights")):
                 yield Hypothesis(
                     f"does not rescale the {' and the '.join(left)} summed so far when the maximum "
@@ -162,21 +163,120 @@ def _not_rescaled(keys: Keys) -> Iterator[Hypothesis]:
                 )
 
 
+def _running_maximum(keys: Keys, tile: int) -> Tensor:
+    """[R,H,L]: the maximum that is known when a key's tile is done; 0 where there is none yet."""
+    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
+    highest = torch.stack([part.amax(-1) for part in scores.split(tile, -1)], -1)
+    running = highest.cummax(-1).values.repeat_interleave(tile, -1)[..., : keys.length]
+    return running.nan_to_num(neginf=0.0)
+
+
 def _online(keys: Keys, stale: Tensor, left: tuple[str, ...]) -> Tensor:
     """Online softmax with `stale` weights in what is `left` without rescaling."""
     output, weights = (stale if of in left else keys.weights for of in ("output", "weights"))
     return keys.shaped((output @ keys.v / weights.sum(-1, keepdim=True)).nan_to_num())
 
 
-def accumulation(keys: Keys) -> Iterator[Hypothesis]:
-    """Sums in fewer bits."""
-    for tile in TILES[:4]:
-        if keys.length > tile:
-            for name in ("bfloat16", "float16"):
+def splits(keys: Keys) -> Iterator[Hypothesis]:
+    """The keys shared out evenly, and the parts put together wrongly."""
+    sizes = sorted({-(-keys.length // parts) for parts in (2, 4, 8, 16, 32)} | set(TILES))
+    scores = keys.scores.masked_fill(~keys.present, -torch.inf)
+    for size in sizes:
+        if not 1 < size < keys.length:
+            continue
+        yield Hypothesis(
+            f"merges splits of {size} keys without rescaling them to one maximum",
+            partial(_merged, keys, scores, size),
+        )
+        yield Hypothesis(
+            f"is the plain mean of splits of {size} keys",
+            partial(_averaged, keys, size),
+        )
+
+
+def _averaged(keys: Keys, size: int) -> Tensor:
+    starts = range(0, keys.length, size)
+    return torch.stack([keys.attend(keys.between(a, a + size)) for a in starts]).mean(0)
+
+
+def _merged(keys: Keys, scores: Tensor, size: int) -> Tensor:
+    own = torch.cat(
+        [
+            torch.exp(part - part.amax(-1, keepdim=True).nan_to_num(neginf=0.0))
+            for part in scores.split(size, -1)
+        ],
+        -1,
+    )
+    return keys.shaped((own @ keys.v / own.sum(-1, keepdim=True)).nan_to_num())
+
+
+def values(keys: Keys) -> Iterator[Hypothesis]:
+    """The weights are right, and are multiplied with the values of other keys."""
+    if keys.length < 2:
+        return
+    shares = (keys.weights / keys.weights.sum(-1, keepdim=True)).nan_to_num()
+    for which, by in (("next", -1), ("previous", 1)):
+        yield Hypothesis(
+            f"multiplies each weight with the value of the {which} key",
+            partial(_weighted, keys, shares, keys.v.roll(by, 1)),
+        )
+    for tile in TILES:
+        if tile < keys.length:
+            stale = torch.cat([keys.v[:, :tile], keys.v[:, :-tile]], 1)
+            yield Hypothesis(
+                f"multiplies the weights of a tile with the values of the tile of {tile} before",
+                partial(_weighted, keys, shares, stale),
+            )
+
+
+def _weighted(keys: Keys, shares: Tensor, v: Tensor) -> Tensor:
+    return keys.shaped(shares @ v)
+
+
+LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def precision(keys: Keys) -> Iterator[Hypothesis]:
+    """Fewer bits than are due, a tile of keys at a time."""
+    for name, dtype in LOWER.items():
+        for tile in (*TILES[:4], keys.length):
+            whole = tile >= keys.length
+            if whole and tile != keys.length:
+                continue
+            tiles = "" if whole else f", a tile of {tile} keys at a time"
+            yield Hypothesis(
+                f"rounds the weights to {name}{tiles}",
+                partial(_in_fewer_bits, keys, tile, weights=dtype),
+            )
+            if not whole:
                 yield Hypothesis(
-                    f"accumulates in {name}, a tile of {tile} keys at a time",
-                    partial(_accumulate, keys, tile, getattr(torch, name)),
+                    f"accumulates in {name}{tiles}",
+                    partial(_in_fewer_bits, keys, tile, sums=dtype),
                 )
+                yield Hypothesis(
+                    f"accumulates in {name}{tiles}, the weights divided first",
+                    partial(_accumulate, keys, tile, dtype),
+                )
+
+
+def _in_fewer_bits(
+    keys: Keys, tile: int, weights: torch.dtype | None = None, sums: torch.dtype | None = None
+) -> Tensor:
+    """Online softmax whose weights, or whose sums of values, are rounded."""
+    running = _running_maximum(keys, tile)
+    top = torch.full_like(keys.top, -torch.inf)
+    output = torch.zeros_like(keys.weights[..., :1] * keys.v[:, :1])
+    total = torch.zeros_like(keys.top)
+    p = keys.weights * torch.exp(keys.top - running)
+    for start in range(0, keys.length, tile):
+        part, v = p[..., start : start + tile], keys.v[:, start : start + tile]
+        higher = running[..., start : start + 1]
+        factor, top = torch.exp(top - higher), higher
+        total = total * factor + part.sum(-1, keepdim=True)
+        output = output * factor + (part.to(weights).double() if weights else part) @ v
+        if sums:
+            output = output.to(sums).double()
+    return keys.shaped((output / total).nan_to_num())
 
 
 def _accumulate(keys: Keys, tile: int, dtype: torch.dtype) -> Tensor:

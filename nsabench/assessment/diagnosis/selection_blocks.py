@@ -2,53 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from nsabench.assessment.diagnosis import sharing
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
+from nsabench.assessment.diagnosis.selected import Selection
+from nsabench.assessment.diagnosis.sequences import moved_starts, sequences
 from nsabench.ops import Inputs
-from nsabench.ops.selection_blocks import attend
+from nsabench.ops.selection_blocks import gradients
+
+Gradients = Callable[[Tensor], dict[str, Tensor]]
+
+OTHER_SIZES = (16, 32, 64, 128)
+
+
+def lead(inputs: Inputs) -> tuple[int, ...]:
+    return tuple(inputs.tensors["block_indices"].shape[:3])
+
+
+def select(inputs: Inputs, rows: Tensor) -> Selection:
+    t = inputs.tensors
+    b, token, h = torch.unravel_index(rows, lead(inputs))
+    q = t["q"].unflatten(2, (t["k"].shape[2], -1))[b, token, h]
+    start, end = sequences(t["q"].shape[1], t.get("cu_seqlens"), rows.device)
+    return Selection(
+        q=q,
+        k=t["k"].transpose(1, 2),
+        v=t["v"].transpose(1, 2),
+        batch=b,
+        head=h,
+        chosen=_keys(
+            t["block_indices"][b, token, h].long(),
+            int(inputs.options["block_size"]),
+            start[token],
+            end[token],
+            token,
+        ),
+        sm_scale=inputs.options["sm_scale"],
+    )
+
+
+def _keys(
+    blocks: Tensor, size: int, start: Tensor, end: Tensor, last: Tensor, *, repeated: bool = False
+) -> list[Tensor]:
+    """The keys of blocks [R,S] of `size` keys that count from `start` [R], before `end` [R], up to
+    `last` [R]; each once unless `repeated`."""
+    within = torch.arange(size, device=blocks.device)
+    chosen = []
+    for row, first, stop, limit in zip(
+        blocks, start.tolist(), end.tolist(), last.tolist(), strict=True
+    ):
+        given = row[row >= 0]
+        given = given.sort().values if repeated else given.unique()
+        keys = (given.unsqueeze(1) * size + within).flatten() + first
+        chosen.append(keys[(keys < stop) & (keys <= limit)])
+    return chosen
 
 
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    inputs = evidence.inputs
-    chosen = inputs.tensors["block_indices"]
-    yield Hypothesis(
+    t = evidence.full.tensors
+    size = int(evidence.full.options["block_size"])
+    given, cu = t["block_indices"], t.get("cu_seqlens")
+    b, token, h = torch.unravel_index(evidence.rows, lead(evidence.full))
+    tokens, slots = given.shape[1], given.shape[3]
+    start, end = (x[token] for x in sequences(tokens, cu, token.device))
+    chosen = given[b, token, h].long()
+    of = partial(sharing.selecting, evidence)
+
+    yield of(
         "attends to keys after the query, to all of its own block",
-        partial(attend, inputs, causal=False),
+        _keys(chosen, size, start, end, end),
     )
-    if "cu_seqlens" in inputs.tensors:
-        alone = {n: t for n, t in inputs.tensors.items() if n != "cu_seqlens"}
-        yield Hypothesis(
+    yield of("leaves out the query's own key", _keys(chosen, size, start, end, token - 1))
+    yield of("attends to one key after the query", _keys(chosen, size, start, end, token + 1))
+    if cu is not None:
+        none, all_ = torch.zeros_like(start), torch.full_like(end, tokens)
+        yield of("takes the packed sequences for one", _keys(chosen, size, none, all_, token))
+        for text, moved in moved_starts(tokens, cu):
+            first, stop = (x[token] for x in moved)
+            yield of(text, _keys(chosen, size, first, stop, token))
+    if (chosen.sort(-1).values.diff(dim=-1) == 0).any():
+        yield of(
+            "counts a block as often as it is given",
+            _keys(chosen, size, start, end, token, repeated=True),
+        )
+    own = ((token - start) // size).unsqueeze(1)
+    places = torch.arange(slots, device=chosen.device)
+    ended = (chosen < 0).cummax(-1).values
+    for text, changed in (
+        ("reads -1, which is no block, as block 0", chosen.clamp(min=0)),
+        ("stops at the first -1", chosen.masked_fill(ended, -1)),
+        ("leaves out the query's own block", chosen.masked_fill(chosen == own, -1)),
+        ("leaves out block 0", chosen.masked_fill(chosen == 0, -1)),
+        *(
+            (
+                f"leaves out the {name} of the {slots} blocks that are given",
+                chosen.masked_fill(places == slot, -1),
+            )
+            for slot, name in ((0, "first"), (slots - 1, "last"))
+        ),
+    ):
+        yield of(text, _keys(changed, size, start, end, token))
+    for text, kept in (("last", size - 1), ("first", 0)):
+        some = [
+            keys[(keys - int(first)) % size != kept]
+            for keys, first in zip(evidence.of_selection.chosen, start, strict=True)
+        ]
+        yield of(f"leaves out the {text} key of each block", some)
+    for other in OTHER_SIZES:
+        if other != size:
+            yield of(f"takes blocks of {other} keys", _keys(chosen, other, start, end, token))
+    yield from _choice_of_another(evidence, size, start, end)
+    by_head = [
+        _keys(given[b, token, other].long(), size, start, end, token)
+        for other in range(given.shape[2])
+    ]
+    yield from sharing.dealt(evidence, by_head)
+    yield from sharing.hypotheses(evidence)
+
+
+def _choice_of_another(
+    evidence: Evidence, size: int, start: Tensor, end: Tensor
+) -> Iterator[Hypothesis]:
+    given = evidence.full.tensors["block_indices"]
+    b, token, h = torch.unravel_index(evidence.rows, lead(evidence.full))
+    tokens = given.shape[1]
+    others = []
+    if given.shape[2] > 1:
+        others.append(("head 0", given[b, token, 0 * h]))
+    if tokens > 1:
+        others.append(("the query before", given[b, (token - 1) % tokens, h]))
+        others.append(("the next query", given[b, (token + 1) % tokens, h]))
+    for whose, choice in others:
+        keys = _keys(choice.long(), size, start, end, token)
+        yield sharing.selecting(evidence, f"takes the choice of {whose}", keys)
+
+
+def variants(inputs: Inputs) -> Iterator[tuple[str, Gradients]]:
+    """What a backward of other blocks would give."""
+    yield "attends to keys after the query", partial(gradients, inputs, causal=False)
+    t = inputs.tensors
+    if "cu_seqlens" in t:
+        alone = {name: x for name, x in t.items() if name != "cu_seqlens"}
+        yield (
             "takes the packed sequences for one",
-            partial(attend, Inputs(alone, inputs.options)),
+            partial(gradients, Inputs(alone, inputs.options)),
         )
-    for slot, name in ((0, "first"), (chosen.shape[-1] - 1, "last")):
-        yield Hypothesis(
-            f"leaves out the {name} of the {chosen.shape[-1]} blocks that are given",
-            partial(_without, evidence, _slot(chosen, slot)),
-        )
-    yield Hypothesis(
-        "leaves out block 0",
-        partial(_without, evidence, chosen == 0),
-    )
-    if "cu_seqlens" not in inputs.tensors:
-        positions = torch.arange(chosen.shape[1], device=chosen.device)
-        own = (positions // int(inputs.options["block_size"])).view(-1, 1, 1)
-        yield Hypothesis(
-            "leaves out the query's own block", partial(_without, evidence, chosen == own)
-        )
-
-
-def _slot(chosen: Tensor, slot: int) -> Tensor:
-    marked = torch.zeros_like(chosen, dtype=torch.bool)
-    marked[..., slot] = True
-    return marked
-
-
-def _without(evidence: Evidence, left_out: Tensor) -> Tensor:
-    chosen = evidence.inputs.tensors["block_indices"].masked_fill(left_out, -1)
-    return attend(evidence.with_tensor("block_indices", chosen))
+    given, size = t["block_indices"], int(inputs.options["block_size"])
+    slots = given.shape[3]
+    start, _ = sequences(given.shape[1], t.get("cu_seqlens"), given.device)
+    position = torch.arange(given.shape[1], device=given.device) - start
+    own = (position // size).view(1, -1, 1, 1)
+    places = torch.arange(slots, device=given.device)
+    for text, changed in (
+        ("leaves out the query's own block", given.masked_fill(given == own, -1)),
+        ("leaves out block 0", given.masked_fill(given == 0, -1)),
+        ("reads -1, which is no block, as block 0", given.clamp(min=0)),
+        (
+            f"leaves out the last of the {slots} blocks that are given",
+            given.masked_fill(places == slots - 1, -1),
+        ),
+        ("takes the choice of head 0", given[:, :, :1].expand_as(given)),
+        ("takes the choice of the query before", given.roll(1, 1)),
+    ):
+        other = Inputs({**t, "block_indices": changed}, inputs.options)
+        yield text, partial(gradients, other)

@@ -2,70 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from nsabench.assessment.diagnosis import keys as of_keys
+from nsabench.assessment.diagnosis import sharing
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
-from nsabench.assessment.diagnosis.keys import Keys
+from nsabench.assessment.diagnosis.keys import TILES
+from nsabench.assessment.diagnosis.selected import Selection
 from nsabench.ops import Inputs
+from nsabench.ops.selection_ranges import OP
+
+Gradients = Callable[[Tensor], dict[str, Tensor]]
+
+OUTSIDE = 256  # places before the first key and behind the last that are looked at
 
 
-def take(inputs: Inputs, rows: Tensor) -> Inputs:
-    """The problem that some of the queries are by themselves, each as a group of its own."""
+def lead(inputs: Inputs) -> tuple[int, ...]:
+    return tuple(inputs.tensors["q"].shape[:3])
+
+
+def select(inputs: Inputs, rows: Tensor) -> Selection:
     t = inputs.tensors
-    b, s, g = torch.unravel_index(rows, t["q"].shape[:3])
-    return Inputs(
-        {
-            "q": t["q"][b, s, g][None, None],
-            "k": t["k"][b, g][None],
-            "v": t["v"][b, g][None],
-            "ranges": t["ranges"][b, s, g][None, None],
-        },
-        inputs.options,
+    b, s, g = torch.unravel_index(rows, lead(inputs))
+    return Selection(
+        q=t["q"][b, s, g],
+        k=t["k"],
+        v=t["v"],
+        batch=b,
+        head=g,
+        chosen=_union(t["ranges"][b, s, g].long(), t["k"].shape[2]),
+        sm_scale=inputs.options["sm_scale"],
     )
+
+
+def _each(ranges: Tensor, keys: int) -> list[Tensor]:
+    """The keys of the spans [R,n,2] of each row, as often as spans hold them."""
+    return [
+        torch.cat([torch.arange(a, max(a, b), device=ranges.device) for a, b in row])
+        for row in ranges.clamp(0, keys).tolist()
+    ]
+
+
+def _union(ranges: Tensor, keys: int) -> list[Tensor]:
+    return [row.unique() for row in _each(ranges, keys)]
 
 
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    t = evidence.inputs.tensors
-    times = _times_selected(t["ranges"][0, 0], t["k"].shape[2])
-    chosen = [row.nonzero().flatten() for row in times]
-    count = torch.tensor([len(indices) for indices in chosen], device=times.device)
-    if not int(count.max()):
-        return
-    k, v = (
-        pad_sequence([t[name][0, r][indices] for r, indices in enumerate(chosen)], batch_first=True)
-        for name in ("k", "v")
+    t = evidence.full.tensors
+    keys, count = t["k"].shape[2], t["ranges"].shape[3]
+    b, s, g = torch.unravel_index(evidence.rows, lead(evidence.full))
+    ranges = t["ranges"][b, s, g].long()
+
+    def of(text: str, changed: Tensor) -> Hypothesis:
+        return sharing.selecting(evidence, text, _union(changed, keys))
+
+    each = _each(ranges, keys)
+    if any(len(row) > len(row.unique()) for row in each):
+        text = "counts keys as often as spans hold them: where spans overlap, more than once"
+        yield sharing.selecting(evidence, text, each)
+    for text, shift in (
+        ("leaves out the first key of each span", (1, 0)),
+        ("leaves out the last key of each span", (0, -1)),
+        ("attends to one key beyond the end of each span", (0, 1)),
+        ("attends to one key before the start of each span", (-1, 0)),
+    ):
+        moved = ranges + torch.tensor(shift, device=ranges.device)
+        yield of(text, torch.where(ranges[..., 1:] > ranges[..., :1], moved, 0))
+    if count > 1:
+        yield of("attends to the first span only", ranges[:, :1])
+        yield of(f"leaves out the last of the {count} spans", ranges[:, :-1])
+        yield of(f"leaves out the first of the {count} spans", ranges[:, 1:])
+        reach = ranges[..., 1].cummax(1).values.roll(1, 1)
+        reach[:, 0] = 0
+        start = torch.maximum(ranges[..., 0], reach)
+        behind = torch.stack([start, torch.maximum(start, ranges[..., 1])], -1)
+        yield of("takes the spans for sorted, and of each only what lies behind the others", behind)
+    yield of(
+        "takes a span that ends before it begins for one that is filled", ranges.sort(-1).values
     )
-    keys = Keys(evidence, k, v, count)
-    yield from of_keys.prefixes(keys)
-
-    def if_counted(how_often: Tensor) -> Tensor:
-        rows = [how_often[r][indices] for r, indices in enumerate(chosen)]
-        return keys.attend(pad_sequence(rows, batch_first=True).unsqueeze(1).double())
-
-    if int(times.max()) > 1:
-        yield Hypothesis(
-            "counts keys as often as spans hold them: where spans overlap, more than once",
-            partial(if_counted, times),
+    outside = (ranges < 0) | (ranges > keys)
+    if outside.any():
+        # Shifted, so that what lies a little outside can be told from what lies inside.
+        near = (ranges + OUTSIDE).clamp(0, keys + 2 * OUTSIDE)
+        reached = [row - OUTSIDE for row in _union(near, keys + 2 * OUTSIDE)]
+        yield sharing.selecting(
+            evidence,
+            "counts the first or the last key once for each place of a span beyond it",
+            [row.clamp(0, keys - 1) for row in reached],
         )
-    for end, shift in (("first", (1, 0)), ("last", (0, -1))):
-        short = t["ranges"][0, 0] + torch.tensor(shift, device=times.device)
-        yield Hypothesis(
-            f"leaves out the {end} key of each span",
-            partial(if_counted, _times_selected(short, t["k"].shape[2]) > 0),
+        yield sharing.selecting(
+            evidence,
+            "reads keys before the first from the end",
+            [(row[row < keys] % keys).unique() for row in reached],
         )
-    yield from of_keys.ends(keys)
-    yield from of_keys.softmax(keys)
-    yield from of_keys.accumulation(keys)
+    yield from _rounded(evidence, ranges, keys)
+    groups, queries = t["k"].shape[1], t["q"].shape[1]
+    if groups > 1:
+        yield of("takes the choice of head 0", t["ranges"][b, s, 0 * g].long())
+    if queries > 1:
+        for which, by in (("query before", -1), ("next query", 1)):
+            other = t["ranges"][b, (s + by) % queries, g].long()
+            yield of(f"takes the choice of the {which}", other)
+    yield from sharing.hypotheses(evidence)
 
 
-def _times_selected(ranges: Tensor, keys: int) -> Tensor:
-    """How many of its spans [R,n,2] hold each of the keys: [R,keys]."""
-    positions = torch.arange(keys, device=ranges.device)
-    starts, stops = (ranges[..., i].long().unsqueeze(-1) for i in (0, 1))
-    return ((positions >= starts) & (positions < stops)).sum(1)
+def _rounded(evidence: Evidence, ranges: Tensor, keys: int) -> Iterator[Hypothesis]:
+    """Spans read in whole tiles, or of whole tiles only."""
+    start, end = ranges.unbind(-1)
+    filled = end > start
+    for tile in TILES[:4]:
+        down, up = ranges // tile * tile, (ranges + tile - 1) // tile * tile
+        for text, a, z in (
+            (f"rounds the ends of spans up to multiples of {tile}", start, up[..., 1]),
+            (f"rounds the starts of spans down to multiples of {tile}", down[..., 0], end),
+            (f"rounds spans out to multiples of {tile}", down[..., 0], up[..., 1]),
+            (f"rounds the ends of spans down to multiples of {tile}", start, down[..., 1]),
+            (f"rounds the starts of spans up to multiples of {tile}", up[..., 0], end),
+        ):
+            changed = torch.where(filled.unsqueeze(-1), torch.stack([a, z], -1), 0)
+            yield sharing.selecting(evidence, text, _union(changed, keys))
+
+
+def variants(inputs: Inputs) -> Iterator[tuple[str, Gradients]]:
+    """What a backward of other spans would give."""
+    ranges = inputs.tensors["ranges"]
+    count = ranges.shape[3]
+    filled = ranges[..., 1:] > ranges[..., :1]
+    for text, changed in (
+        (
+            "leaves out the first key of each span",
+            torch.where(filled, ranges + ranges.new_tensor([1, 0]), 0),
+        ),
+        (
+            "leaves out the last key of each span",
+            torch.where(filled, ranges - ranges.new_tensor([0, 1]), 0),
+        ),
+        (
+            "attends to one key beyond the end of each span",
+            torch.where(filled, ranges + ranges.new_tensor([0, 1]), 0),
+        ),
+        (f"leaves out the last of the {count} spans", ranges[..., :-1, :]),
+        (f"leaves out the first of the {count} spans", ranges[..., 1:, :]),
+        ("takes the choice of head 0", ranges[:, :, :1].expand_as(ranges)),
+        ("takes the choice of the query before", ranges.roll(1, 1)),
+    ):
+        if changed.shape[3]:
+            other = Inputs({**inputs.tensors, "ranges": changed}, inputs.options)
+            yield text, partial(OP.gradients, other)

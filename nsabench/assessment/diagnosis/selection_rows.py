@@ -19,7 +19,8 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     yield from _causal(keys)
     yield from _tiles(keys)
     yield from of_keys.softmax(keys)
-    yield from of_keys.accumulation(keys)
+    yield from of_keys.values(keys)
+    yield from of_keys.precision(keys)
 
 
 def _causal(keys: Keys) -> Iterator[Hypothesis]:

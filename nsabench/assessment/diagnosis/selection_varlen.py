@@ -6,39 +6,56 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from nsabench.assessment.diagnosis import keys as of_keys
+from nsabench.assessment.diagnosis import sharing
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
-from nsabench.assessment.diagnosis.keys import Keys
+from nsabench.assessment.diagnosis.selected import Selection, spans
 from nsabench.ops import Inputs
 
 
-def take(inputs: Inputs, rows: Tensor) -> Inputs:
-    """The problem that some of the rows are by themselves."""
+def lead(inputs: Inputs) -> tuple[int, ...]:
+    return (inputs.tensors["q"].shape[0],)
+
+
+def select(inputs: Inputs, rows: Tensor) -> Selection:
     t = inputs.tensors
-    lengths = t["cu_seqlens"].diff()[rows]
-    some = torch.cat([torch.arange(*_span(inputs, row)) for row in rows.tolist()]).to(rows.device)
-    starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(t["cu_seqlens"].dtype)
-    return Inputs(
-        {"q": t["q"][rows], "k": t["k"][some], "v": t["v"][some], "cu_seqlens": starts},
-        inputs.options,
+    none = torch.zeros_like(rows)
+    return Selection(
+        q=t["q"][rows],
+        k=t["k"][None, None],
+        v=t["v"][None, None],
+        batch=none,
+        head=none,
+        chosen=spans(*_ends(inputs, rows), len(t["k"])),
+        sm_scale=inputs.options["sm_scale"],
     )
 
 
-def _span(inputs: Inputs, row: int) -> tuple[int, int]:
-    start, stop = inputs.tensors["cu_seqlens"][row : row + 2].tolist()
-    return start, stop
+def _ends(inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor]:
+    cu = inputs.tensors["cu_seqlens"].long()
+    return cu[rows], cu[rows + 1]
 
 
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    t = evidence.inputs.tensors
-    count = t["cu_seqlens"].diff().long()
-    if not int(count.max()):
-        return
-    k, v = (pad_sequence(t[name].split(count.tolist()), batch_first=True) for name in ("k", "v"))
-    keys = Keys(evidence, k, v, count)
-    yield from of_keys.prefixes(keys)
-    yield from of_keys.ends(keys)
-    yield from of_keys.softmax(keys)
-    yield from of_keys.accumulation(keys)
+    inputs, rows = evidence.full, evidence.rows
+    keys = len(inputs.tensors["k"])
+    start, end = _ends(inputs, rows)
+    longest = inputs.tensors["cu_seqlens"].diff().max()
+    for text, first, last in (
+        ("attends to one key too many, the first key of the next row", start, end + 1),
+        ("attends to one key too many, the last key of the row before", start - 1, end),
+        (
+            "attends from its first key on to as many keys as the longest row has",
+            start,
+            start + longest,
+        ),
+        *(
+            (
+                f"attends to the keys of the {which} row",
+                *_ends(inputs, (rows + by) % evidence.count),
+            )
+            for which, by in (("next", 1), ("previous", -1))
+        ),
+    ):
+        yield sharing.selecting(evidence, text, spans(first, last, keys))
+    yield from sharing.hypotheses(evidence)

@@ -58,7 +58,7 @@ class InputSets:
         self._seeds.append(seed)
         self.sets.append(inputs)
         if self.wanted:
-            self.grads.append(self._op.draw_grad(inputs, seed + GRAD_SEED))
+            self.grads.append(self.draw_grad(inputs, seed))
         self.expected.append(self._expect(len(self.sets) - 1))
         self._checksums.append(checksum(self._held(len(self.sets) - 1)))
 
@@ -86,6 +86,10 @@ class InputSets:
         """The inputs of a seed, the same each time."""
         case = self._case
         return self._op.draw(ops.sizes(case), case.dtype, case.distribution, seed, self._device)
+
+    def draw_grad(self, inputs: Inputs, seed: int) -> Tensor:
+        """The gradient of the output that belongs to the inputs of a seed."""
+        return self._op.draw_grad(inputs, seed + GRAD_SEED)
 
     def seed(self, index: int) -> int:
         """What the values that set `index` holds now are drawn from."""
@@ -132,7 +136,7 @@ class InputSets:
         if any(what.startswith(INPUT) for what in changes):
             self.sets[index].fill_from(self.draw(seed))
         if GRADIENT in changes:
-            self.grads[index].copy_(self._op.draw_grad(self.sets[index], seed + GRAD_SEED))
+            self.grads[index].copy_(self.draw_grad(self.sets[index], seed))
         if any(what.startswith(ORACLE) for what in changes):
             for name, tensor in self._expect(index).items():
                 self.expected[index][name].copy_(tensor)

@@ -148,10 +148,12 @@ def _diagnose(arm: CaseArm, report: Report) -> str:
     if wrong is None:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
-    if arm.case.direction is Direction.BACKWARD:
-        return diagnose_gradient(wrong.name, wrong.result, wrong.expected, wrong.previous)
-    inputs = arm.sets.draw(wrong.seed)
-    return diagnose(ops.get(arm.case.op), inputs, wrong.result, wrong.previous)
+    op, inputs = ops.get(arm.case.op), arm.sets.draw(wrong.seed)
+    if arm.case.direction is Direction.FORWARD:
+        return diagnose(op, inputs, wrong.result, wrong.previous)
+    grad_out = arm.sets.draw_grad(inputs, wrong.seed)
+    made = (wrong.name, wrong.result, wrong.expected, wrong.previous)
+    return diagnose_gradient(op, inputs, grad_out, *made)
 
 
 def _without_inputs(item: Implementation, session: int, failure: Failure) -> Outcome:
