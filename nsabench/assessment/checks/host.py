@@ -1,5 +1,6 @@
-"""Host: a call that holds the CPU for longer than the device is, in a row of calls, as fast as its
-host. The time of the device alone, which a verdict is about, then hides what a caller pays."""
+"""Host: where calls one behind the other take longer than the device works on each, the host is
+what a caller waits for. The time of the device, which a verdict is about, hides what a caller pays.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +17,20 @@ MORE = 1.25  # times the time of the device: no doubt which of the two is awaite
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
     """Candidates that are bound by their host."""
     return [
-        Finding("host", Effect.NOTE, _say(row), row.case_id, row.implementation)
+        Finding(
+            "host",
+            Effect.NOTE,
+            f"bound by its host: one behind the other, {'replays' if graph else 'calls'} take "
+            f"{row.queued_ms * 1e3:.0f} µs each, and the device works {row.timed_ms * 1e3:.0f} µs "
+            f"on each",
+            row.case_id,
+            row.implementation,
+        )
         for row in rows
         if row.role is Role.CANDIDATE
-        and row.host_us is not None
+        and row.host_us is not None  # on a CPU there is no device to wait for
+        and row.queued_ms is not None
         and row.timed_ms is not None
-        and row.host_us > MORE * row.timed_ms * 1e3
+        and row.queued_ms > MORE * row.timed_ms
+        for graph in [row.mode is Mode.GRAPH]
     ]
-
-
-def _say(row: Row) -> str:
-    assert row.host_us is not None and row.timed_ms is not None
-    what = "of the CPU to replay it" if row.mode is Mode.GRAPH else "of Python"
-    sentence = (
-        f"bound by its host: {row.host_us:.0f} µs {what} for {row.timed_ms * 1e3:.0f} µs on the "
-        f"device"
-    )
-    if row.queued_ms is not None:
-        sentence += f"; one behind the other, calls take {row.queued_ms * 1e3:.0f} µs each"
-    return sentence
