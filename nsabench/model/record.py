@@ -171,6 +171,11 @@ class Record:
         """Case and implementation, which tell it from the others of its run."""
         return self.case_id, self.implementation
 
+    @property
+    def unproven_verdict(self) -> bool:
+        """Whether it has a verdict that says something, and a check behind it is unproven."""
+        return bool(self.unproven) and self.verdict not in (None, Verdict.INVALID)
+
     def row(self) -> dict[str, Any]:
         """As records.parquet holds it: by column, with a column a size."""
         cells: dict[str, Any] = {}

@@ -55,6 +55,52 @@ def test_every_control_is_caught_and_nobody_else(tmp_path: Path) -> None:
     assert by_accident and all("another stream than the default" in r for r in by_accident)
 
 
+GRAPHS_AND_GRADIENTS = """
+op: decode_dense
+axes: {dtype: bfloat16}
+include:
+  - {B: 8, S: [2048, 32768, 131072], HQ: 64, H: 4, D: 128}
+timing: {mode: graph, rotate: 2}
+---
+op: decode_step
+axes: {dtype: bfloat16}
+include:
+  - {B: 64, S: [2048, 32768], HQ: 64, H: 4, D: 128, block: 32, stride: 16, block_size: 64,
+     n_selected: 16, window: 512}
+timing: {mode: graph, rotate: 2}
+---
+op: selection_blocks
+axes: {dtype: bfloat16, direction: backward}
+include:
+  - {B: 1, T: [2048, 8192], HQ: 64, H: 4, D: 128, S: 16, block_size: 64}
+timing: {rotate: 2}
+---
+op: sliding_window
+axes: {dtype: bfloat16, direction: backward}
+include:
+  - {B: 1, T: [1024, 16384], HQ: 64, H: 4, D: 128, window: 512}
+"""
+IN_GRAPHS = {"patched_replay", "repeating_wrapper", "recalled_in_a_graph"}
+IN_A_BACKWARD = {"patched_clocks", "sleeping_backward", "recalled_gradients"}
+
+
+def test_in_graphs_and_in_a_backward_every_check_is_proven(tmp_path: Path) -> None:
+    records = run(tmp_path, GRAPHS_AND_GRADIENTS)
+    controls = [r for r in records if r["role"] == "control"]
+    amiss = [r for r in controls if r["caught"] not in ("caught", "declined")]
+    assert [(r["implementation"], r["status"], r["caught"], r["reason"]) for r in amiss] == []
+    for op, names in (
+        ("decode_dense", IN_GRAPHS),
+        ("decode_step", IN_GRAPHS),
+        ("selection_blocks", IN_A_BACKWARD),
+        ("sliding_window", IN_A_BACKWARD),
+    ):
+        own = [r for r in controls if r["op"] == op]
+        assert names <= {r["implementation"] for r in own if r["caught"] == "caught"}, op
+    judged = [r for r in records if r["role"] == "candidate" and r["median_ms"]]
+    assert judged and {r["unproven"] for r in judged} == {""}
+
+
 def test_graph_mode_measures_the_same_work(tmp_path: Path) -> None:
     for mode in ("stream", "graph"):
         (tmp_path / mode).mkdir()

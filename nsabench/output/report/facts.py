@@ -229,7 +229,7 @@ def standings(facts: Facts) -> list[Standing]:
             Counter(r.verdict for r in rows if r.verdict),
             len(rows),
             Counter(r.status for r in rows if not r.verdict),
-            sum(bool(r.unproven and r.verdict) for r in rows),
+            sum(r.unproven_verdict for r in rows),
         )
         for (op, name), rows in groups.items()
     ]

@@ -185,7 +185,7 @@ def _results(facts: Facts) -> Iterator[str]:
 
 
 def _verdict(record: Record) -> str:
-    lacking = f" (unproven: {record.unproven})" if record.unproven else ""
+    lacking = f" (unproven: {record.unproven})" if record.unproven_verdict else ""
     return f"{record.verdict}{lacking}" if record.verdict else ""
 
 

@@ -74,7 +74,7 @@ def candidates_table(records: Sequence[Record]) -> Table:
             ratio,
             Text(standing(r), STYLES[r.verdict] if r.verdict else ""),
         )
-    if any(r.unproven and r.verdict for r in records):
+    if any(r.unproven_verdict for r in records):
         table.caption = "* no control showed that each check behind it works: see `unproven`"
         table.caption_justify = "left"
     return table
@@ -82,7 +82,7 @@ def candidates_table(records: Sequence[Record]) -> Table:
 
 def standing(record: Record) -> str:
     """The verdict, marked where a check behind it was not shown to work."""
-    mark = "*" if record.unproven else ""
+    mark = "*" if record.unproven_verdict else ""
     return f"{record.verdict}{mark}" if record.verdict else "-"
 
 

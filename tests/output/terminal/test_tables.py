@@ -67,6 +67,8 @@ def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
     unproven = record(status="ok", verdict="faster", unproven="timer, baseline")
     assert "faster*" not in shown(proven) and "* no control" not in shown(proven)
     assert "faster*" in shown(unproven)
+    crashed = record(status="crashed", verdict="invalid", unproven="timer")
+    assert "invalid" in shown(crashed) and "invalid*" not in shown(crashed)
     assert "* no control showed that each check behind it works" in shown(unproven)
 
 
