@@ -23,15 +23,15 @@ CASE = Case(
     streams=1,
     timeout_s=60,
     seed=1,
-    timing=Timing(warmup_s=0.02, stopping=FixedCount(kind="fixed_count", rounds=60)),
 )
 
 
-@pytest.mark.parametrize("attempt", range(5))
+@pytest.mark.parametrize("rounds", [20, 20, 20, 60, 60])
 def test_it_is_right_in_whatever_order_its_inputs_come(
-    monkeypatch: pytest.MonkeyPatch, attempt: int
+    monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
-    """Which calls are looked at, and what is exchanged before them, is drawn at random."""
+    """Which calls are looked at, and what is exchanged before them, is drawn at random. In the
+    least number of rounds that a matrix has, most calls are look-ups."""
     monkeypatch.setattr(remembered, "WORTH_REMEMBERING", 0)
     monkeypatch.setattr(remembered, "_by_content", {})
     monkeypatch.setattr(remembered, "_aside_again", lambda: False)
@@ -58,8 +58,9 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
         Source("test"),
         called,
     )
+    stopping = FixedCount(kind="fixed_count", rounds=rounds)
     [outcome] = measure(
-        CASE,
+        CASE.model_copy(update={"timing": Timing(warmup_s=0.02, stopping=stopping)}),
         [item],
         device="cpu",
         session=1,
@@ -68,5 +69,6 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
         report=lambda step: None,
     ).outcomes
     assert outcome.status is Status.OK, outcome.reason
-    assert len(outcome.samples.time_ms) == 60
-    assert len(calls) - len(computed) >= 60 - remembered.LEARNING_CALLS
+    assert len(outcome.samples.time_ms) == rounds
+    # All calls after those of the warm-up, of which none is remembered.
+    assert len(calls) - len(computed) >= rounds - remembered.LEARNING_CALLS > 0.6 * rounds
