@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.planning import matrix
 from nsabench.planning.resolve import shipped_matrices
@@ -163,6 +164,23 @@ def test_a_file_may_hold_several_matrices(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "oops: 1\n")
     with pytest.raises(UsageError, match=r"m\.yaml:6: oops is not a known key"):
         matrix.load(path)
+
+
+def test_a_shipped_case_shows_who_counts_a_repeated_block_twice() -> None:
+    """Where all blocks of a row are given as often, the weights stay the same."""
+    cases = [
+        case
+        for loaded in matrix.load(shipped_matrices()["selection_edge"])
+        for case in loaded.cases
+        if case.distribution == "repeated"
+    ]
+    uneven = []
+    for case in cases:
+        inputs = ops.get(case.op).draw(ops.sizes(case), case.dtype, "repeated", case.seed, "cpu")
+        rows = inputs.tensors["block_indices"].flatten(0, 2)
+        times = [row[row >= 0].unique(return_counts=True)[1].unique() for row in rows]
+        uneven.append(any(len(counts) > 1 for counts in times))
+    assert any(uneven)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_matrices()))

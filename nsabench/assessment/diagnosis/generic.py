@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
-from nsabench.assessment.diagnosis.location import locate
+from nsabench.assessment.diagnosis.location import is_all, locate
 from nsabench.ops import Inputs
 
 PLACES = 64  # at which heads are told apart
@@ -35,12 +35,11 @@ def _remembered(e: Evidence) -> Iterator[Hypothesis]:
     previous = e.previous
     if previous is not None:
         yield Hypothesis("is the output of an earlier call, not of this one", lambda: previous)
-    unwritten = (e.output == 0) & (e.oracle != 0)
-    of_marked = unwritten & e.marked.unsqueeze(-1)
-    if of_marked.any() and not unwritten.all():
-        where = locate((e.whole_output == 0) & (e.whole != 0))
+    unwritten = (e.whole_output == 0) & (e.whole != 0)
+    if unwritten.any() and not unwritten.all() and is_all(e.off, unwritten):
         yield Hypothesis(
-            f"is zero in {where}, and right elsewhere", lambda: e.oracle.masked_fill(unwritten, 0.0)
+            f"is zero in {locate(unwritten)}, and right elsewhere",
+            lambda: e.oracle.masked_fill(e.output == 0, 0.0),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Hypothesis
 from nsabench.assessment.diagnosis.keys import TILES
-from nsabench.assessment.diagnosis.location import locate, within
+from nsabench.assessment.diagnosis.location import is_all, locate, within
 from nsabench.assessment.diagnosis.search import BETTER, EXPLAINS, SURE, TIME_LIMIT_S, of_the_op
 from nsabench.machine.clock import now_s
 from nsabench.ops import Inputs, Op
@@ -28,6 +28,7 @@ KNOWN = {
     2.0: "it is counted twice",
 }
 NEAR = 0.02
+MOST_ELEMENTS = 1 << 25
 MOST_PARTS = 1 << 20  # elements of gradients that a sum in parts may go through
 # The gradients by name ("k") for that of the output.
 Gradients = Callable[[Tensor], dict[str, Tensor]]
@@ -44,6 +45,11 @@ class Problem:
     got: Tensor
     right: Tensor
     previous: Tensor | None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there is time and memory to compute its gradients a few times more."""
+        return int(self.grad_out.numel() + self.got.numel()) <= MOST_ELEMENTS
 
     @cached_property
     def out(self) -> Tensor:
@@ -102,9 +108,11 @@ def explain(
     if bad.any():
         return f"{int(bad.sum())} of {got.numel()} elements are NaN or infinite: {locate(bad)}"
     got, of = got.double(), name.removeprefix("d")
-    # The gradient is linear in that of the output, so the factor shows in what is right.
-    factor = _ratio(right, op.gradients(inputs, grad_out)[of]) or 1.0
-    problem = Problem(op, inputs, grad_out.double() * factor, of, got, right, previous)
+    problem = Problem(op, inputs, grad_out, of, got, right, previous)
+    if problem.is_small:
+        # The gradient is linear in that of the output, so the factor shows in what is right.
+        factor = _ratio(right, problem.by(grad_out)) or 1.0
+        problem = replace(problem, grad_out=grad_out.double() * factor)
     mistake = next(_by_a_factor(problem), "") or _best(problem)
     return f"{name} {mistake}" if mistake else _where(name, (got - right).abs())
 
@@ -146,12 +154,14 @@ def _best(p: Problem) -> str:
 
 def _hypotheses(p: Problem) -> Iterator[Hypothesis]:
     unwritten = (p.got == 0) & (p.right != 0)
-    if unwritten.any():
+    if unwritten.any() and is_all((p.got - p.right).abs(), unwritten):
         yield Hypothesis(
             f"is zero in {locate(unwritten)}, and right elsewhere",
             lambda: p.right.masked_fill(unwritten, 0.0),
         )
     yield from _permuted(p)
+    if not p.is_small:
+        return
     module = of_the_op(p.op)
     for text, gradients in getattr(module, "variants", lambda inputs: ())(p.inputs):
         yield Hypothesis(text, partial(_of_another, p, gradients))

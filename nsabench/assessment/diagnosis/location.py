@@ -31,3 +31,9 @@ def within(errors: Tensor, left: float) -> str:
     """
     where = locate(errors > max(ROUNDING * left, float(errors.max()) / SMALL))
     return "" if where == EVERYWHERE else f" in {where}"
+
+
+def is_all(errors: Tensor, marked: Tensor) -> bool:
+    """Whether nothing is off but the elements that are marked."""
+    rest = errors.masked_fill(marked, 0.0).mean(-1)
+    return float(rest.max()) <= float(errors.mean(-1).max()) / SMALL

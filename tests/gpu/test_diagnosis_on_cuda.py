@@ -1,0 +1,83 @@
+"""Diagnoses of what lies on a device, in cases as large as the shipped ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = "cuda"
+HEADS = {"B": 1, "HQ": 64, "H": 4, "D": 128}
+STEP = {"B": 8, "S": 8192, "HQ": 64, "H": 4, "D": 128}
+BLOCKS = {"block_size": 64, "n_selected": 16}
+CASES = (
+    ("selection_rows", "dense", {"N": 256, "H": 8, "D": 128, "L": 512}),
+    ("selection_varlen", "spread", {"N": 256, "H": 8, "D": 128, "L": 1024}),
+    (
+        "selection_ranges",
+        "mixed",
+        {"B": 1, "S": 256, "G": 4, "H": 4, "D": 64, "S_kv": 4096, "n_spans": 8, "L": 1024},
+    ),
+    ("selection_blocks", "random", {**HEADS, "T": 2048, "S": 16}),
+    ("selection_blocks", "packed", {**HEADS, "T": 2048, "S": 16}),
+    ("sliding_window", "dense", {**HEADS, "T": 2048, "window": 512}),
+    ("sliding_window", "packed", {**HEADS, "T": 300, "B": 5, "window": 512}),
+    ("compressed", "dense", {**HEADS, "T": 2048, "block": 32, "stride": 16}),
+    ("compressed", "packed", {**HEADS, "T": 300, "B": 5, "block": 32, "stride": 16}),
+    ("decode_step", "random", {**STEP, **BLOCKS, "block": 32, "stride": 16, "window": 512}),
+    ("decode_selected", "random", {**STEP, **BLOCKS}),
+    ("decode_window", "random", {**STEP, "window": 512}),
+    ("decode_dense", "random", STEP),
+)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nsabench.assessment.diagnosis import gradients, search
+
+    for module in (search, gradients):
+        monkeypatch.setattr(module, "TIME_LIMIT_S", 30.0)
+
+
+@pytest.mark.parametrize(("name", "distribution", "shape"), CASES)
+def test_a_mistake_is_named_and_noise_is_not(name, distribution, shape) -> None:
+    from nsabench import ops
+    from nsabench.assessment.diagnosis import diagnose
+
+    op = ops.get(name)
+    sizes = op.shape_model.model_validate(shape)
+    inputs = op.draw(sizes, "bfloat16", distribution, 1, DEVICE)
+    right = op.oracle(inputs)
+    scale = inputs.options["sm_scale"] * math.log(2)
+    other = op.oracle(ops.Inputs(inputs.tensors, {**inputs.options, "sm_scale": scale}))
+    assert "without the factor log2(e)" in diagnose(op, inputs, other.bfloat16())
+    noisy = right + torch.randn_like(right)
+    assert diagnose(op, inputs, noisy.bfloat16()).startswith("no hypothesis explains it")
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "shape"), [case for case in CASES if "T" in case[2] or "G" in case[2]]
+)
+def test_a_mistake_in_a_gradient_is_named(name, distribution, shape) -> None:
+    from nsabench import ops
+    from nsabench.assessment.diagnosis import diagnose_gradient
+
+    op = ops.get(name)
+    sizes = op.shape_model.model_validate(shape)
+    inputs = op.draw(sizes, "bfloat16", distribution, 1, DEVICE)
+    grad_out = op.draw_grad(inputs, 2)
+    right = op.gradients(inputs, grad_out)
+    group = shape["H"] if "G" in shape else shape["HQ"] // shape["H"]
+    head = torch.arange(grad_out.shape[-2], device=DEVICE).unsqueeze(1)
+    one = op.gradients(inputs, grad_out * (head % group == 0))["v"]
+    text = diagnose_gradient(op, inputs, grad_out, "dv", one.bfloat16(), right["v"])
+    assert "sums over the first query head of each group only" in text
+    noisy = right["k"] + right["k"].std() * torch.randn_like(right["k"])
+    text = diagnose_gradient(op, inputs, grad_out, "dk", noisy.bfloat16(), right["k"])
+    assert text.startswith("the largest errors of dk are in")
