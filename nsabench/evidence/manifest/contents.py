@@ -20,7 +20,7 @@ from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
 from nsabench.assessment.verdict import Key
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.seal import brief_of, brief_plan, controls_caught
+from nsabench.evidence.manifest.seal import brief_of, brief_plan, controls_caught, outcomes_of
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.execution import journal
 from nsabench.execution.chain import Origin
@@ -170,14 +170,23 @@ def check_summary(table: pa.Table, predicate: Predicate) -> None:
         stated = getattr(signed, name)
         for measured in set(column(name)) if stated is not None else ():
             _same(f"what was signed: {name}", stated, measured)
-    cells = zip(column("op"), column("caught_by"), column("caught"), strict=True)
-    caught = controls_caught((op, by or "", caught) for op, by, caught in cells)
+    caught = controls_caught(outcomes_of(table))
     _same("what was signed: controls_caught", predicate.controls_caught, caught)
 
 
 def check_archived(data: bytes, predicate: Predicate) -> None:
     """As `check_summary`, of the bytes of a records.parquet by itself."""
-    needed = ["op", "caught_by", "caught", "gpu_name", "torch", "triton", "cuda"]
+    needed = [
+        "op",
+        "direction",
+        "mode",
+        "caught_by",
+        "caught",
+        "gpu_name",
+        "torch",
+        "triton",
+        "cuda",
+    ]
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             wrong = misfit(file.schema_arrow, RECORDS, ["op", "caught_by", "gpu_name"])

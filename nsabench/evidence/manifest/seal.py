@@ -79,7 +79,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=table.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=controls_caught(_outcomes(table)),
+            controls_caught=controls_caught(outcomes_of(table)),
             results_schema=SCHEMA_VERSION,
         ),
     )
@@ -92,7 +92,7 @@ def _controls(path: Path) -> pa.Table:
     return pq.read_table(path, columns=[name for name in columns if name in known])
 
 
-def _outcomes(table: pa.Table) -> Iterator[Outcome]:
+def outcomes_of(table: pa.Table) -> Iterator[Outcome]:
     for row in table.to_pylist():
         if row["caught"]:
             direction, mode = Direction(row["direction"]), Mode(row.get("mode") or Mode.STREAM)
