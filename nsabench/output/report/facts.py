@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
+from nsabench import bounds
+from nsabench.assessment import threshold
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.results import Results, assemble
+from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
@@ -68,8 +70,8 @@ class Facts:
     def environment(self) -> Environment | None:
         """What `environment.json` says; None where it is missing or not readable."""
         try:
-            return Environment.model_validate_json(self.folder.environment.read_bytes())
-        except (OSError, ValidationError):
+            return Environment.read(self.folder.environment)
+        except (OSError, ValueError):
             return None
 
     @cached_property
@@ -85,8 +87,8 @@ class Facts:
     def thresholds(self) -> dict[str, Any] | None:
         """What `thresholds.yaml` decides, if it has been decided yet."""
         try:
-            content = yaml.safe_load(self.folder.thresholds.read_text())
-        except (OSError, yaml.YAMLError):
+            content = threshold.read(self.folder.thresholds)
+        except (OSError, ValueError):
             return None
         return content if isinstance(content, dict) else None
 
@@ -186,8 +188,8 @@ class Facts:
         parts = []
         for name in PassName:
             try:
-                text = self.folder.log(case_id, name).read_text(errors="replace")
-            except OSError:
+                text = bounds.tail(self.folder.log(case_id, name), limits.LOG)
+            except (OSError, bounds.OutOfBounds):
                 continue
             heading = [] if name is PassName.FIRST_LOOK else [f"--- {name}"]
             parts += [*heading, *text.rstrip().splitlines()[-lines:]]

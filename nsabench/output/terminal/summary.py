@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-import yaml
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
 from nsabench import ops
-from nsabench.assessment import labels
+from nsabench.assessment import labels, threshold
 from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.failures import failures, unproven
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import Role
 from nsabench.output.terminal.findings import print_findings
 from nsabench.output.terminal.tables import baselines_table, candidates_table
+from nsabench.text import shown
 
 SHOWN_FAILURES = 12
 SHOWN_FINDINGS = 12
@@ -29,7 +29,7 @@ def print_summary(finished: Finished, console: Console) -> None:
     diagnosed = [r for r in records if r.role is Role.CANDIDATE and r.diagnosis]
     for r in diagnosed[:SHOWN_FINDINGS]:
         line = f"{r.implementation} on {labels.named(r)}: diagnosis: {r.diagnosis}"
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(shown(line)), soft_wrap=True)
     console.print(baselines_table(records))
     controls = {r.implementation for r in records if r.role is Role.CONTROL}
     grave = [
@@ -69,7 +69,7 @@ def _panel(finished: Finished) -> Panel:
         ),
     ]
     return Panel(
-        Text("\n".join(lines)),
+        Text("\n".join(map(shown, lines))),
         title="failed" if failed else "complete",
         border_style="red" if failed else "green",
     )
@@ -78,8 +78,8 @@ def _panel(finished: Finished) -> Panel:
 def _decision(finished: Finished) -> list[str]:
     """What `thresholds.yaml` says, if the run has one: from which length on, or that from none."""
     try:
-        content = yaml.safe_load(finished.folder.thresholds.read_text())
-    except OSError:
+        content = threshold.read(finished.folder.thresholds)
+    except (OSError, ValueError):
         return []
     lines = []
     for d in content["decisions"]:
