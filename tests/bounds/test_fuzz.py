@@ -36,10 +36,16 @@ many = settings(
 )
 
 
+NOISE = [*map(chr, range(128)), *"é\u202e\ud800\U0001f600"]
+
+
 def joined(*parts: str) -> st.SearchStrategy[bytes]:
-    """Files made of what the format is made of, of noise, and of much of one part."""
-    part = st.sampled_from(parts) | st.text(max_size=6)
-    some = st.lists(part, max_size=40).map("".join)
+    """Files made of what the format is made of, of noise, and of much of one part.
+
+    A byte picks a part: drawn one by one, the parts would take most of the time.
+    """
+    picked = [parts[i % len(parts)] if i < 128 else NOISE[i % len(NOISE)] for i in range(256)]
+    some = st.binary(max_size=40).map(lambda picks: "".join(picked[i] for i in picks))
     much = st.tuples(st.sampled_from(parts), st.integers(1, 3000)).map(lambda t: t[0] * t[1])
     return (some | st.tuples(some, much, some).map("".join)).map(
         lambda text: text.encode("utf-8", "surrogatepass")

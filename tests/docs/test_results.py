@@ -84,7 +84,7 @@ def test_the_published_runs_say_what_was_not_proven_of_them(tmp_path: Path) -> N
     assert "8 faster, 2 slower, 2 inconclusive of 12 cases" in text, "as it was published"
     assert (
         "**Unproven:** no control showed that the checks timer, baseline and roofline (none was "
-        "there) work for selection\\_ranges backward." in text
+        "there) work for selection_ranges backward." in text
     )
     assert "Nothing is decided" not in text and "invalid" not in text.partition("## Env")[0]
 
