@@ -81,7 +81,7 @@ GRAPHS_AND_GRADIENTS = {
         IN_A_BACKWARD,
     ),
     "sliding_window": (
-        "axes: {dtype: bfloat16, direction: backward, B: 1, T: [1024, 16384], HQ: 64, H: 4,\n"
+        "axes: {dtype: bfloat16, direction: backward, B: 1, T: [1024, 8192], HQ: 64, H: 4,\n"
         "       D: 128, window: 512}\n",
         IN_A_BACKWARD,
     ),
