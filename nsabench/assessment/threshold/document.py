@@ -8,31 +8,35 @@ from typing import Any
 
 import yaml
 
-from nsabench.assessment.threshold.decide import Decision, per_gpu
+from nsabench.assessment.threshold.decide import Decision, gated, per_gpu
 from nsabench.files import whole
 
 SCHEMA_VERSION = 1
 HEAD = """\
 # From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
 # runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never.
+# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best.
 """
 
 
 def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
+    of_gate = gated(decisions)
     return {
         "schema_version": SCHEMA_VERSION,
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None},
-        "decisions": [_decision(d) for d in decisions],
+        "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
 
 
-def _decision(d: Decision) -> dict[str, Any]:
+def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
     by = d.decided_by
     return {
         "gpu": d.gpu,
         "combo": d.combo,
         "op": d.op,
         "candidate": d.candidate,
+        "own": d.own,  # of the user's own file
+        "gate": gate,  # runtime.sel_triton_min_L goes by it
         "margin": d.margin,
         "axis": d.axis,  # the size that min_L and the lengths are of
         "min_L": d.min_length,
@@ -74,9 +78,9 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 def _section(d: Decision) -> list[str]:
     threshold = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
-        f"## {d.op} on {d.gpu or 'a CPU'}: {threshold}",
+        f"## {d.candidate} ({d.op}) on {d.gpu or 'a CPU'}: {threshold}",
         "",
-        f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
+        f"{d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",
         *(f"- {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
         *([""] if d.reasons or d.caveats or d.notes else []),

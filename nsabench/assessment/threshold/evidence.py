@@ -59,12 +59,20 @@ Implementation = tuple[str, str]  # op as the run calls it, and name
 
 
 @dataclass(frozen=True)
+class Note:
+    """What is worth saying of an implementation, and stops nothing. `op`: as in `Tested`."""
+
+    op: str
+    implementation: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that was tested, and why it may decide nothing; of_op: nothing for one op.
 
     margin: as in `Tested`. rows: what was timed of candidates and baselines, on one machine.
-    sources: where these come from, as in `Tested`. notes: what is worth saying, each sentence with
-    its op.
+    sources: where these come from, as in `Tested`.
     """
 
     tested: list[Tested]
@@ -74,7 +82,7 @@ class Evidence:
     machine: Machine = ("", "")
     rows: list[Row] = field(default_factory=list)
     sources: Mapping[Implementation, str] = field(default_factory=dict)
-    notes: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
 
     def against(self, op: str) -> list[str]:
