@@ -14,7 +14,7 @@ from nsabench.assessment.threshold.evidence import Evidence, Note, Tested
 from nsabench.assessment.threshold.union import looked_at_together, refuse_several_kernels
 from nsabench.assessment.verdict import NEAR
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import MARGIN, Status, Verdict
+from nsabench.model.vocabulary import MARGIN, Answer, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
 SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
@@ -57,6 +57,14 @@ class Decision:
     one_process: int = 0
     caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
     own: bool = False
+    answer: Answer = Answer.NOT_TESTED
+
+    @property
+    def sentence(self) -> str:
+        """The answer in words."""
+        if self.answer is Answer.FROM:
+            return f"worth using from {self.axis} = {self.min_length} on"
+        return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
 
     @property
     def tested(self) -> int:
@@ -131,14 +139,18 @@ def _decide(
     for length in sorted(by_length, reverse=True):
         failing = [row for row in by_length[length] if not passes(row, margin)]
         if failing:
-            stopper = min(failing, key=lambda row: row.speedup_lo or 0.0)
+            stopper = min(failing, key=lambda row: (_is_open(row), row.speedup_lo or 0.0))
             break
         threshold = length
     reasons = list(objections)
+    answer = Answer.NOT_DECIDED
     if not by_length:
-        reasons.append("no case was measured")
+        answer = Answer.NOT_TESTED
+        reasons.append(_untested(rows))
     elif threshold is None:
         assert stopper is not None
+        if not reasons and not _is_open(stopper):
+            answer = Answer.NO
         reasons.append(
             f"nothing qualifies: at the greatest length, {stopper.axis}={stopper.length}, "
             f"{_why(stopper, margin)}"
@@ -146,6 +158,8 @@ def _decide(
     else:
         above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
         reasons += _gaps(above, rows, threshold)
+        if not reasons:
+            answer = Answer.FROM
     unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
     if unconfirmed:
         notes = [*notes, _one_process(unconfirmed, margin)]
@@ -165,7 +179,18 @@ def _decide(
         one_process=len(unconfirmed),
         caveats=list(caveats),
         own=any(Source(row.source).is_file for row in rows),
+        answer=answer,
     )
+
+
+def _is_open(row: Tested) -> bool:
+    """Whether it is not known that this case does not pass."""
+    return row.status == Status.OK and row.verdict == Verdict.INCONCLUSIVE
+
+
+def _untested(rows: Sequence[Tested]) -> str:
+    why = next((f": {row.why}" for row in rows if row.why), "")
+    return f"no case was measured{why}"
 
 
 def passes(row: Tested, margin: float) -> bool:

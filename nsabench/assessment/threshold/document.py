@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml
 
 from nsabench.assessment.threshold.decide import Decision, gated, per_gpu
 from nsabench.files import whole
+from nsabench.model.version import __version__
+from nsabench.sources import digest_packages
 
 SCHEMA_VERSION = 1
 HEAD = """\
@@ -19,10 +22,17 @@ HEAD = """\
 """
 
 
+@cache
+def decided_with() -> str:
+    """The version of nsabench that decides, and the first digits of the sha256 of its files."""
+    return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
+
+
 def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
     of_gate = gated(decisions)
     return {
         "schema_version": SCHEMA_VERSION,
+        "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None},
         "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
@@ -39,6 +49,7 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
         "gate": gate,  # runtime.sel_triton_min_L goes by it
         "margin": d.margin,
         "axis": d.axis,  # the size that min_L and the lengths are of
+        "answer": str(d.answer),
         "min_L": d.min_length,
         "reasons": list(d.reasons),
         "notes": list(d.notes),
@@ -76,9 +87,8 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 
 
 def _section(d: Decision) -> list[str]:
-    threshold = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
-        f"## {d.candidate} ({d.op}) on {d.gpu or 'a CPU'}: {threshold}",
+        f"## {d.candidate} ({d.op}) on {d.gpu or 'a CPU'}: {d.sentence}",
         "",
         f"{d.combo}, margin {d.margin:g}, {d.tested} cases",
         "",

@@ -50,7 +50,8 @@ class Tested:
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
     source: str = ""  # of the candidate, as NAME@DIGEST; empty where it is not known
-    why: str = ""  # of a status or verdict that these runs have together and none of them alone
+    # Of a status; or of a verdict that these runs have together and none of them alone.
+    why: str = ""
     margin: float | None = None  # at which its run took second looks; None: none is known of
 
 
@@ -148,6 +149,7 @@ def _of_record(record: Record, sources: Mapping[Implementation, str], margin: fl
         run_id=record.run_id,
         axis=ops.get(record.op).length_axis,
         source=sources.get((record.op, record.implementation), ""),
+        why=record.reason if record.status is not Status.OK else "",
         margin=margin,
     )
 

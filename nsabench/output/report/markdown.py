@@ -245,12 +245,14 @@ def _decision(facts: Facts) -> Iterator[str]:
     yield "## Decision\n"
     if facts.invalidating:
         yield "None: the run is invalid."
-    elif facts.thresholds_text:
-        yield "```yaml"
-        yield facts.thresholds_text.rstrip()
-        yield "```"
-    else:
-        yield "No threshold lies in this folder: `nsabench threshold RUN` decides one."
+        return
+    for d in facts.decisions:
+        yield f"- {code(d.candidate)} ({d.op}) on {plain(d.gpu) or 'a CPU'}: **{d.sentence}**"
+        yield from (f"  - {plain(why)}" for why in [*d.reasons, *d.caveats, *d.notes])
+    if not facts.decisions:
+        yield "There is no candidate to decide about."
+    if facts.said_otherwise:
+        yield f"\n**Otherwise before:** {plain(facts.said_otherwise)}."
 
 
 def _commands(facts: Facts) -> Iterator[str]:

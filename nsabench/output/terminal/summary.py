@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import yaml
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from nsabench import ops
-from nsabench.assessment import labels
+from nsabench.assessment import labels, threshold
 from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.failures import failures, unproven
 from nsabench.execution.run import Finished
@@ -76,20 +74,16 @@ def _panel(finished: Finished) -> Panel:
 
 
 def _decision(finished: Finished) -> list[str]:
-    """What `thresholds.yaml` says, if the run has one: from which length on, or that from none."""
-    try:
-        content = yaml.safe_load(finished.folder.thresholds.read_text())
-    except OSError:
+    """From which length on each candidate is worth using, where `thresholds.yaml` was decided."""
+    if not finished.folder.thresholds.exists():
         return []
+    decisions = threshold.decide_run(finished.results.records, finished.plan)
     lines = []
-    for d in content["decisions"]:
-        about = ops.current_name(d["op"], d.get("distribution", ""))
-        if d["min_L"] is not None:
-            sentence = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
-        else:
-            sentence = f"at no length ({'; '.join(d['reasons'])})"
-        lines.append(f"decision: {d['candidate']} ({about}): {sentence}")
-        if d["min_L"] is not None:
-            lines += [f"  but {caveat}" for caveat in d.get("caveats", [])]
-        lines += [f"  {note}" for note in d.get("notes", [])]
-    return lines
+    for d in decisions:
+        why = f" ({'; '.join(d.reasons)})" if d.reasons else ""
+        lines.append(f"decision: {d.candidate} ({d.op}): {d.sentence}{why}")
+        if d.min_length is not None:
+            lines += [f"  but {caveat}" for caveat in d.caveats]
+        lines += [f"  {note}" for note in d.notes]
+    otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
+    return [*lines, *([otherwise] if otherwise else [])]
