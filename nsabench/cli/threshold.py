@@ -17,6 +17,7 @@ from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
+from nsabench.model.plan import Plan
 
 
 @click.command("threshold")
@@ -98,4 +99,13 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
         if path.is_dir():
             admit(path)
             evidence.append(threshold.of_run(path))
+            _say_otherwise(path, evidence[-1])
     return evidence
+
+
+def _say_otherwise(run: Path, evidence: Evidence) -> None:
+    """On standard error: what is printed may be read by a program."""
+    plan = Plan.read(run / "plan.yaml")
+    otherwise = threshold.said_otherwise(run, plan, threshold.decide_all([evidence], plan.margin))
+    if otherwise:
+        click.echo(f"nsabench: {otherwise}", err=True)

@@ -11,7 +11,7 @@ from nsabench.model.vocabulary import Role, Status
 from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
-from nsabench.text import code, fenced, markdown
+from nsabench.text import code, markdown
 
 MOST = 40  # lines of a list of problems; records.parquet holds all
 
@@ -234,10 +234,15 @@ def _decision(facts: Facts) -> Iterator[str]:
     yield "## Decision\n"
     if facts.invalidating:
         yield "None: the run is invalid."
-    elif facts.thresholds_text:
-        yield fenced(facts.thresholds_text, "yaml")
-    else:
-        yield "No threshold lies in this folder: `nsabench threshold RUN` decides one."
+        return
+    for d in facts.decisions:
+        where = markdown(d.gpu) or "a CPU"
+        yield f"- {code(d.candidate)} ({markdown(d.op)}) on {where}: **{d.sentence}**"
+        yield from (f"  - {markdown(why)}" for why in [*d.reasons, *d.caveats, *d.notes])
+    if not facts.decisions:
+        yield "There is no candidate to decide about."
+    if facts.said_otherwise:
+        yield f"\n**Otherwise before:** {markdown(facts.said_otherwise)}."
 
 
 def _commands(facts: Facts) -> Iterator[str]:

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from nsabench import ops
 from nsabench.assessment import labels, threshold
 from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.failures import failures, unproven
@@ -76,20 +75,16 @@ def _panel(finished: Finished) -> Panel:
 
 
 def _decision(finished: Finished) -> list[str]:
-    """What `thresholds.yaml` says, if the run has one: from which length on, or that from none."""
-    try:
-        content = threshold.read(finished.folder.thresholds)
-    except (OSError, ValueError):
+    """From which length on each candidate is worth using, where `thresholds.yaml` was decided."""
+    if not finished.folder.thresholds.exists():
         return []
+    decisions = threshold.decide_run(finished.results.records, finished.plan)
     lines = []
-    for d in content["decisions"]:
-        about = ops.current_name(d["op"], d.get("distribution", ""))
-        if d["min_L"] is not None:
-            sentence = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
-        else:
-            sentence = f"at no length ({'; '.join(d['reasons'])})"
-        lines.append(f"decision: {d['candidate']} ({about}): {sentence}")
-        if d["min_L"] is not None:
-            lines += [f"  but {caveat}" for caveat in d.get("caveats", [])]
-        lines += [f"  {note}" for note in d.get("notes", [])]
-    return lines
+    for d in decisions:
+        why = f" ({'; '.join(d.reasons)})" if d.reasons else ""
+        lines.append(f"decision: {d.candidate} ({d.op}): {d.sentence}{why}")
+        if d.min_length is not None:
+            lines += [f"  but {caveat}" for caveat in d.caveats]
+        lines += [f"  {note}" for note in d.notes]
+    otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
+    return [*lines, *([otherwise] if otherwise else [])]
