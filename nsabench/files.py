@@ -44,6 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Whoever looks, also after a crash, sees all of the new file or what was before.
     """
     temporary = unfinished(path)
+    fresh(temporary)
     try:
         yield temporary
         with temporary.open("rb") as file:
@@ -51,6 +52,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def fresh(path: Path) -> None:
+    """An empty file in place of what lies there: a link that somebody put there is not followed."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
 
 def whole(path: Path, data: bytes) -> None:

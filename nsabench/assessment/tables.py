@@ -5,6 +5,7 @@ Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +37,11 @@ def schema(columns: Iterable[Column]) -> pa.Schema:
 def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) -> str:
     """What keeps a table from being read as `columns`, of which `needed` must be there; or ""."""
     types, needed = {c.name: ARROW[c.type] for c in columns}, tuple(needed)
+    # SQL does not tell `RUN_ID` from `run_id`: one of them would be asked for by the other's name.
+    known = {name.lower(): name for name in types}
+    for name in schema.names:
+        if known.get(name.lower(), name) != name:
+            return f"has a column {name!r} that is called {known[name.lower()]}"
     for name in dict.fromkeys([*needed, *(n for n in schema.names if n in types)]):
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
@@ -58,8 +64,11 @@ def of_records(records: Sequence[Record]) -> pa.Table:
 def refuse_sizes(op: ops.Op) -> None:
     """Raises `UsageError` when a size of an op has the name of a column that is no size."""
     others = {column.name for column in RECORDS} - SIZES | {field.name for field in fields(Record)}
+    sizes = set(op.shape_model.model_fields)
+    # SQL does not tell `n` from `N`.
+    lower = Counter(name.lower() for name in others | SIZES | sizes)
     for size in op.shape_model.model_fields:
-        if size in others:
+        if size in others or lower[size.lower()] > 1:
             raise UsageError(
                 f"the op {op.name!r} calls a size {size!r}, as a column of the records is called",
                 "give the size another name.",

@@ -15,15 +15,19 @@ class OutOfBounds(ValueError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BufferedReader]:
+def opened(path: Path, most: int | None = None, *, flags: int = 0) -> Iterator[BufferedReader]:
     """A regular file, open for reading: a pipe or a device may never end, nor begin.
 
-    Raises `OSError` when it cannot be opened, and `OutOfBounds` when it is something else.
+    flags: more of them for `os.open`. Raises `OSError` when it cannot be opened, and `OutOfBounds`
+    when it is something else, or has more than `most` bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise OutOfBounds("is a pipe or a device and not a file")
+        if most is not None and found.st_size > most:
+            raise OutOfBounds(f"has more than {size(most)}")
         yield file
 
 

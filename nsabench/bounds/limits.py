@@ -14,6 +14,9 @@ PLAN_NODES = 1_000_000
 DEPTH = 32  # of a YAML file; a plan has 6
 NUMBER = 400  # characters of a number in YAML
 
+FILE = GIB  # any file of a run
+FILES = 100_000  # of a run; a manifest names fewer
+FOLDER = 4 * GIB  # all of them together
 MANIFEST = 4 * MIB  # a run of 10,000 cases has one of 2 MB
 ENVIRONMENT = 8 * MIB
 FAULTS = 100  # of one document, that are told apart

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.errors import UsageError
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
@@ -54,6 +56,19 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
             ) from None
+
+    def refuse_links(self) -> None:
+        """Raises `VerificationFailed` when a file or folder of it leads, or may lead, elsewhere:
+        what is written there would be written where it leads."""
+        for where, folders, files in os.walk(self.path):
+            for path in (Path(where, name) for name in sorted(folders + files)):
+                mode = path.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    what = "a link" if stat.S_ISLNK(mode) else "a pipe or a device"
+                    raise VerificationFailed(
+                        f"{path.relative_to(self.path)} is {what}, and a run holds none",
+                        "look where it is from; remove it, or start a new run.",
+                    )
 
     def writing(self) -> AbstractContextManager[None]:
         """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""

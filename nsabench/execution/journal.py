@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +20,8 @@ from nsabench.execution.chain import Origin, Sealer
 from nsabench.model.journal import LINE, Contents, Line
 from nsabench.model.vocabulary import PassName
 
+_NO_FILE = {errno.ELOOP: "a link", errno.ENXIO: "a pipe or a device"}
+
 
 class Journal:
     """Append-only. Opening one for append removes a torn last line, and only that.
@@ -30,7 +34,7 @@ class Journal:
         """Raises `UsageError` when a line is broken or another process writes it, and
         `VerificationFailed` when a line is not what was measured."""
         self.path = path
-        self._file: BinaryIO = path.open("ab")
+        self._file = _for_append(path)
         self._sealer: Sealer | None = None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,6 +85,22 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _for_append(path: Path) -> BinaryIO:
+    """Raises `UsageError` when it is no file: what a link leads to is none of the run's to cut."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    remedy = "give the folder that nsabench made."
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "ab")
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise UsageError(f"{path} is {_NO_FILE[error.errno]} and not a file", remedy) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{path} is a pipe or a device and not a file", remedy)
+    return file
 
 
 def read(path: Path) -> Contents:

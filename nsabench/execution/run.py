@@ -141,17 +141,11 @@ def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = 
     Raises `VerificationFailed` when what is journaled was not measured in the name of `signer`.
     """
     folder = RunFolder.existing(path)
+    folder.refuse_links()
+    plan = Plan.read(folder.plan)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _Run(folder, _read_plan(folder), view, signer, fit).measure()
-
-
-def _read_plan(folder: RunFolder) -> Plan:
-    """The plan of a run that goes on, once its op from outside, if it has one, is there."""
-    plan = Plan.read(folder.plan)
-    if plan.ops:
-        ops.load_file(Path(plan.ops), plan.ops_sha256)
-    return plan
+    return _Run(folder, plan, view, signer, fit, resumed=True).measure()
 
 
 def read(path: Path) -> Finished:
@@ -176,13 +170,21 @@ class _Run:
     """A run in its folder; its methods in order are the procedure."""
 
     def __init__(
-        self, folder: RunFolder, plan: Plan, view: View, signer: Signer | None, fit: bool
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        view: View,
+        signer: Signer | None,
+        fit: bool,
+        *,
+        resumed: bool = False,
     ) -> None:
         self.folder = folder
         self.plan = plan
         self.view = view
         self.signer = signer
         self.fit = fit
+        self.resumed = resumed
         self._assessed: Assessed | None = None
 
     def measure(self) -> Finished:
@@ -194,6 +196,9 @@ class _Run:
                 contents = self.journal.contents
                 belongs(self.plan, contents)
                 signer = self._vouch()
+                if self.plan.ops and not ops.has_op_of(self.plan):
+                    # Not before: a plan that nobody vouches for may name any file.
+                    ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
                 measured_before_s = contents.measuring_s
                 for pass_ in PASSES:
                     self._look(pass_)
@@ -212,7 +217,7 @@ class _Run:
     def _vouch(self) -> Signer:
         """In whose name the run is measured. Raises `VerificationFailed` when what is journaled,
         or the description of the machine beside it, is not by the same."""
-        if self.journal.contents.is_empty:
+        if not self.resumed:
             if self.signer is None:
                 self.signer, why_not = run_keys.begin(self.plan.run_id)
                 if why_not:

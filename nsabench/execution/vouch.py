@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from nsabench import bounds
-from nsabench.errors import VerificationFailed
+from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution.chain import Origin
 from nsabench.execution.folder import RunFolder
 from nsabench.model.journal import Contents
@@ -22,8 +22,14 @@ def same_signer(
     """The signer in whose name all that is journaled was measured.
 
     named: the lasting one, if there is one; else the key that was kept for the run. Raises
-    `VerificationFailed` when it was measured in the name of another one, or of nobody.
+    `VerificationFailed` when it was measured in the name of another one, or of nobody, and
+    `UsageError` when nothing was measured yet.
     """
+    if origin is None and folder.journal.stat().st_size == 0:
+        raise UsageError(
+            f"{folder.journal} holds nothing to go on with, and nobody vouches for the plan",
+            "start a new run.",
+        )
     if origin is None:
         raise VerificationFailed(
             f"{folder.journal} does not say who measured it: signing it would vouch for what "

@@ -151,11 +151,6 @@ class Contents:
         """The lines that say of which run and plan the others are."""
         return [*self.sittings, *self.headers]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was measured yet: who measured is said, at the most."""
-        return not self.headers and not self.entries
-
     def of(self, name: PassName) -> list[Entry]:
         """The entries of one pass."""
         return [entry for entry in self.entries if entry.pass_name is name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
 from nsabench.model.least import LeastWork
+from nsabench.model.moment import Moment
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Mode, Role, Runs
@@ -77,7 +77,7 @@ class Plan(BaseModel):
 
     schema_version: int = 1
     run_id: str
-    created: datetime
+    created: Moment
     nsabench: str = __version__
     device: Device
     kernels: str = ""  # absolute path of the user's file

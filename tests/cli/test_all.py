@@ -322,7 +322,8 @@ def test_interrupt_exits_130_and_is_resumable(
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (run / "journal.jsonl").exists():
+    journal = run / "journal.jsonl"
+    while not (journal.exists() and journal.stat().st_size):  # before, there is nothing to go on
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)

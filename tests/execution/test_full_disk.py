@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench import files
 from nsabench.assessment.results import assemble
 from nsabench.conclusion import finish
 from nsabench.errors import EnvironmentRefused
@@ -24,21 +25,28 @@ pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /d
 FULL = "cannot be written: No space left on device"
 
 
+def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """No room for that file once it is begun."""
+    begun = files.fresh
+
+    def fresh(path: Path) -> None:
+        begun(path)
+        if path.name == name:
+            path.unlink()
+            path.symlink_to("/dev/full")
+
+    monkeypatch.setattr(files, "fresh", fresh)
+
+
 def test_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = RunFolder.create
-
-    def create_full(folder: RunFolder) -> None:
-        create(folder)
-        folder.plan.with_suffix(".tmp").symlink_to("/dev/full")
-
-    monkeypatch.setattr(RunFolder, "create", create_full)
+    full(monkeypatch, "plan.tmp")
     with pytest.raises(EnvironmentRefused, match=FULL) as caught:
         run.start(make_plan(Made()), tmp_path / "run", Progress(console()))
     assert caught.value.remedy == f"make room, then remove {tmp_path / 'run'} and start again."
 
 
 @pytest.mark.parametrize("name", ["thresholds.tmp", "selection_report.tmp", "report.tmp"])
-def test_at_the_end(tmp_path: Path, name: str) -> None:
+def test_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
     folder = RunFolder(make_run(tmp_path / "run", signer=signer))
     plan = Plan.read(folder.plan)
@@ -46,10 +54,10 @@ def test_at_the_end(tmp_path: Path, name: str) -> None:
     _, origin = journal.examine(folder.journal)
     assert origin is not None
     finished = Finished(folder, plan, results, 1.0, 1.0, signer, origin.end)
-    (folder.path / name).symlink_to("/dev/full")
-    with pytest.raises(EnvironmentRefused, match=FULL) as caught:
-        finish(finished)
+    with monkeypatch.context() as no_room:
+        full(no_room, name)
+        with pytest.raises(EnvironmentRefused, match=FULL) as caught:
+            finish(finished)
     assert caught.value.remedy == f"make room, then go on with --resume {folder.path}."
-    (folder.path / name).unlink(missing_ok=True)  # room
     finish(finished)
     assert verify(folder.path).broken is None

@@ -120,9 +120,8 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calibration loads the device: after it, it looks as if somebody else kept it busy."""
-    folder = unfinished(tmp_path / "run", 1.5)
-    (folder / "environment.json").unlink()
-    (folder / "journal.jsonl").unlink()
+    plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.yaml")
+    folder = tmp_path / "run"
     seen: list[bool] = []
 
     def calibrate(executor: Elsewhere) -> None:
@@ -131,17 +130,17 @@ def test_the_environment_is_what_the_machine_was_before_it_was_calibrated(
 
     monkeypatch.setattr(Elsewhere, "calibrate", calibrate, raising=False)
     with pytest.raises(EnvironmentRefused, match="enough was seen"):
-        run.resume(folder, Silent(), signer=ME)
+        run.start(plan, folder, Silent(), signer=ME)
     assert seen == [True]
 
 
 def test_a_machine_that_is_unfit_is_not_measured_on(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = unfinished(tmp_path / "run", 1.5)
-    (folder / "journal.jsonl").unlink()
+    plan = Plan.read(unfinished(tmp_path / "before", 1.5) / "plan.yaml")
+    folder = tmp_path / "run"
     with pytest.raises(EnvironmentRefused, match=r"torch 2\.11\.0 was built without CUDA"):
-        run.resume(folder, Silent(), signer=ME, fit=True)
+        run.start(plan, folder, Silent(), signer=ME, fit=True)
     assert read(folder / "journal.jsonl").headers == []
     with pytest.raises(AttributeError, match="calibrate"):  # which is what comes next
         run.resume(folder, Silent(), signer=ME, fit=False)

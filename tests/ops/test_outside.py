@@ -150,7 +150,7 @@ def test_an_op_is_asked_before_anything_is_measured(
     assert refused.value.exit_code == 2 and "import" not in refused.value.remedy
 
 
-@pytest.mark.parametrize("size", ["shape", "status", "length"])
+@pytest.mark.parametrize("size", ["shape", "status", "length", "n", "Status"])
 def test_no_size_is_called_as_what_a_record_holds(size: str) -> None:
     class Sizes(Shape):
         __annotations__ = {size: Size}

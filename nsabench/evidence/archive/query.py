@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from nsabench.bounds import limits
 from nsabench.bounds.content import size
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
+from nsabench.evidence.archive.seen import sha256
 from nsabench.evidence.archive.store import _INSTALL
 
 try:
@@ -108,10 +109,17 @@ def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 
 def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
     """A table of all runs, as files that can be opened in place."""
+
+    def file(run: ArchivedRun) -> str:
+        name = run.object(table)
+        path = archive.store.as_file(name, scratch, limits.TABLE)
+        # A copy is made after the survey, and another object may have been put there since.
+        if archive.store.folder is None and sha256(path) != run.digest(table):
+            raise VerificationFailed(f"{name} was changed after the signature")
+        return str(path)
+
     with ThreadPoolExecutor(READERS) as pool:
-        names = [run.object(table) for run in runs]
-        paths = pool.map(lambda n: archive.store.as_file(n, scratch, limits.TABLE), names)
-        return [str(path) for path in paths]
+        return list(pool.map(file, runs))
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -17,7 +18,9 @@ from nsabench.errors import UsageError
 VIEWS = frozenset({"runs", "records", "samples"})
 MOST_CHARACTERS = 100_000
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
-_SETTINGS = frozenset({"current_setting", "getenv", "getvariable"})
+_REFUSED = frozenset(
+    {"current_setting", "getenv", "getvariable", "json_serialize_plan", "write_log"}
+)
 _REMEDY = "it may select from runs, records and samples, in DuckDB's SQL."
 
 
@@ -35,6 +38,12 @@ def views_of(sql: str) -> frozenset[str]:
         if isinstance(named := node.get("cte_map"), dict)
         for entry in named.get("map", [])
     }
+    for called in sorted(own & _catalogue()):
+        # Where that name does not count, the catalogue's would.
+        raise UsageError(
+            f"the query cannot be answered: it calls a part of itself {called!r}",
+            "call it otherwise.",
+        )
     read = {name for node in nodes if (name := _table(node)) not in (None, *own)}
     for name in sorted(map(str, read - VIEWS)):
         raise UsageError(f"the query cannot be answered: it reads {name!r}", _REMEDY)
@@ -58,6 +67,14 @@ def _parsed(sql: str) -> Any:
         sentence = str(tree.get("error_message", ""))[:300]
         raise UsageError(f"the query cannot be answered: {sentence}", _REMEDY)
     return tree
+
+
+@cache
+def _catalogue() -> frozenset[str]:
+    """What DuckDB has views of by itself."""
+    with duckdb.connect() as connection:
+        rows = connection.execute("SELECT DISTINCT view_name FROM duckdb_views()").fetchall()
+    return frozenset(name.lower() for (name,) in rows)
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -90,5 +107,5 @@ def _refuse_function(node: dict[str, Any]) -> None:
         if name not in _TABLE_FUNCTIONS:
             raise UsageError(f"the query cannot be answered: it calls {name!r}", _REMEDY)
     name = str(node.get("function_name", "")).lower()
-    if name in _SETTINGS:
+    if name in _REFUSED:
         raise UsageError(f"the query cannot be answered: it calls {name!r}", _REMEDY)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from nsabench import bounds
+from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
 from nsabench.bounds import OutOfBounds, json, limits, parquet
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.summary import Stated, stated
@@ -45,9 +46,9 @@ class _Kept(BaseModel):
 
 
 def sha256(path: Path) -> str:
-    """The hash of a table. Raises `VerificationFailed` when it cannot be read."""
+    """The hash of a table. Raises `VerificationFailed` when it cannot be read or is too large."""
     try:
-        with bounds.opened(path) as file:
+        with bounds.opened(path, limits.TABLE) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OutOfBounds as error:
         raise VerificationFailed(f"{path.name} {error}") from None
@@ -60,7 +61,11 @@ def look(path: Path, digest: str, most: int) -> Table:
     `most` rows."""
     try:
         rows = parquet.check(path, most).rows
-        is_records = "gpu_name" in parquet.schema(path).names
+        schema = parquet.schema(path)
+        is_records = "gpu_name" in schema.names
+        wrong = misfit(schema, RECORDS if is_records else SAMPLES, ["run_id"])
+        if wrong:
+            raise OutOfBounds(wrong)
         return Table(
             sha256=digest,
             rows=rows,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from nsabench import bounds
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 
 _INSTALL = "install it: pip install 'nsabench[archive]'."
@@ -63,32 +66,32 @@ class Store:
     def stamps(self) -> dict[str, str]:
         """All objects by name, each with what changes when another takes its place."""
         with self._errors():
+            if self.folder is not None:
+                return dict(_files(self.folder))
             entries = obstore.list(self._store).collect()
-            return {entry["path"]: self._stamp(entry) for entry in entries}
-
-    def _stamp(self, entry: Mapping[str, Any]) -> str:
-        if self.folder is None:
-            return f"{entry['e_tag']} {entry['version']} {entry['size']} {entry['last_modified']}"
-        found = (self.folder / entry["path"]).stat()
-        # With the time that nobody but the system sets.
-        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+            return {entry["path"]: _stamp(entry) for entry in entries}
 
     def read(self, name: str, most: int) -> bytes:
         """Raises `VerificationFailed` when there is no such object, or one of over `most` bytes."""
         with self._errors():
             try:
+                if self.folder is not None:
+                    return bounds.read(self.folder / name, most)
                 found = obstore.get(self._store, name)
                 if found.meta["size"] > most:
                     raise VerificationFailed(f"{name} has more than {most} bytes")
                 return bytes(found.bytes())
             except FileNotFoundError:
                 raise VerificationFailed(f"{name} is missing") from None
+            except bounds.OutOfBounds as error:
+                raise VerificationFailed(f"{name} {error}") from None
 
     def as_file(self, name: str, scratch: Path, most: int) -> Path:
-        """An object as a file: itself in a folder, else a copy in `scratch`. Raises as `read`."""
+        """A table as a file: itself in a folder, else a copy in `scratch`. Raises as `read`."""
         if self.folder is not None:
             return self.folder / name
-        path = scratch / name.replace("/", "_")
+        # Names of objects may be longer than those of files, and hold what no file's may.
+        path = scratch / f"{hashlib.sha256(name.encode()).hexdigest()}.parquet"
         if not path.exists():
             path.write_bytes(self.read(name, most))
         return path
@@ -112,6 +115,29 @@ class Store:
                 f"{self.location}: {sentence}",
                 "check the address, the AWS_* variables and what they may do there.",
             ) from error
+
+
+def _files(folder: Path) -> Iterator[tuple[str, str]]:
+    """The files below a folder, whatever their names; links are none, and lead nowhere."""
+    for where, _, names in os.walk(folder, onerror=_unreadable):
+        for name in names:
+            path = Path(where, name)
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue  # removed since
+            if stat.S_ISREG(found.st_mode):
+                # With the time that nobody but the system sets.
+                stamp = f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+                yield path.relative_to(folder).as_posix(), stamp
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise error
+
+
+def _stamp(entry: Mapping[str, Any]) -> str:
+    return f"{entry['e_tag']} {entry['version']} {entry['size']} {entry['last_modified']}"
 
 
 def _names_http() -> bool:

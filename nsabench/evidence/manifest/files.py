@@ -8,6 +8,8 @@ import re
 import stat
 from pathlib import Path
 
+from nsabench.bounds import OutOfBounds, limits, opened
+from nsabench.bounds.content import size
 from nsabench.errors import VerificationFailed
 
 # What a name in a manifest may be made of. Quotes, blanks and control characters would make the
@@ -23,20 +25,29 @@ def is_safe(name: str) -> bool:
 def listing(folder: Path) -> list[str]:
     """Names of all files below `folder`, sorted.
 
-    Raises `VerificationFailed` at a link, a device, a pipe, or a name that `is_safe` refuses.
+    Raises `VerificationFailed` at a link, a device, a pipe, or a name that `is_safe` refuses, and
+    when there is more than a run has: all of it is to be hashed.
     """
-    names = []
+    names, taken = [], 0
     for where, folders, files in os.walk(folder, onerror=_unreadable):
         for entry in sorted(folders + files):
             path = Path(where, entry)
             name = path.relative_to(folder).as_posix()
-            mode = path.lstat().st_mode
+            found = path.lstat()
+            mode = found.st_mode
             if stat.S_ISLNK(mode):
                 raise VerificationFailed(f"{name[:200]} is a link, and a run holds none")
             if not is_safe(name):
                 raise VerificationFailed(f"a file has a name that no run has: {name[:200]!r}")
             if stat.S_ISREG(mode):
                 names.append(name)
+                taken += found.st_size
+                if found.st_size > limits.FILE:
+                    raise VerificationFailed(f"{name} has more than {size(limits.FILE)}")
+                if len(names) > limits.FILES or taken > limits.FOLDER:
+                    raise VerificationFailed(
+                        f"the folder has more than {limits.FILES} files or {size(limits.FOLDER)}"
+                    )
             elif not stat.S_ISDIR(mode):
                 raise VerificationFailed(f"{name} is neither a file nor a folder")
     return sorted(names)
@@ -46,9 +57,10 @@ def sha256(folder: Path, name: str) -> str:
     """The hash of a file. Raises `VerificationFailed` when it cannot be read."""
     try:
         # Not through a link put there after the listing either.
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
+        with opened(folder / name, limits.FILE, flags=os.O_NOFOLLOW) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    except OutOfBounds as error:
+        raise VerificationFailed(f"{name} {error}") from None
     except OSError as error:
         raise VerificationFailed(f"{name} cannot be read: {error.strerror}") from None
 

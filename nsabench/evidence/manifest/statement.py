@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from nsabench.evidence.manifest.strict_json import parse_json
+from nsabench.model.moment import Moment
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A run id becomes part of paths.
@@ -61,7 +61,7 @@ class SignedBy(Part):
 class PlanBrief(Part):
     """The plan in brief; plan.yaml, one of the subjects, holds it in full."""
 
-    created: datetime
+    created: Moment
     nsabench: str
     device: str
     shard: str
@@ -89,7 +89,7 @@ class EnvironmentBrief(Part):
 
 class Predicate(Part):
     run_id: RunId
-    signed: datetime
+    signed: Moment
     signer: SignedBy
     plan: PlanBrief
     environment: EnvironmentBrief

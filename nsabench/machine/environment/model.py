@@ -6,7 +6,6 @@ Names end in their unit (`_bytes`, `_mhz`, `_w`, `_c`). A field that could not b
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nsabench import bounds
 from nsabench.bounds import json, limits
+from nsabench.model.moment import Moment
 
 SCHEMA_VERSION = 1
 # The reason for whatever only torch knows, when no process with torch was started to ask.
@@ -213,7 +213,7 @@ class Environment(Part):
     """What this machine is. `complete`: nothing is missing of what the numbers may depend on."""
 
     schema_version: int = SCHEMA_VERSION
-    collected: datetime
+    collected: Moment
     complete: bool
     identifiers: Identifiers
     gpus: list[Gpu] = []

@@ -23,11 +23,13 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.errors import EnvironmentRefused
+from nsabench.errors import EnvironmentRefused, VerificationFailed
 from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
+import obstore
+
 from nsabench.evidence.archive import Added, Archive, query
 
 WEED = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
@@ -247,3 +249,32 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload(
     finally:
         tap.close()
         own.stop()
+
+
+def test_keys_of_s3_that_no_file_can_have(
+    locate: Callable[..., str], signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    archive = Archive(locate())
+    archive.add(signed(0))
+    where = "/".join(["x" * 100] * 3)
+    for name in archive.store.names():
+        data = archive.store.read(name, 1 << 20)
+        obstore.put(archive.store._store, f"{where}/{name}", data)
+        obstore.delete(archive.store._store, name)
+    found = archive.survey()
+    assert len(found.sound) == 1 and found.sound[0].prefix.startswith(where)
+    assert query(archive, "SELECT count(*) FROM records").num_rows == 1
+
+
+def test_an_object_of_s3_that_was_exchanged_since_it_was_verified(
+    locate: Callable[..., str], signed: MakeSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    archive = Archive(locate())
+    archive.add(signed(0))
+    runs = archive.runs()
+    other = (signed(1) / "records.parquet").read_bytes()
+    obstore.put(archive.store._store, runs[0].object("records"), other)
+    with pytest.raises(VerificationFailed, match="was changed after the signature"):
+        query(archive, "SELECT count(*) FROM records", runs)

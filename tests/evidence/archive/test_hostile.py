@@ -1,0 +1,110 @@
+"""Objects that somebody put into an archive who may write there: they spoil no answer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from threading import Thread
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import MANIFEST, seal
+from nsabench.signing import load_signer
+from tests.evidence.archive.conftest import MakeSigned
+
+pytest.importorskip("obstore")
+pytest.importorskip("duckdb")
+from nsabench.evidence.archive import Archive, query
+from tests.evidence.archive.test_verified import archive as archive
+from tests.evidence.archive.test_verified import folder, resign
+
+NAMES = ["a\nb", "x%2Fy", "\x1b[31m", "~", "*?", "é", "..x", os.fsdecode(b"\xff\xfe")]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_strange_name_does_not_keep_the_others_from_being_read(
+    archive: Archive, signed: MakeSigned, name: str
+) -> None:
+    archive.add(signed(0))
+    (folder(archive) / name).mkdir()
+    (folder(archive) / name / MANIFEST).write_text("{}")
+    (folder(archive) / name / "stray").write_text("")
+    (folder(archive) / f"{name}.parquet").write_text("")
+    found = archive.survey()
+    assert len(found.sound) == 1 and len(found.broken) == 1 and found.stray == 1
+    assert found.broken[0].startswith(f"{name}: the manifest is not as it should be")
+
+
+@pytest.mark.parametrize("target", [".", "/", "/nowhere", "/dev/zero"])
+def test_links_lead_nowhere(archive: Archive, signed: MakeSigned, target: str) -> None:
+    archive.add(signed(0))
+    names = archive.store.names()
+    (folder(archive) / "link").symlink_to(target)
+    (folder(archive) / MANIFEST).symlink_to(target)
+    assert archive.store.names() == names
+    assert len(archive.survey().sound) == 1
+
+
+@pytest.mark.parametrize("table", ["records", "samples"])
+def test_a_table_of_a_terabyte_is_not_hashed(
+    archive: Archive, signed: MakeSigned, table: str
+) -> None:
+    _, prefix = archive.add(signed(0))
+    [path] = (folder(archive) / prefix).glob(f"{table}-*")
+    os.truncate(path, 1 << 40)
+    surveyed: list[list[str]] = []
+    # In a thread of its own, so that a hash of it ends with the tests.
+    Thread(target=lambda: surveyed.append(archive.survey().broken), daemon=True).start()
+    for _ in range(600):
+        if surveyed:
+            break
+        time.sleep(0.1)
+    assert len(surveyed) == 1 and "has more than 512 MiB" in surveyed[0][0]
+
+
+def renamed(table: pa.Table, of: str) -> pa.Table:
+    """Its rows are a stranger's, and of another run by a name that SQL takes for the same."""
+    column = pa.array(["20260101T000000Z-aaaaaa"] * table.num_rows)
+    return table.add_column(0, of, column)
+
+
+@pytest.mark.parametrize("table", ["records", "samples"])
+def test_no_column_is_asked_for_by_the_name_of_another(
+    archive: Archive, signed: MakeSigned, table: str
+) -> None:
+    """`RUN_ID` before `run_id`: the rows were counted as those of any run."""
+    run = signed(0)
+    path = run / f"{table}.parquet"
+    pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
+    seal(run, load_signer({}))
+    sentence = "a column 'RUN_ID' that is called run_id"
+    with pytest.raises(VerificationFailed, match=sentence):
+        archive.add(run)
+    # As somebody does who adds it with no nsabench.
+    other = signed(1)
+    _, prefix = archive.add(other)
+    path = other / f"{table}.parquet"
+    pq.write_table(renamed(pq.read_table(path), "RUN_ID"), path)
+    seal(other, load_signer({}))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    there = folder(archive) / prefix
+    (there / f"{table}-{digest[:16]}.parquet").write_bytes(path.read_bytes())
+    resign(archive, prefix, other, lambda predicate: {})
+    found = archive.survey()
+    assert found.sound == [] and sentence in found.broken[0]
+
+
+@pytest.mark.parametrize("name", ["sqlite_master", "duckdb_views", "Tables"])
+def test_a_name_for_a_part_of_a_question_is_not_one_of_the_catalogue(
+    archive: Archive, signed: MakeSigned, name: str
+) -> None:
+    """It counted where it does not: beside the part whose name it is."""
+    archive.add(signed(0))
+    part = f"(WITH {name} AS (SELECT 1 AS one) SELECT * FROM {name})"
+    with pytest.raises(UsageError) as refused:
+        query(archive, f"SELECT * FROM {part}, {name}, runs")
+    assert "calls a part of itself" in str(refused.value)
