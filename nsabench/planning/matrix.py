@@ -36,7 +36,8 @@ Values = Annotated[
 
 class Selection(BaseModel):
     """Which implementations of the op run: shell patterns on their names. Controls always run, on
-    the least and the most work, and with them the baselines that they wrap."""
+    the least and the most work, and with them the baselines that they wrap. No candidate is held
+    to a baseline that runs along only so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -108,9 +108,15 @@ def _with_controls(
 
 
 def _watched(planned: PlannedCase, controls: Sequence[ImplementationInfo]) -> PlannedCase:
-    names = [*planned.implementations, *(i.wraps for i in controls if i.wraps)]
-    names += [i.name for i in controls]
-    return planned.model_copy(update={"implementations": tuple(dict.fromkeys(names))})
+    wrapped = dict.fromkeys(i.wraps for i in controls if i.wraps)
+    alongside = [name for name in wrapped if name not in planned.implementations]
+    names = [*planned.implementations, *alongside, *(i.name for i in controls)]
+    return planned.model_copy(
+        update={
+            "implementations": tuple(dict.fromkeys(names)),
+            "alongside": tuple(alongside),
+        }
+    )
 
 
 def _select(
