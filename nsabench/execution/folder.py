@@ -11,6 +11,8 @@ from nsabench.files import writing
 from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
 
+HEAD = "=== "  # before the names of those whom a part of a log is of
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -68,20 +70,21 @@ class RunFolder:
         return folder
 
     def log(self, case_id: str, name: PassName) -> Path:
-        """What the implementations of a case printed in a pass."""
+        """What the implementations of a case printed and raised in a pass."""
         later = "" if name is PassName.FIRST_LOOK else f".{name}"
         return self.logs / f"{case_id}{later}.log"
 
     def write_log(self, entry: Entry) -> None:
-        """What the implementations of a case printed: one file a case and pass. It leaves the entry
-        for it, so that a journal stays small."""
+        """What the implementations of a case printed and raised: one file a case and pass. It
+        leaves the entry for it, so that a journal stays small."""
         parts: dict[str, list[str]] = {}
         for outcome in entry.outcomes:
-            if outcome.log.strip():
-                parts.setdefault(outcome.log, []).append(outcome.implementation)
-            outcome.log = ""
+            for text in (outcome.log, outcome.traceback):
+                if text.strip():
+                    parts.setdefault(text, []).append(outcome.implementation)
+            outcome.log = outcome.traceback = ""
         if not parts:
             return
-        text = (f"=== {', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
+        sections = (f"{HEAD}{', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
         path = self.log(entry.case_id, entry.pass_name)
-        path.write_text("".join(text), encoding="utf-8")
+        path.write_text("".join(sections), encoding="utf-8")
