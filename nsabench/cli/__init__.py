@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import shlex
 import signal
 import sys
 from types import FrameType
 
 import click
 
-from nsabench.errors import NsabenchError
+from nsabench.errors import Interrupted, NsabenchError
 from nsabench.files import writing
 from nsabench.model.version import __version__
 from nsabench.signing.secrecy import seclude
@@ -46,10 +47,9 @@ def main() -> None:
     try:
         with writing():
             code = group.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(_interrupted())
-    except KeyboardInterrupt:
-        sys.exit(_interrupted())
+    except (click.exceptions.Abort, KeyboardInterrupt) as stopped:
+        # Click raises its own from the one that it caught.
+        sys.exit(_interrupted(stopped.__cause__ or stopped))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -75,11 +75,12 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _interrupted() -> int:
-    print(  # noqa: T201
-        "nsabench: interrupted; a run goes on with `nsabench all --resume FOLDER`.",
-        file=sys.stderr,
-    )
+def _interrupted(error: BaseException) -> int:
+    goes_on = ""
+    if isinstance(error, Interrupted):
+        again = f"nsabench {error.command} --resume {shlex.quote(error.folder)}"
+        goes_on = f"; the run goes on with `{again}`"
+    print(f"nsabench: interrupted{goes_on}.", file=sys.stderr)  # noqa: T201
     return INTERRUPTED
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.errors import UsageError
+from nsabench.errors import Interrupted, UsageError
 from nsabench.files import writing
 from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
@@ -56,6 +57,23 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} cannot be made: {error.strerror}", "give --out a writable folder."
             ) from None
+
+    def discard(self) -> None:
+        """Take away what a run leaves before it has measured anything."""
+        known = (self.plan, self.journal, self.environment)
+        for path in known:
+            path.unlink(missing_ok=True)
+        for folder in (self.logs, self.path):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Raises `Interrupted` for a `KeyboardInterrupt`: it says where the run lies."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(str(self.path)) from None
 
     def writing(self) -> AbstractContextManager[None]:
         """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""
