@@ -83,6 +83,8 @@ class RunFolder:
     def existing(cls, path: Path) -> RunFolder:
         """Raises `UsageError` when there is no run in `path`."""
         folder = cls(path)
+        if not path.exists():
+            raise UsageError(f"there is no folder {path}", "give the folder that nsabench made.")
         if not folder.plan.is_file():
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
