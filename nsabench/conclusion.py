@@ -59,7 +59,7 @@ def finish(finished: Finished) -> str:
     report that could not be written.
     """
     path = finished.folder.path
-    with finished.folder.writing():
+    with finished.folder.resumable(), finished.folder.writing():
         if (path / MANIFEST).exists():
             return "it was signed before, and is left as it is"
         assert finished.signer is not None

@@ -11,6 +11,15 @@ class NsabenchError(Exception):
         self.remedy = remedy
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run was interrupted. folder: where it lies; command: what goes on with it."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.command = "all"
+
+
 class UsageError(NsabenchError):
     """A bad option, matrix or implementation, found before any case ran."""
 

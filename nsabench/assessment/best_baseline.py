@@ -8,16 +8,20 @@ from nsabench.assessment.checks.row import Row
 from nsabench.model.vocabulary import Role
 
 
-def best_baseline(rows: Sequence[Row], beside: Row | None = None) -> Row | None:
+def best_baseline(
+    rows: Sequence[Row], beside: Row | None = None, *, alongside: bool = False
+) -> Row | None:
     """The fastest baseline among the records of one case that is `ok` and within tolerance.
 
     Only what was sampled to the end may be it: clocks may have moved since an early round. Given
     `beside`, only what was interleaved with that record, since nothing else forms a ratio with it.
+    alongside: also what runs for the sake of a control alone, which a candidate is not held to.
     """
     valid = [
         r
         for r in rows
         if r.role is Role.BASELINE
+        and (alongside or not r.alongside)
         and r.timed_ms is not None
         and (r.mae is None or r.mae <= r.mae_tolerance)
         and (beside is None or r.session == beside.session)

@@ -180,6 +180,7 @@ def _rows_of(
 ) -> list[Row]:
     """Rows of one case. `conditions`: by session."""
     work = ops.work(case)
+    alongside = plan.by_id[case.id].alongside
     rows = []
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
@@ -192,6 +193,7 @@ def _rows_of(
                 role=info.role,
                 caught_by=info.caught_by,
                 wraps=info.wraps,
+                alongside=outcome.implementation in alongside,
                 status=outcome.status,
                 reason=outcome.reason,
                 dtype=case.dtype,

@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import pkgutil
+import shlex
 import signal
 import sys
 from types import FrameType
@@ -16,7 +17,7 @@ from types import FrameType
 import click
 
 from nsabench.cli._say import say
-from nsabench.errors import NsabenchError
+from nsabench.errors import Interrupted, NsabenchError
 from nsabench.files import writing
 from nsabench.model.version import __version__
 from nsabench.signing.secrecy import seclude
@@ -49,10 +50,9 @@ def main() -> None:
     try:
         with writing():
             code = group.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(_interrupted())
-    except KeyboardInterrupt:
-        sys.exit(_interrupted())
+    except (click.exceptions.Abort, KeyboardInterrupt) as stopped:
+        # Click raises its own from the one that it caught.
+        sys.exit(_interrupted(stopped.__cause__ or stopped))
     except click.ClickException as error:
         message = io.StringIO()
         error.show(message)
@@ -77,11 +77,12 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _interrupted() -> int:
-    print(  # noqa: T201
-        "nsabench: interrupted; a run goes on with `nsabench all --resume FOLDER`.",
-        file=sys.stderr,
-    )
+def _interrupted(error: BaseException) -> int:
+    goes_on = ""
+    if isinstance(error, Interrupted):
+        again = f"nsabench {error.command} --resume {shlex.quote(error.folder)}"
+        goes_on = f"; the run goes on with `{again}`"
+    print(f"nsabench: interrupted{goes_on}.", file=sys.stderr)  # noqa: T201
     return INTERRUPTED
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nsabench import conclusion
 from nsabench.cli._say import say
-from nsabench.errors import UsageError
+from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import MARGIN
@@ -44,7 +45,7 @@ def measure(
                 "--kernels, --ops, --shard, --margin or --device",
                 "leave them away.",
             )
-        with terminal.Progress(console) as progress:
+        with _named(fit), terminal.Progress(console) as progress:
             return conclusion.resume(resume, progress, signer=signer, fit=fit)
     if quick and matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
@@ -56,5 +57,15 @@ def measure(
         ops_file,
         margin,
     )
-    with terminal.Progress(console) as progress:
+    with _named(fit), terminal.Progress(console) as progress:
         return run.start(plan, out, progress, signer=signer, fit=fit)
+
+
+@contextmanager
+def _named(fit: bool) -> Iterator[None]:
+    """One that is interrupted says with which command it goes on."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        interrupted.command = "all" if fit else "run"
+        raise

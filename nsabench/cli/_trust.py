@@ -7,10 +7,13 @@ from pathlib import Path
 from nsabench.cli._say import say
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.execution.folder import RunFolder
 
 
 def admit(run: Path) -> None:
-    """Say so if the run is unsigned. Raises `VerificationFailed` when it was altered."""
+    """Say so if the run is unsigned. Raises `UsageError` when there is none, `VerificationFailed`
+    when it was altered."""
+    RunFolder.existing(run)
     if refuse_altered(run) is Trust.UNSIGNED:
         say_unsigned(run)
 

@@ -25,9 +25,10 @@ from nsabench.output import terminal
 @click.command("audit")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--gpu", metavar="NAME", help='The device of a CSV, such as "RTX 4090".')
+@click.option("--each", is_flag=True, help="A line a finding, also where many are alike.")
 @_options.ops_of_the_run
 @_options.as_json
-def command(path: Path, gpu: str | None, as_json: bool) -> int:
+def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
     """Hold a run, or a CSV of timings from elsewhere, to the checks.
 
     Lines of a CSV are of one case when they agree in their sizes and, where it has such columns, in
@@ -61,6 +62,6 @@ def command(path: Path, gpu: str | None, as_json: bool) -> int:
     if as_json:
         say(json.dumps([asdict(f) for f in findings], indent=1))
     else:
-        terminal.print_findings(findings, cases, terminal.console())
+        terminal.print_findings(findings, cases, terminal.console(), each=each)
         terminal.print_counts(findings, terminal.console())
     return 1 if any(f.effect not in HARMLESS for f in findings) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.execution import run
+from nsabench.model.plan import ImplementationInfo, Plan
 
 
 @click.command("plan")
@@ -40,4 +42,22 @@ def command(
         say(f"{planned.id}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
+        for line in _alongside(plan, item):
+            say(f"             {line}")
     say(f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records")
+
+
+def _alongside(plan: Plan, item: ImplementationInfo) -> Iterator[str]:
+    """Where and why a baseline runs that the matrix leaves out."""
+    where = [c for c in plan.cases if c.case.op == item.op and item.name in c.alongside]
+    if where:
+        ran = {name for planned in where for name in planned.implementations}
+        wrappers = [
+            i.name
+            for i in plan.implementations
+            if i.op == item.op and i.wraps == item.name and i.name in ran
+        ]
+        yield (
+            f"runs along in {len(where)} of {len(plan.cases)} cases, for what wraps it "
+            f"({', '.join(wrappers)}); candidates are not held against it"
+        )

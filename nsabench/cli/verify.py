@@ -14,6 +14,7 @@ from nsabench.errors import UsageError
 from nsabench.evidence.manifest import Report, verify
 from nsabench.evidence.manifest.keys import revocations, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.output.words import TRUST
 from nsabench.text import shown
 
 
@@ -91,7 +92,7 @@ def _show(report: Report) -> None:
         styled = click.style(f"{outcome:8}", fg=styles.get(outcome))
         click.echo(f"{styled} {check:12} {shown(report.details.get(check, ''))}".rstrip())
     if report.broken is None:
-        say(f"trust level: {report.trust} ({MEANING[report.trust]})")
+        say(f"trust level: {report.trust} ({TRUST[report.trust]})")
 
 
 def _as_json(report: Report) -> dict[str, object]:
@@ -108,12 +109,3 @@ def _as_json(report: Report) -> dict[str, object]:
             for check, outcome in report.outcomes.items()
         ],
     }
-
-
-MEANING = {
-    Trust.UNSIGNED: "nothing shows that it was not altered",
-    Trust.EPHEMERAL: "not altered since it was made; nothing shows by whom",
-    Trust.UNPINNED: "not altered since its key signed it; that key is none that you trust",
-    Trust.PINNED: "signed by a key that you trust",
-    Trust.KEYLESS: "signed by the identity that you named",
-}

@@ -6,12 +6,13 @@ from nsabench.model.vocabulary import Status
 
 
 class Failure(Exception):
-    """The status an implementation earned, and why."""
+    """The status an implementation earned, and why. trace: the traceback of what it raised."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, trace: str = "") -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.trace = trace
 
     def alone(self) -> Failure:
         """Without where it came from: frames that hold their tensors as long as it is kept."""

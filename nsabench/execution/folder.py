@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import Interrupted, UsageError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
+
+HEAD = "=== "  # before the names of those whom a part of a log is of
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,23 @@ class RunFolder:
                         "look where it is from; remove it, or start a new run.",
                     )
 
+    def discard(self) -> None:
+        """Take away what a run leaves before it has measured anything."""
+        known = (self.plan, self.journal, self.environment)
+        for path in known:
+            path.unlink(missing_ok=True)
+        for folder in (self.logs, self.path):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Raises `Interrupted` for a `KeyboardInterrupt`: it says where the run lies."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(str(self.path)) from None
+
     def writing(self) -> AbstractContextManager[None]:
         """Raises `EnvironmentRefused` when the disk is full or the folder may not be written."""
         return writing(self.path, f"go on with --resume {self.path}")
@@ -78,25 +98,28 @@ class RunFolder:
     def existing(cls, path: Path) -> RunFolder:
         """Raises `UsageError` when there is no run in `path`."""
         folder = cls(path)
+        if not path.exists():
+            raise UsageError(f"there is no folder {path}", "give the folder that nsabench made.")
         if not folder.plan.is_file():
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
 
     def log(self, case_id: str, name: PassName) -> Path:
-        """What the implementations of a case printed in a pass."""
+        """What the implementations of a case printed and raised in a pass."""
         later = "" if name is PassName.FIRST_LOOK else f".{name}"
         return self.logs / f"{case_id}{later}.log"
 
     def write_log(self, entry: Entry) -> None:
-        """What the implementations of a case printed: one file a case and pass. It leaves the entry
-        for it, so that a journal stays small."""
+        """What the implementations of a case printed and raised: one file a case and pass. It
+        leaves the entry for it, so that a journal stays small."""
         parts: dict[str, list[str]] = {}
         for outcome in entry.outcomes:
-            if outcome.log.strip():
-                parts.setdefault(outcome.log, []).append(outcome.implementation)
-            outcome.log = ""
+            for text in (outcome.log, outcome.traceback):
+                if text.strip():
+                    parts.setdefault(text, []).append(outcome.implementation)
+            outcome.log = outcome.traceback = ""
         if not parts:
             return
-        text = (f"=== {', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
+        sections = (f"{HEAD}{', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
         path = self.log(entry.case_id, entry.pass_name)
-        path.write_text("".join(text), encoding="utf-8")
+        path.write_text("".join(sections), encoding="utf-8")

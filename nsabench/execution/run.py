@@ -15,7 +15,7 @@ from nsabench import ops, registry
 from nsabench.assessment import parquet, tables
 from nsabench.assessment.results import Assessed, Results, assemble, assess, belongs
 from nsabench.assessment.verdict import Judgement, Key
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.execution import journal, schedule, vouch
 from nsabench.execution.chain import Sealer
 from nsabench.execution.folder import RunFolder
@@ -132,7 +132,20 @@ def start(
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
-    return _Run(folder, plan, view, signer, fit).measure()
+    try:
+        with folder.resumable():
+            return _Run(folder, plan, view, signer, fit).measure()
+    except NsabenchError as refused:
+        # A disk that is full has a remedy that goes on with the run.
+        if not isinstance(refused.__cause__, OSError) and _is_empty(folder):
+            folder.discard()
+            run_keys.forget(plan.run_id)
+        raise
+
+
+def _is_empty(folder: RunFolder) -> bool:
+    """Whether nothing was measured yet, not even the ceilings."""
+    return not folder.journal.exists() or not journal.read(folder.journal).headers
 
 
 def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:
@@ -145,7 +158,8 @@ def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = 
     plan = Plan.read(folder.plan)
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
-    return _Run(folder, plan, view, signer, fit, resumed=True).measure()
+    with folder.resumable():
+        return _Run(folder, plan, view, signer, fit, resumed=True).measure()
 
 
 def read(path: Path) -> Finished:

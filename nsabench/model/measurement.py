@@ -73,6 +73,7 @@ class Outcome(Message):
     bursts: Bursts = Bursts()
     notes: list[str] = []
     log: str = ""
+    traceback: str = ""  # of what it raised; like the log, a file of its case holds it
 
     @model_validator(mode="after")
     def _status_decides(self) -> Outcome:

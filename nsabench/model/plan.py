@@ -61,13 +61,18 @@ class MatrixInfo(BaseModel):
 
 
 class PlannedCase(BaseModel):
-    """A case and the names of the implementations that are measured on it, interleaved."""
+    """A case and the names of the implementations that are measured on it, interleaved.
+
+    alongside: baselines among them that the matrix leaves out. A control that wraps one is held to
+    it; a candidate is not.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     id: str
     case: Case
     implementations: tuple[str, ...]
+    alongside: tuple[str, ...] = ()
 
 
 class Plan(BaseModel):

@@ -94,6 +94,10 @@ class DType(StrEnum):
         return 4 if self is DType.FLOAT32 else 2
 
 
+# What people and other programs call them.
+DTYPE_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
 class Mode(StrEnum):
     """What a sample of a case is."""
 

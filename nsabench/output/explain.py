@@ -6,10 +6,11 @@ import difflib
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from nsabench import ops
+from nsabench import ops, registry
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.tables import RECORDS, SAMPLES
@@ -18,6 +19,7 @@ from nsabench.machine.doctor.codes import codes
 from nsabench.model.record import Column
 from nsabench.model.vocabulary import Answer, Catch, Role, Status, Verdict, Word
 from nsabench.output.compare.vocabulary import Change, Difference
+from nsabench.output.words import TRUST, WORDS
 
 _CLOSED: tuple[tuple[str, type[Word]], ...] = (
     ("status", Status),
@@ -51,6 +53,12 @@ def meanings() -> dict[str, list[Meaning]]:
     listed += [Meaning(n, "check", _docstring(f"nsabench.assessment.checks.{n}")) for n in names]
     listed += [Meaning(n, "op", _docstring(f"nsabench.ops.{n}")) for n in ops.shipped()]
     listed += [Meaning(n, "op of earlier runs", _retired(n)) for n in ops.RETIRED]
+    listed += [Meaning(w, "word of the output", text) for w, text in WORDS.items()]
+    listed += [Meaning(t.value, "trust level", text) for t, text in TRUST.items()]
+    for name in ops.shipped():
+        shape = ops.get(name).shape_model
+        text = f"of {name}: {' '.join((inspect.getdoc(shape) or '').split())}"
+        listed += [Meaning(size, "size", text) for size in shape.model_fields]
     listed += [Meaning(code, "problem of a machine", text) for code, text in codes().items()]
     for table, columns in (("records.parquet", RECORDS), ("samples.parquet", SAMPLES)):
         listed += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
@@ -68,12 +76,34 @@ def explain(word: str) -> list[Meaning]:
     if wanted in ops.names() and wanted not in ops.shipped():
         explained.append(Meaning(wanted, "op", _outside(wanted)))
     if not explained:
+        explained = _implementations(wanted)
+    if not explained:
         near = difflib.get_close_matches(word.lower(), {*words, *ops.names()}, 3)
         raise UsageError(
             f"{word!r} is no word of nsabench",
             f"did you mean {' or '.join(near)}?" if near else "`nsabench explain` lists them all.",
         )
     return explained
+
+
+def _implementations(wanted: str) -> list[Meaning]:
+    """What those that ship and have this name do. They are imported for that, and not before."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for item in registry.load():
+        if item.name.lower() == wanted:
+            found.setdefault((item.role, _sentence(item.call)), []).append(item.op)
+    return [
+        Meaning(wanted, f"{role} of {', '.join(of)}", text) for (role, text), of in found.items()
+    ]
+
+
+def _sentence(call: Callable[..., object]) -> str:
+    """What a function says of itself; what its file does, where it says nothing."""
+    while isinstance(call, partial):
+        call = call.func
+    own = inspect.getdoc(call) if inspect.isfunction(call) else None
+    module = sys.modules.get(getattr(call, "__module__", ""))
+    return " ".join((own or inspect.getdoc(module) or "").partition("\n\n")[0].split())
 
 
 def _list(words: type[Word]) -> str:

@@ -22,7 +22,7 @@ from nsabench import ops
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
-from nsabench.model.vocabulary import Direction, DType
+from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
@@ -38,7 +38,8 @@ Values = Annotated[
 
 class Selection(BaseModel):
     """Which implementations of the op run: shell patterns on their names. Controls always run, on
-    the least and the most work, and with them the baselines that they wrap."""
+    the least and the most work, and with them the baselines that they wrap. No candidate is held
+    to a baseline that runs along only so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -111,6 +112,13 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
 
 def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
     valid = [*COMMON_AXES, *op.shape_model.model_fields]
+    matrix = matrix.model_copy(
+        update={
+            "axes": _known_by_other_names(matrix.axes),
+            "include": [_known_by_other_names(block) for block in matrix.include],
+            "exclude": [_known_by_other_names(rule) for rule in matrix.exclude],
+        }
+    )
     blocks: list[tuple[tuple[str | int, ...], Mapping[str, list[Scalar]]]] = [
         (("include", i), {**_common(matrix.axes), **block})
         for i, block in enumerate(matrix.include)
@@ -137,6 +145,13 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
             # Once more with the sizes that the shape fills in.
             if not any(_matches({**point, **case.shape}, rule) for rule in matrix.exclude):
                 yield case
+
+
+def _known_by_other_names(axes: Mapping[str, list[Scalar]]) -> Mapping[str, list[Scalar]]:
+    """The same with dtypes as nsabench calls them."""
+    if "dtype" not in axes:
+        return axes
+    return {**axes, "dtype": [DTYPE_NAMES.get(str(v), v) for v in axes["dtype"]]}
 
 
 def _common(axes: Mapping[str, list[Scalar]]) -> dict[str, list[Scalar]]:

@@ -59,7 +59,7 @@ def resolve(
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
         for case in loaded.cases:
-            names = _select(loaded, case, implementations)
+            names = _select(loaded, case, implementations, kernels)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
     cases = _with_controls(share(list(chosen.values()), shard), implementations)
     used = {(c.case.op, name) for c in cases for name in c.implementations}
@@ -108,13 +108,22 @@ def _with_controls(
 
 
 def _watched(planned: PlannedCase, controls: Sequence[ImplementationInfo]) -> PlannedCase:
-    names = [*planned.implementations, *(i.wraps for i in controls if i.wraps)]
-    names += [i.name for i in controls]
-    return planned.model_copy(update={"implementations": tuple(dict.fromkeys(names))})
+    wrapped = dict.fromkeys(i.wraps for i in controls if i.wraps)
+    alongside = [name for name in wrapped if name not in planned.implementations]
+    names = [*planned.implementations, *alongside, *(i.name for i in controls)]
+    return planned.model_copy(
+        update={
+            "implementations": tuple(dict.fromkeys(names)),
+            "alongside": tuple(alongside),
+        }
+    )
 
 
 def _select(
-    loaded: LoadedMatrix, case: Case, implementations: Sequence[ImplementationInfo]
+    loaded: LoadedMatrix,
+    case: Case,
+    implementations: Sequence[ImplementationInfo],
+    kernels: Path | None,
 ) -> tuple[str, ...]:
     of_op = [i for i in implementations if i.op == case.op]
     selection = loaded.selection
@@ -122,7 +131,7 @@ def _select(
         if pattern != "*" and not any(fnmatchcase(i.name, pattern) for i in of_op):
             raise UsageError(
                 f"{loaded.file}: no implementation of {case.op} matches {pattern!r}",
-                nearest(pattern, [i.name for i in of_op]),
+                _where_it_may_be(kernels) + nearest(pattern, [i.name for i in of_op]),
             )
     names = tuple(
         i.name
@@ -135,6 +144,12 @@ def _select(
             "name some in implementations.only, or skip fewer.",
         )
     return names
+
+
+def _where_it_may_be(kernels: Path | None) -> str:
+    if kernels is None:
+        return "if it is your own, give its file: --kernels FILE.py; else, "
+    return f"{kernels.name} registers none of that name for this op; "
 
 
 def _wanted(name: str, selection: Selection) -> bool:

@@ -122,6 +122,13 @@ def explain(
         return UsageError(f"{where} is not a known key", nearest(str(first["loc"][-1]), valid))
     if first["type"] == "missing":
         return UsageError(f"{where} is missing", "add it.")
+    if first["type"] == "union_tag_invalid":
+        context = first["ctx"]
+        expected = context["expected_tags"]
+        return UsageError(
+            f"{where}: {context['tag']!r} is no {context['discriminator'].strip(chr(39))} of it",
+            f"it is one of {expected}.",
+        )
     given = first.get("input")
     shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
     message = first["msg"].removeprefix("Value error, ")

@@ -91,6 +91,14 @@ def implementation(
     Raises `UsageError` for an unknown role, device or direction.
     """
 
+    lists = {"devices": devices, "distributions": distributions, "directions": directions}
+    for parameter, given in lists.items():
+        if isinstance(given, str):
+            raise UsageError(
+                f"implementation {name!r}: {parameter} is the text {given!r}, and a list is wanted",
+                f"write {parameter}=[{given!r}].",
+            )
+
     def register(call: F) -> F:
         try:
             of_role = Role(role)

@@ -328,8 +328,19 @@ def test_interrupt_exits_130_and_is_resumable(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "--resume" in said and "Traceback" not in said
+    assert f"the run goes on with `nsabench all --resume {run}`" in said
+    assert "Traceback" not in said
     assert nsabench("all", "--resume", run).returncode == 0
+
+
+def test_what_is_refused_before_it_measures_leaves_nothing_behind(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    """Without a GPU, say. The same command must be possible again."""
+    run = tmp_path / "run"
+    done = nsabench("all", tiny, "--device", "cuda", "--out", run, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert not run.exists()
 
 
 def test_a_wrong_candidate_fails_the_run(tmp_path: Path, tiny: Path, nsabench: Nsabench) -> None:

@@ -162,7 +162,11 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
         names = set(case.implementations)
         assert names in ({"mine", "slow"}, {"mine", "slow", "trick", "quick"})
         assert ("quick" in names) == ("trick" in names)
+        assert case.alongside == (("quick",) if "trick" in names else ())
+        assert "quick" not in apart._clean_baselines(made, case, apart.clean_sources(made))
     assert made.info("selection_rows", "quick").role is Role.BASELINE
+    whole = resolved(tmp_path)
+    assert not any(case.alongside for case in whole.cases)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ __all__ = ["audit_csv"]
 
 
 def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
-    """What is wrong with the table, the gravest first; `case_id` is the row in words.
+    """What is wrong with the table: the cause first, where one is known, then the gravest.
+    `case_id` is the row in words.
 
     gpu: the name of a device in the data-sheet table; without it nothing is held to physics.
     Raises `UsageError` when the file is no table of timings or the device is not known.
@@ -36,7 +37,12 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     findings += flat.check(read)
     findings += explanation.check(rows, findings)
     gravity = list(Effect)
-    return sorted(findings, key=lambda f: gravity.index(f.effect))
+    return sorted(findings, key=lambda f: (not _is_cause(f), gravity.index(f.effect)))
+
+
+def _is_cause(finding: Finding) -> bool:
+    """Whether it says which mistake explains the others."""
+    return finding.check == explanation.CHECK and finding.effect is Effect.WRONG
 
 
 def _of_the_pair(finding: Finding) -> Finding:

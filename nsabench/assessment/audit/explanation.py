@@ -58,7 +58,7 @@ def check(rows: Sequence[Row], findings: Sequence[Finding]) -> list[Finding]:
     dims = max(stated, key=lambda d: len(stated[d]))
     lengths = sorted(stated[dims])
     sentence = (
-        f"the errors over L are explained by {_culprit(rows, findings)} that {best}: simulated "
+        f"{_culprit(rows, findings)} {best}: that explains the errors over L, simulated "
         f"{_curve(simulated[dims], lengths)}, stated {_curve(stated[dims], lengths)} at "
         f"L={', '.join(map(str, lengths))} (off by {deviation:.1%} on average)"
     )
@@ -75,8 +75,8 @@ def _culprit(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
     roles = {row.implementation: row.role for row in rows}
     flat = {roles.get(f.implementation) for f in findings if f.check in ("roofline", "scaling")}
     if flat == {Role.BASELINE}:
-        return "a baseline"
-    return "a candidate" if flat == {Role.CANDIDATE} else "one side"
+        return "the baseline"
+    return "the candidate" if flat == {Role.CANDIDATE} else "one side"
 
 
 def _nearest(

@@ -13,7 +13,7 @@ from nsabench import bounds, ops
 from nsabench.assessment.checks.row import Row
 from nsabench.bounds import csv, limits
 from nsabench.errors import UsageError
-from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
+from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Mode, Role, Status
 from nsabench.ops import Shape
 
 OP = "selection_rows"
@@ -55,7 +55,6 @@ MODES = {
     "cuda_graph": Mode.GRAPH,
     "cudagraph": Mode.GRAPH,
 }
-DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class Table:
 
     def _dtype(self, line: Line) -> DType:
         name = self.cell(line, "dtype").lower().removeprefix("torch.")
-        name = DTYPES.get(name, name)
+        name = DTYPE_NAMES.get(name, name)
         # Where nothing is said, the smaller format: fewer bytes, so nothing is accused wrongly.
         return DType(name) if name in set(DType) else DType.FLOAT16
 

@@ -29,21 +29,10 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
 
 
 def _check_case(rows: list[Row], limits: Limits) -> Iterator[Finding]:
+    yield from _slow(rows)
     best = best_baseline(rows)
     if best is None or not best.median_ms:
         return
-    for row in rows:
-        if row.role is Role.CANDIDATE or row is best:
-            continue
-        assert row.median_ms is not None
-        factor = row.median_ms / best.median_ms
-        if factor > SLOW:
-            sentence = (
-                f"{row.median_ms:.3g} ms is {factor:.1f} times the {best.median_ms:.3g} ms of "
-                f"{best.implementation}, the best valid baseline: no speed-up may be quoted "
-                f"against it"
-            )
-            yield Finding("baseline", Effect.NOTE, sentence, row.case_id, row.implementation)
     if best.dtype not in limits.tflop_s:
         return  # half a roofline: what looks slow may be busy computing
     bound = least(best, limits, l2_bytes=0)
@@ -58,3 +47,22 @@ def _check_case(rows: list[Row], limits: Limits) -> Iterator[Finding]:
         synchronises = best.gap_hidden_share < HIDDEN
         effect = Effect.INCONCLUSIVE if synchronises else Effect.NOTE
         yield Finding("baseline", effect, sentence, best.case_id)
+
+
+def _slow(rows: list[Row]) -> Iterator[Finding]:
+    """Those that are slow beside the best, which may itself be there for a control alone."""
+    best = best_baseline(rows, alongside=True)
+    if best is None or not best.median_ms:
+        return
+    for row in rows:
+        if row.role is Role.CANDIDATE or row is best:
+            continue
+        assert row.median_ms is not None
+        factor = row.median_ms / best.median_ms
+        if factor > SLOW:
+            sentence = (
+                f"{row.median_ms:.3g} ms is {factor:.1f} times the {best.median_ms:.3g} ms of "
+                f"{best.implementation}, the best valid baseline: no speed-up may be quoted "
+                f"against it"
+            )
+            yield Finding("baseline", Effect.NOTE, sentence, row.case_id, row.implementation)

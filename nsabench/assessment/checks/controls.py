@@ -101,14 +101,14 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
         return Catch.UNPROVEN  # another check was there first, or it was never timed
     if row.caught_by in AGAINST_BASELINES:
         wrapped = [r for r in case if not row.wraps or r.implementation == row.wraps]
-        if best_baseline(wrapped) is None:
+        if best_baseline(wrapped, alongside=True) is None:
             return Catch.UNPROVEN  # the best of the others may be slower for reasons of its own
     if row.caught_by == "timer":
-        return _gained(row, best_baseline(case))
+        return _gained(row, best_baseline(case, alongside=True))
     if any(_names(f, row) for f in findings):
         return Catch.CAUGHT
     if row.caught_by == "roofline":
-        best = best_baseline(case)
+        best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
             return Catch.UNPROVEN  # held up by its host: nothing was too fast to be true
     return Catch.MISSED

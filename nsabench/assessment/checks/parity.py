@@ -57,9 +57,11 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
 
 def _check_case(rows: list[Row]) -> Iterator[Finding]:
     valid = [r for r in rows if r.role is Role.BASELINE and not _over(r)]
-    best = min((r.rel_l2 for r in valid if r.rel_l2 is not None), default=None)
-    best_row = min((r.worst_row for r in valid if r.worst_row is not None), default=None)
     for row in rows:
+        # What is there for a control is no yardstick of anything else.
+        of_it = [r for r in valid if row.role is Role.CONTROL or not r.alongside]
+        best = min((r.rel_l2 for r in of_it if r.rel_l2 is not None), default=None)
+        best_row = min((r.worst_row for r in of_it if r.worst_row is not None), default=None)
         sentence = _whole(row, best) or _one_row(row, best_row)
         if sentence:
             yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)

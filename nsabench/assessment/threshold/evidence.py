@@ -113,7 +113,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         _unproven(records),
         margin=margin,
         machine=_machine(records[0]) if records else ("", ""),
-        rows=[_row(r) for r in records if r.role is not Role.CONTROL and r.median_ms],
+        rows=[_row(r, plan) for r in records if r.role is not Role.CONTROL and r.median_ms],
         sources=sources,
         caveats=_caveats(records),
     )
@@ -154,13 +154,15 @@ def _of_record(record: Record, sources: Mapping[Implementation, str], margin: fl
     )
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record, plan: Plan | None) -> Row:
     """What checks that look along a length read of a record."""
+    planned = plan.by_id.get(record.case_id) if plan else None
     return Row(
         case_id=record.case_id,
         op=record.op,
         implementation=record.implementation,
         role=record.role,
+        alongside=planned is not None and record.implementation in planned.alongside,
         status=record.status,
         dtype=record.dtype,
         shape=record.shape,

@@ -39,7 +39,7 @@ def start(plan: Plan) -> WorkerExecutor:
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
-    """By case with a verdict `faster`, the baselines of clean sources."""
+    """By case with a verdict `faster`, the baselines of clean sources that it is held to."""
     clean = clean_sources(plan)
     case_ids = {case_id for (case_id, _), j in judge().items() if j.verdict is Verdict.FASTER}
     baselines = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in case_ids}
@@ -48,7 +48,11 @@ def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
 
 def _clean_baselines(plan: Plan, planned: PlannedCase, clean: Mapping[str, str]) -> list[str]:
     infos = [plan.info(planned.case.op, name) for name in planned.implementations]
-    return [i.name for i in infos if i.role is Role.BASELINE and i.source in clean]
+    return [
+        i.name
+        for i in infos
+        if i.role is Role.BASELINE and i.source in clean and i.name not in planned.alongside
+    ]
 
 
 def briefly(case: Case) -> Case:

@@ -170,6 +170,7 @@ def _outcome(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
         reason=failure.reason if failure else "",
+        traceback=failure.trace if failure else "",
         diagnosis=diagnosis,
         mae=_finite(errors.mae) if errors else None,
         max_abs_err=_finite(errors.max_abs_err) if errors else None,

@@ -19,7 +19,7 @@ from nsabench.assessment.threshold import Decision
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.execution import journal
-from nsabench.execution.folder import RunFolder
+from nsabench.execution.folder import HEAD, RunFolder
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
@@ -181,17 +181,18 @@ class Facts:
             words += ["--margin", f"{self.plan.margin:g}"]
         return " ".join(quoted(word) for word in words)
 
-    def log(self, case_id: str, lines: int = 12) -> str:
-        """The last lines that the implementations of a case printed, pass by pass; empty when there
-        were none."""
+    def log(self, case_id: str, name: str, lines: int = 40) -> str:
+        """The last lines of what an implementation printed and raised on a case, alone or with
+        others, pass by pass; empty when there were none."""
         parts = []
-        for name in PassName:
+        for look in PassName:
             try:
-                text = bounds.tail(self.folder.log(case_id, name), limits.LOG)
+                text = bounds.tail(self.folder.log(case_id, look), limits.LOG)
             except (OSError, bounds.OutOfBounds):
                 continue
-            heading = [] if name is PassName.FIRST_LOOK else [f"--- {name}"]
-            parts += [*heading, *text.rstrip().splitlines()[-lines:]]
+            own = _of_one(text, name)
+            heading = [f"--- {look}"] if own and look is not PassName.FIRST_LOOK else []
+            parts += [*heading, *own[-lines:]]
         return "\n".join(parts)
 
 
@@ -243,6 +244,17 @@ def standings(facts: Facts) -> list[Standing]:
         )
         for (op, name), rows in groups.items()
     ]
+
+
+def _of_one(log: str, name: str) -> list[str]:
+    """The lines of the parts of a log that are of `name`; what stands before any is of all."""
+    lines, its_own = [], True
+    for line in log.rstrip().splitlines():
+        if line.startswith(HEAD):
+            its_own = name in line.removeprefix(HEAD).split(", ")
+        elif its_own:
+            lines.append(line)
+    return lines
 
 
 def _decisions_of(facts: Facts, name: str, rows: Sequence[Record]) -> Iterator[Decision]:

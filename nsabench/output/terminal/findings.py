@@ -24,22 +24,29 @@ def print_findings(
     findings: Sequence[Finding],
     cases: Mapping[str, str],
     console: Console,
-    most: int | None = None,
+    *,
+    each: bool = False,
 ) -> None:
-    """One line a finding, at most `most` of them. `cases`: ids in words, where there are any."""
-    for finding in findings[:most]:
-        case = cases.get(finding.case_id, finding.case_id)
-        where = " on ".join(part for part in (finding.implementation, case) if part)
+    """One line for what a check finds of an implementation, with how often and the last example;
+    or `each`. `cases`: ids in words, where there are any."""
+    alike: dict[object, list[Finding]] = {}
+    for n, finding in enumerate(findings):
+        key = (finding.check, finding.effect, finding.implementation)
+        # What names no case speaks of the run: each is of its own.
+        alike.setdefault(key if finding.case_id and not each else n, []).append(finding)
+    for group in alike.values():
+        last = group[-1]
+        case = cases.get(last.case_id, last.case_id)
+        where = " on ".join(part for part in (last.implementation, case) if part)
+        often = f"in {len(group)} cases; the last, " if len(group) > 1 else ""
         console.print(
             Text.assemble(
-                (f"{finding.effect:12}", EFFECT_STYLES.get(finding.effect, "dim")),
-                f" {shown(finding.check)}: ",
+                (f"{last.effect:12}", EFFECT_STYLES.get(last.effect, "dim")),
+                f" {shown(last.check)}: {often}",
                 (shown(f"{where}: ") if where else "", "bold"),
-                shown(finding.sentence),
+                shown(last.sentence),
             ),
         )
-    if most is not None and len(findings) > most:
-        console.print(f"... and {len(findings) - most} more findings")
     if not findings:
         console.print("nothing was found")
 

@@ -40,10 +40,11 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live:
-            # The tables of the end say it all again, and better.
-            self._live.update(Text(""), refresh=True)
+            if kind is None:
+                # The tables of the end say it all again, and better.
+                self._live.update(Text(""), refresh=True)
             self._live.stop()
 
     def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:

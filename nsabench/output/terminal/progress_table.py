@@ -53,6 +53,7 @@ class LiveTable:
             for o in entry.outcomes
             if o.session == beside.session
             and self.roles.get((planned.case.op, o.implementation)) is Role.BASELINE
+            and o.implementation not in planned.alongside
         ]
         return [time for time in times if time is not None]
 

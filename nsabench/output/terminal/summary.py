@@ -40,7 +40,7 @@ def print_summary(finished: Finished, console: Console) -> None:
     ]
     if grave:
         cases = {r.case_id: labels.named(r) for r in records}
-        print_findings(grave, cases, console, SHOWN_FINDINGS)
+        print_findings(grave, cases, console)
     console.print(_panel(finished))
 
 

@@ -20,6 +20,23 @@ def test_a_sleeping_wrapper_is_not_the_best_baseline(make_row):
     assert "38.7 times the 0.137 ms of gqa" in findings[0].sentence
 
 
+def test_what_runs_along_for_a_control_shows_slowness_and_is_no_yardstick(make_row):
+    sizes = {"N": 256, "H": 4, "D": 64, "L": 64}
+    rows = [
+        make_row("sleeping", "control", 9.0, **sizes),
+        make_row("loop", "baseline", 42.0, **sizes, gap_hidden_share=0.0),
+        make_row("wrapped", "baseline", 0.02, **sizes, alongside=True),
+        make_row(median_ms=0.02, **sizes),
+    ]
+    noted = check(rows, H200)
+    assert [(f.implementation, f.effect) for f in noted] == [
+        ("sleeping", Effect.NOTE),
+        ("loop", Effect.NOTE),
+        ("", Effect.INCONCLUSIVE),
+    ]
+    assert "the best valid baseline, loop," in noted[-1].sentence
+
+
 def test_an_invalid_or_wrong_baseline_is_no_yardstick(make_row):
     rows = [
         make_row("slow", "baseline", 5.0),

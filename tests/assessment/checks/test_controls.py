@@ -4,7 +4,7 @@ import pytest
 
 from nsabench.assessment.checks import Effect, Finding, Limits, all_checks, controls, run_all
 from nsabench.assessment.checks.proofs import GUARDS
-from nsabench.model.vocabulary import Direction, Mode, Role, Status
+from nsabench.model.vocabulary import Catch, Direction, Mode, Role, Status
 
 
 def judge(rows, findings):
@@ -237,3 +237,12 @@ def test_run_all_finds_the_modules_and_judges_controls_last(make_row):
         make_row("b", "baseline", 1.0, L=128),
     ]
     assert effects(run_all(rows, Limits())) == [Effect.INVALID, Effect.WRONG, Effect.NOTE]
+
+
+def test_a_control_is_held_to_what_it_wraps_though_nothing_else_is(make_row):
+    wrapped = make_row("wrapped", "baseline", 1.0, alongside=True)
+    tricks = {"wraps": "wrapped", "caught_by": "timer"}
+    gained = make_row("stopped_clock", "control", 0.01, **tricks)
+    gained_nothing = make_row("stopped_clock", "control", 1.0, **tricks)
+    assert controls.catch(gained, [wrapped, gained], []) is Catch.MISSED
+    assert controls.catch(gained_nothing, [wrapped, gained_nothing], []) is Catch.CAUGHT

@@ -9,7 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsabench.execution.worker.guard import classify  # noqa: E402
+from nsabench.execution.failure import Failure  # noqa: E402
+from nsabench.execution.worker import guard  # noqa: E402
+from nsabench.execution.worker.guard import classify, guarded  # noqa: E402
 from nsabench.model.vocabulary import Status  # noqa: E402
 from nsabench.registry import USER_MODULE  # noqa: E402
 
@@ -37,6 +39,67 @@ def test_a_crash_is_located_in_the_users_file(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(RuntimeError) as caught:
         interpreted()
-    assert classify(caught.value).reason.endswith(" (mine.py:2)")
+    failure = classify(caught.value)
+    assert failure.reason.endswith(" (mine.py:2)")
+    assert 'File "/home/me/mine.py", line 2, in kernel' in failure.trace
+    assert "in interpreted" in failure.trace and "NameError" in failure.trace
     caught.value.__cause__ = caught.value
     assert "(test_guard.py:" in classify(caught.value).reason
+
+
+def test_a_kernels_line_comes_before_that_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stand in the user's file; the launch is where Triton's own error passes."""
+    module = ModuleType(USER_MODULE)
+    module.__file__ = "/home/me/mine.py"
+    monkeypatch.setitem(sys.modules, USER_MODULE, module)
+    source = (
+        "def kernel():\n    return nope\n"
+        "def launch():\n    try:\n        kernel()\n"
+        "    except NameError as error:\n        raise RuntimeError('no line') from error\n"
+    )
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    with pytest.raises(RuntimeError) as caught:
+        module.launch()
+    assert classify(caught.value).reason == "RuntimeError: no line (mine.py:2)"
+
+
+def test_a_compiler_error_names_the_line_of_the_users_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType(USER_MODULE)
+    module.__file__ = "/home/me/mine.py"
+    monkeypatch.setitem(sys.modules, USER_MODULE, module)
+    source = (
+        "class CompilationError(Exception): pass\ndef launch():\n    raise CompilationError('x')\n"
+    )
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    with pytest.raises(module.CompilationError) as caught:
+        module.launch()
+    failure = classify(caught.value)
+    assert (failure.status, failure.reason) == (
+        Status.COMPILE_ERROR,
+        "CompilationError: x (mine.py:3)",
+    )
+
+
+def test_a_traceback_begins_where_our_frames_end() -> None:
+    def three_deep(depth: int) -> None:
+        if depth:
+            three_deep(depth - 1)
+        raise ValueError("deep inside")
+
+    with pytest.raises(Failure) as caught:
+        guarded(lambda: three_deep(2), "cpu")
+    trace = caught.value.trace
+    assert trace.count("in three_deep") == 3 and trace.endswith("ValueError: deep inside\n")
+    assert str(guard.__file__) not in trace
+    assert caught.value.alone().trace == trace
+
+
+def test_a_traceback_that_is_hostile_or_endless_is_bounded() -> None:
+    class Hostile(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert "Hostile" in classify(Hostile()).trace
+    assert len(classify(ValueError("x" * 100_000)).trace) < 20_000

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nsabench import ops, registry
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.tables import RECORDS, SAMPLES
+from nsabench.assessment.threshold import decide_run
+from nsabench.assessment.threshold.document import as_data
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.vocabulary import Catch, Role, Status, Verdict
-from nsabench.output.explain import explain, meanings
+from nsabench.output import terminal
+from nsabench.output.explain import _sentence, explain, meanings
+from nsabench.output.report import Facts
+from tests.runs import make_run
 
+GPUS = {"NVIDIA H200"}
 DOCTOR = Path(__file__).parents[2] / "machine" / "doctor" / "test_checks.py"
 
 
@@ -59,3 +67,55 @@ def test_an_op_of_earlier_runs_says_what_took_its_place() -> None:
     [meaning] = explain("decode")
     assert meaning.kind == "op of earlier runs"
     assert "decode_selected" in meaning.text and "decode_step" in meaning.text
+
+
+def test_what_the_terminal_and_the_thresholds_show_can_be_looked_up(tmp_path: Path) -> None:
+    """Heads of tables, and every key of the YAML; a head may hold a unit or an interval."""
+    folder = make_run(tmp_path / "run")
+    records = Facts.read(folder).records
+    heads = [
+        str(column.header)
+        for table in (terminal.candidates_table(records), terminal.baselines_table(records))
+        for column in table.columns
+    ]
+    words = {word for head in heads for word in re.sub(r" \[.*", "", head).split(", ")}
+    document = as_data(decide_run(records, Facts.read(folder).plan))
+
+    def keys(value: object) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from (key, *keys(inner)) if key not in GPUS else ()
+        elif isinstance(value, list):
+            for inner in value:
+                yield from keys(inner)
+
+    words |= set(keys(document)) - {"gpu"}
+    words |= {"floor", "oracle", "harness", "margin", "ephemeral", "ratio", "unpinned"}
+    unknown = []
+    for word in sorted(words):
+        try:
+            assert all(meaning.text for meaning in explain(word)), word
+        except UsageError:
+            unknown.append(word)
+    assert unknown == []
+
+
+def test_a_size_is_told_in_the_terms_of_each_op() -> None:
+    by_op = {m.text.partition(":")[0]: m.text for m in explain("S") if m.kind == "size"}
+    assert "S blocks a query" in by_op["of selection_blocks"]
+    assert "a cache of S tokens" in by_op["of decode_dense"]
+    for name in ops.shipped():
+        for size in ops.get(name).shape_model.model_fields:
+            assert any(m.text.startswith(f"of {name}: ") for m in explain(size)), (name, size)
+
+
+def test_every_implementation_that_ships_has_a_sentence() -> None:
+    pytest.importorskip("torch")
+    silent = [
+        f"{item.op}: {item.name}"
+        for item in registry.load()
+        if len(_sentence(item.call).split()) < 3
+    ]
+    assert silent == []
+    [meaning] = explain("lazy_output")
+    assert meaning.kind.startswith("control of ") and "selection_rows" in meaning.kind

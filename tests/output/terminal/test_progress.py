@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 
@@ -57,6 +58,23 @@ def test_a_terminal_gets_a_live_table(shown: tuple[Plan, journal.Contents]) -> N
         "[8/8]",
     ):
         assert word in text
+
+
+def test_an_interrupt_leaves_the_table(shown: tuple[Plan, journal.Contents]) -> None:
+    left = {}
+    for error in (None, KeyboardInterrupt):
+        to, file = console(terminal=True)
+        plan, contents = shown
+        progress = terminal.Progress(to)
+        with contextlib.suppress(KeyboardInterrupt), progress:
+            progress.run_started(plan, contents.headers[0].described, contents.headers[0].ceilings)
+            progress.case_started(plan.cases[0], 1, 8)
+            progress.case_finished(plan.cases[0], contents.entries[0])
+            drawn = len(file.getvalue())
+            if error is not None:
+                raise error
+        left[error] = "nasty_one" in file.getvalue()[drawn:]
+    assert left == {None: False, KeyboardInterrupt: True}
 
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])

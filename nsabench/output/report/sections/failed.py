@@ -22,7 +22,7 @@ def context(facts: Facts) -> dict[str, Any]:
     names = list(dict.fromkeys((name, role) for name, role, _ in counts))
     statuses = [s for s in Status if any(status == s for _, _, status in counts)]
     excerpts = [
-        {**r.row(), "case": labels.case(r), "log": facts.log(r.case_id)}
+        {**r.row(), "case": labels.case(r), "log": facts.log(r.case_id, r.implementation)}
         for r in facts.grave[:SHOWN]
     ]
     return {

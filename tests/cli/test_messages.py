@@ -1,0 +1,79 @@
+"""Messages that a stranger stumbled over: each asks for what is most likely missing first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nsabench.cli.report import command as report
+from nsabench.cli.threshold import command as threshold
+from nsabench.errors import UsageError
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Role, Runs
+from nsabench.planning import matrix, resolve
+from nsabench.registry import implementation
+
+ROWS = "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16]%s}\n%s"
+INSTALLED = [
+    ImplementationInfo(
+        op="selection_rows", name="sdpa_gqa", role=Role.BASELINE, devices=(Runs.CPU,), source="x"
+    )
+]
+
+
+def spanned(tmp_path: Path, axes: str = "", more: str = "") -> list[matrix.LoadedMatrix]:
+    path = tmp_path / "m.yaml"
+    path.write_text(ROWS % (axes, more))
+    return matrix.load(path)
+
+
+@pytest.mark.parametrize(
+    ("called", "dtype"),
+    [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")],
+)
+def test_a_dtype_is_known_by_its_other_names(tmp_path: Path, called: str, dtype: str) -> None:
+    [short] = spanned(tmp_path, f", dtype: {called}")
+    [long] = spanned(tmp_path, f", dtype: {dtype}")
+    assert [c.id for c in short.cases] == [c.id for c in long.cases]
+    excluded = f"exclude: [{{dtype: {called}, L: 8}}]\n"
+    [fewer] = spanned(tmp_path, f", dtype: [{dtype}]", excluded)
+    assert [c.shape["L"] for c in fewer.cases] == [16]
+
+
+@pytest.mark.parametrize("parameter", ["devices", "distributions", "directions"])
+def test_a_text_is_no_list(parameter: str) -> None:
+    with pytest.raises(UsageError, match=f"{parameter} is the text 'cpu', and a list") as refused:
+        implementation(op="selection_rows", name="mine", **{parameter: "cpu"})  # type: ignore[arg-type]
+    assert refused.value.remedy == f"write {parameter}=['cpu']."
+
+
+def test_a_name_that_is_not_there_may_be_of_a_file_that_was_not_given(tmp_path: Path) -> None:
+    matrices = spanned(tmp_path, more="implementations: {only: [mine]}\n")
+    with pytest.raises(UsageError, match="matches 'mine'") as refused:
+        resolve.resolve(matrices, INSTALLED, device="cpu")
+    assert refused.value.remedy.startswith("if it is your own, give its file: --kernels FILE.py;")
+    (tmp_path / "my.py").write_text("")
+    given = {"kernels": tmp_path / "my.py"}
+    with pytest.raises(UsageError, match="matches 'mine'") as refused:
+        resolve._select(matrices[0], matrices[0].cases[0], INSTALLED, given["kernels"])
+    assert refused.value.remedy.startswith("my.py registers none of that name for this op;")
+
+
+def test_a_kind_that_is_not_there_is_said_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        spanned(tmp_path, more="timing: {stopping: {kind: fixed, rounds: 20}}\n")
+    assert str(refused.value).endswith("timing.stopping: 'fixed' is no kind of it")
+    assert "'fixed_count'" in refused.value.remedy
+
+
+def test_a_folder_that_is_not_there_or_holds_no_run_is_not_unsigned(tmp_path: Path) -> None:
+    for command, path, sentence in (
+        (report, tmp_path / "nowhere", "there is no folder"),
+        (report, tmp_path, "holds no run"),
+        (threshold, tmp_path, "holds no run"),
+    ):
+        done = CliRunner().invoke(command, [str(path)])
+        assert isinstance(done.exception, UsageError) and sentence in str(done.exception)
+        assert "unsigned" not in done.output
