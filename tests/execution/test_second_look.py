@@ -336,3 +336,31 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
     ]
     assert (mine.status, mine.verdict, mine.speedup) == (status, Verdict.INVALID, None)
     assert reason in mine.reason
+
+
+@pytest.mark.parametrize("found_by", ["worker", "parity"])
+def test_the_record_says_what_the_second_process_saw(tmp_path: Path, found_by: str) -> None:
+    """Its errors, and what it looked like: those of the first look say that all was well."""
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    folder = make_run(tmp_path / "run", made)
+    plan = Plan.read(folder / "plan.yaml")
+    seen = {
+        "mae": 2e-4,
+        "max_abs_err": 0.8,
+        "rel_l2": 0.9,
+        "worst_row": 1.0,
+        "worst_row_at": "output[255, 3]",
+        "diagnosis": "the last row is lost",
+    }
+    rng = np.random.default_rng(1)
+    again = timed("mine", 0.2 / 1.2, made, rng).model_copy(update=seen)
+    if found_by == "worker":
+        again = Outcome(implementation="mine", status=Status.WRONG, reason="a NaN", **seen)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        best = timed("sdpa_gqa", 0.2, made, rng)
+        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[best, again]))
+    records = assemble(plan, read(folder / "journal.jsonl")).records
+    mine, other = (r for r in records if r.implementation == "mine")
+    assert {name: getattr(mine, name) for name in seen} == seen
+    assert (mine.status, mine.median_ms, mine.n_samples) == (Status.WRONG, None, 0)
+    assert (other.status, other.rel_l2, other.diagnosis) == (Status.OK, 1e-5, "")
