@@ -113,7 +113,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         _unproven(records),
         margin=margin,
         machine=_machine(records[0]) if records else ("", ""),
-        rows=[_row(r) for r in records if r.role is not Role.CONTROL and r.median_ms],
+        rows=[Row.of(r) for r in records if r.role is not Role.CONTROL and r.median_ms],
         sources=sources,
         caveats=_caveats(records),
     )
@@ -151,29 +151,6 @@ def _of_record(record: Record, sources: Mapping[Implementation, str], margin: fl
         source=sources.get((record.op, record.implementation), ""),
         why=record.reason if record.status is not Status.OK else "",
         margin=margin,
-    )
-
-
-def _row(record: Record) -> Row:
-    """What checks that look along a length read of a record."""
-    return Row(
-        case_id=record.case_id,
-        op=record.op,
-        implementation=record.implementation,
-        role=record.role,
-        status=record.status,
-        dtype=record.dtype,
-        shape=record.shape,
-        length=record.length,
-        bytes_min=record.bytes_min,
-        flops=record.flops,
-        direction=record.direction,
-        distribution=record.distribution,
-        streams=record.streams,
-        mode=record.mode,
-        session=record.session,
-        median_ms=record.median_ms,
-        n_samples=record.n_samples,
     )
 
 
