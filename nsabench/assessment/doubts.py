@@ -1,21 +1,22 @@
-"""Why a time decides nothing, whatever it is held against: the timer was off, or the device was
-not its normal self, or not alone."""
+"""Why a time decides nothing, whatever it is held against: the timer was off, the device was not
+its normal self, or not alone, or the time does not grow with the work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from nsabench.assessment.checks import timer
+from nsabench import ops
+from nsabench.assessment.checks import scaling, timer
 from nsabench.assessment.checks.clocks import disturbances
-from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.finding import Effect, Finding, Recorded
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
 from nsabench.machine import datasheet
 from nsabench.model.journal import Contents
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import PassName
 
-CHECKS = ("timer", "clocks")  # those of the clock, and not of what it was held against
+CHECKS = ("timer", "clocks", "scaling")  # those of a time, and not of what it was held against
 
 
 def of_findings(findings: Sequence[Finding]) -> list[Finding]:
@@ -23,30 +24,22 @@ def of_findings(findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in findings if f.check in CHECKS and f.effect is Effect.INCONCLUSIVE]
 
 
-def about(row: Row, doubts: Sequence[Finding]) -> str:
+def about(record: Recorded, doubts: Sequence[Finding]) -> str:
     """What is against the time of this record, as its column says it."""
-    return "; ".join(f.sentence for f in doubts if f.concerns(row))
+    return "; ".join(f.sentence for f in doubts if f.concerns(record))
 
 
-@dataclass(frozen=True)
-class Doubts:
-    """What a journal says against the times of its run, and of some of its cases."""
-
-    of_run: str = ""
-    of_case: dict[str, str] = field(default_factory=dict)
-
-    def about(self, case_id: str) -> str:
-        return self.of_run or self.of_case.get(case_id, "")
-
-
-def of_journal(contents: Contents) -> Doubts:
+def of_journal(contents: Contents, records: Sequence[Record]) -> list[Finding]:
     """For runs whose records were written before they had a column for it."""
-    sentences = [f.sentence for f in of_findings(timer.check([], limits(contents)))]
-    of_case = {
-        entry.case_id: "; ".join(disturbances(entry.conditions_that_count))
+    known = limits(contents)
+    disturbed = [
+        Finding("clocks", Effect.INCONCLUSIVE, sentence, entry.case_id)
         for entry in contents.of(PassName.FIRST_LOOK)
-    }
-    return Doubts("; ".join(sentences), of_case)
+        for sentence in disturbances(entry.conditions_that_count)
+    ]
+    # Early versions may not say what a case must read; an op may not be installed here.
+    rows = [Row.of(r) for r in records if r.median_ms and r.bytes_min and ops.find(r.op)]
+    return of_findings([*timer.check(rows, known), *disturbed, *scaling.check(rows, known)])
 
 
 def limits(contents: Contents) -> Limits:

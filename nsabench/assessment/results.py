@@ -18,7 +18,7 @@ from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.journal import Contents, Entry, Header
-from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Mode, PassName, Role, Status
@@ -76,14 +76,7 @@ class Assessed:
         rows = _rows_of(self.plan, case, entry.outcomes, entry.conditions)
         findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
         outcomes = [
-            outcome
-            if row.status is outcome.status
-            else Outcome(
-                implementation=row.implementation,
-                status=row.status,
-                reason=row.reason,
-                session=row.session,
-            )
+            outcome if row.status is outcome.status else _failed(outcome, row)
             for row, outcome in zip(_with_findings(rows, findings), entry.outcomes, strict=True)
         ]
         return entry.model_copy(update={"outcomes": outcomes})
@@ -96,20 +89,22 @@ class Assessed:
         )
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
+        failed = _failed_again(self.rows, second_looks)
+        outcomes = {**self.outcomes, **failed}
         unproven: dict[Group, list[str]] = {}
         for lack in controls.unproven(self.rows, self.catches):
             unproven.setdefault(lack.group, []).append(lack.check)
         records = [
             _record(
                 self,
-                row,
-                self.outcomes[row.case_id, row.implementation],
+                _after(row, failed.get((row.case_id, row.implementation))),
+                outcomes[row.case_id, row.implementation],
                 judgements.get((row.case_id, row.implementation), Judgement()),
                 notes.get(row.case_id, []),
                 doubts.about(row, of_times),
                 unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
             )
-            for row in _after_second_look(self.rows, list(second_looks.values()))
+            for row in self.rows
         ]
         samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         return Results(records, samples, self.findings, judgements)
@@ -225,22 +220,38 @@ def _rows_of(
     return rows
 
 
-def _after_second_look(rows: Sequence[Row], seconds: Sequence[Entry]) -> list[Row]:
-    """Rows of candidates that a second process found failing are no longer ok."""
-    failed = {
-        (second.case_id, outcome.implementation): outcome
-        for second in seconds
-        for outcome in second.outcomes
-        if outcome.status not in BENIGN
-    }
-    return [
-        replace(row, status=outcome.status, reason=f"in a second process: {outcome.reason}")
-        if row.role is Role.CANDIDATE
-        and row.status is Status.OK
-        and (outcome := failed.get((row.case_id, row.implementation)))
-        else row
+def _failed(outcome: Outcome, row: Row) -> Outcome:
+    """The outcome that a check made a failure of: one has no times, and keeps its errors."""
+    return outcome.model_copy(
+        update={
+            "status": row.status,
+            "reason": row.reason,
+            "samples": Samples(),
+            "bursts": Bursts(),
+        }
+    )
+
+
+def _failed_again(rows: Sequence[Row], second_looks: Mapping[str, Entry]) -> dict[Key, Outcome]:
+    """What a second process found failing of the candidates that the first found ok."""
+    ok = {
+        (row.case_id, row.implementation)
         for row in rows
-    ]
+        if row.role is Role.CANDIDATE and row.status is Status.OK
+    }
+    return {
+        (case_id, outcome.implementation): outcome
+        for case_id, second in second_looks.items()
+        for outcome in second.outcomes
+        if outcome.status not in BENIGN and (case_id, outcome.implementation) in ok
+    }
+
+
+def _after(row: Row, failed: Outcome | None) -> Row:
+    """The row, which is not ok where a second process found it failing."""
+    if failed is None:
+        return row
+    return replace(row, status=failed.status, reason=f"in a second process: {failed.reason}")
 
 
 def _mcycles(samples: Samples) -> float | None:

@@ -32,7 +32,8 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
     """Hold a run, or a CSV of timings from elsewhere, to the checks.
 
     Lines of a CSV are of one case when they agree in their sizes and, where it has such columns, in
-    dtype, distribution, direction, mode, streams and n_spans.
+    dtype, distribution, direction, mode, streams and n_spans. Where they agree in all of these,
+    columns that nsabench does not know, such as batch or seed, tell them apart.
 
     Exits with 1 when something is found that a verdict cannot stand with.
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from nsabench.assessment import threshold
-from nsabench.assessment.threshold.decide import SELECTED, per_gpu
-from nsabench.assessment.threshold.document import as_data
+from nsabench.assessment.threshold.document import as_data, notes
 from nsabench.assessment.threshold.evidence import Evidence
+from nsabench.assessment.threshold.gate import SELECTED, per_gpu
 from nsabench.assessment.threshold.patch import patch as make_patch
 from nsabench.cli import _options
 from nsabench.cli._say import say
@@ -74,6 +74,8 @@ def command(
             )
         values = per_gpu(decisions)
         one = next(iter(values.values()), None)  # measured on no GPU: never
+        for note in notes(decisions):
+            say(f"nsabench: {note}", err=True)
         say(make_patch(patch, values if len(values) > 1 else one), nl=False)
     else:
         say(threshold.as_markdown(decisions))

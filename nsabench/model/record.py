@@ -136,7 +136,9 @@ class Record:
     time_doubt: Annotated[
         str,
         Column(
-            "", "why its time decides nothing: a timer that is off, throttling, other processes"
+            "",
+            "why its time decides nothing: a timer that is off, throttling, other processes, no "
+            "growth with the work",
         ),
     ] = ""
     caught_by: Annotated[str, Column("", "of a control: the check meant to catch it")] = ""

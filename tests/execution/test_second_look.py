@@ -15,10 +15,10 @@ from nsabench.assessment.results import assemble
 from nsabench.assessment.verdict import Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.execution.journal import Journal, read
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Conditions, Outcome, Samples
+from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import DType, Role, Status, Verdict
-from tests.runs import Made, isolated, make_run, second_look, timed
+from tests.runs import Made, isolated, make_run, second_look, spoilt, timed
 
 
 def row(name: str, role: Role, median_ms: float | None, **fields: Any) -> Row:
@@ -309,18 +309,24 @@ def test_what_is_inconclusive_already_needs_no_second_look() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [("rel_l2", 0.9, "relative L2 error 0.9"), ("mae", 0.5, "mean absolute error 0.5")],
+    ("update", "median_ms", "status", "reason"),
+    [
+        ({"rel_l2": 0.9}, 0.2 / 1.2, Status.WRONG, "relative L2 error 0.9"),
+        ({"mae": 0.5}, 0.2 / 1.2, Status.WRONG, "mean absolute error 0.5"),
+        ({"escaped_ms": 0.05}, 0.2 / 1.2, Status.WRONG, "in 100% of the samples work went on"),
+        ({}, 0.0005, Status.IMPLAUSIBLE, "times faster than possible"),
+    ],
 )
 def test_what_a_second_process_computed_is_held_to_the_same_checks(
-    tmp_path: Path, field: str, value: float, reason: str
+    tmp_path: Path, update: dict[str, float], median_ms: float, status: Status, reason: str
 ) -> None:
     """Its worker looks at the mean error only; the checks come when the run is assessed."""
-    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    ceilings = Ceilings(copy_gb_s=4250)
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2, ceilings=ceilings)
     folder = make_run(tmp_path / "run", made)
     plan = Plan.read(folder / "plan.yaml")
     rng = np.random.default_rng(1)
-    rough = timed("mine", 0.2 / 1.2, made, rng).model_copy(update={field: value})
+    rough = spoilt(timed("mine", median_ms, made, rng), update)
     with closing(Journal(folder / "journal.jsonl")) as journal:
         best = timed("sdpa_gqa", 0.2, made, rng)
         journal.append(second_look(case_id=plan.cases[0].id, outcomes=[best, rough]))
@@ -328,5 +334,33 @@ def test_what_a_second_process_computed_is_held_to_the_same_checks(
     [mine] = [
         r for r in results.records if r.implementation == "mine" and r.case_id == plan.cases[0].id
     ]
-    assert (mine.status, mine.verdict, mine.speedup) == (Status.WRONG, Verdict.INVALID, None)
+    assert (mine.status, mine.verdict, mine.speedup) == (status, Verdict.INVALID, None)
     assert reason in mine.reason
+
+
+@pytest.mark.parametrize("found_by", ["worker", "parity"])
+def test_the_record_says_what_the_second_process_saw(tmp_path: Path, found_by: str) -> None:
+    """Its errors, and what it looked like: those of the first look say that all was well."""
+    made = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.2)
+    folder = make_run(tmp_path / "run", made)
+    plan = Plan.read(folder / "plan.yaml")
+    seen = {
+        "mae": 2e-4,
+        "max_abs_err": 0.8,
+        "rel_l2": 0.9,
+        "worst_row": 1.0,
+        "worst_row_at": "output[255, 3]",
+        "diagnosis": "the last row is lost",
+    }
+    rng = np.random.default_rng(1)
+    again = timed("mine", 0.2 / 1.2, made, rng).model_copy(update=seen)
+    if found_by == "worker":
+        again = Outcome(implementation="mine", status=Status.WRONG, reason="a NaN", **seen)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        best = timed("sdpa_gqa", 0.2, made, rng)
+        journal.append(second_look(case_id=plan.cases[0].id, outcomes=[best, again]))
+    records = assemble(plan, read(folder / "journal.jsonl")).records
+    mine, other = (r for r in records if r.implementation == "mine")
+    assert {name: getattr(mine, name) for name in seen} == seen
+    assert (mine.status, mine.median_ms, mine.n_samples) == (Status.WRONG, None, 0)
+    assert (other.status, other.rel_l2, other.diagnosis) == (Status.OK, 1e-5, "")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from nsabench import bounds, ops
+from nsabench.assessment.audit.settings import telling_apart
 from nsabench.assessment.checks.row import Row
 from nsabench.bounds import csv, limits
 from nsabench.errors import UsageError
@@ -96,11 +98,13 @@ class Table:
     def label(self, line: Line) -> str:
         """The line in words: its sizes, or its first cell, and whatever else tells its case from
         others."""
+        return self._words(line, self._distribution(line))
+
+    def _words(self, line: Line, distribution: str) -> str:
         sizes = [f"{axis}={line.cells[column]}" for axis, column in self.sizes.items()]
         if not sizes:
-            results = {*self.times, *self.others.values()}
-            sizes = [f"{c}={line.cells[c]}" for c in self.columns if c not in results][:1]
-        words = [*sizes, self.cell(line, "dtype"), self._distribution(line)]
+            sizes = [f"{c}={line.cells[c]}" for c in self._unknown[:1]]
+        words = [*sizes, self.cell(line, "dtype"), distribution]
         if self._direction(line) is Direction.BACKWARD:
             words.append("backward")
         if self._streams(line) != 1:
@@ -126,7 +130,24 @@ class Table:
     def _streams(self, line: Line) -> int:
         return int(line.value(self.others.get("streams")) or 1)
 
+    @cached_property
+    def _unknown(self) -> list[str]:
+        """Columns whose role is not known."""
+        known = {*self.times, *self.sizes.values(), *self.others.values()}
+        return [column for column in self.columns if column not in known]
+
+    @cached_property
+    def _settings(self) -> list[str]:
+        """Those among them without which two cases look like one."""
+        known = [self._words(line, self._stated_distribution(line)) for line in self.lines]
+        return telling_apart([line.cells for line in self.lines], known, self._unknown)
+
     def _distribution(self, line: Line) -> str:
+        """With all that makes another case and has no place of its own."""
+        settings = [f"{c}={line.cells[c]}" for c in self._settings if line.cells[c]]
+        return " ".join([w for w in [self._stated_distribution(line)] if w] + settings)
+
+    def _stated_distribution(self, line: Line) -> str:
         """With every word of a direction or mode that is not known: it makes another case."""
         words = [self.cell(line, "distribution")]
         words += [self.cell(line, "direction")] if self._direction(line) is None else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.model.measurement import Conditions
+from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
 
 
@@ -49,6 +50,30 @@ class Row:
     escaped_share: float = 0.0  # share of samples with work that outlived the end event
     gap_hidden_share: float = 1.0  # share of samples that were queued before the device let go
     conditions: Conditions = field(default_factory=Conditions)
+
+    @classmethod
+    def of(cls, record: Record, *, alongside: bool = False) -> Row:
+        """As far as checks that look along a length read it of a record."""
+        return cls(
+            case_id=record.case_id,
+            op=record.op,
+            implementation=record.implementation,
+            role=record.role,
+            alongside=alongside,
+            status=record.status,
+            dtype=record.dtype,
+            shape=record.shape,
+            length=record.length,
+            bytes_min=record.bytes_min,
+            flops=record.flops,
+            direction=record.direction,
+            distribution=record.distribution,
+            streams=record.streams,
+            mode=record.mode,
+            session=record.session,
+            median_ms=record.median_ms,
+            n_samples=record.n_samples,
+        )
 
     @property
     def timed_ms(self) -> float | None:

@@ -17,7 +17,6 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Answer, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
-SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
 LEAST_LENGTHS = 2
 LEAST_VALUES = 2  # of each axis in `evidence.AXES` that the op has
@@ -112,7 +111,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
                 )
                 for name, rows in group.items()
             ),
-            key=_preference,
+            key=preference,
         )
     ]
 
@@ -251,7 +250,7 @@ def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
     return Rung(length, len(rows), sum(passes(row, margin) for row in rows), weakest)
 
 
-def _preference(decision: Decision) -> tuple[bool, float, int, float, str]:
+def preference(decision: Decision) -> tuple[bool, float, int, float, str]:
     """The user's own first, then the smallest threshold, then whoever passes most cases, then by
     the worst speed-up."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
@@ -259,27 +258,3 @@ def _preference(decision: Decision) -> tuple[bool, float, int, float, str]:
     passed = sum(rung.passed for rung in used)
     worst = min((rung.weakest or 0.0 for rung in used), default=0.0)
     return not decision.own, least, -passed, -worst, decision.candidate
-
-
-def gated(decisions: Iterable[Decision]) -> list[Decision]:
-    """Those that a gate goes by: of each GPU, combo and op the first, which is the user's own where
-    there is one.
-
-    A gate compares selected lengths; ops that are decided on another axis are not its business.
-    """
-    first: dict[_Key, Decision] = {}
-    for decision in decisions:
-        if decision.gpu and decision.axis == SELECTED:
-            first.setdefault((decision.gpu, decision.combo, decision.op), decision)
-    return list(first.values())
-
-
-def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
-    """What a gate may use on each GPU: it holds for every op and combo given, or is None."""
-    lengths: dict[str, list[int | None]] = defaultdict(list)
-    for decision in gated(decisions):
-        lengths[decision.gpu].append(decision.min_length)
-    return {
-        gpu: None if None in values else max(v for v in values if v is not None)
-        for gpu, values in lengths.items()
-    }

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from nsabench import bounds
-from nsabench.assessment.threshold.decide import Decision, gated, per_gpu
+from nsabench.assessment.threshold.decide import Decision
+from nsabench.assessment.threshold.gate import gates, per_gpu
 from nsabench.bounds import limits
 from nsabench.bounds import yaml as bounded_yaml
 from nsabench.files import whole
@@ -22,7 +23,8 @@ SCHEMA_VERSION = 1
 HEAD = """\
 # From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
 # runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never.
-# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best.
+# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best. That is
+# one kernel for all combos of a GPU; `notes` say where that matters.
 """
 
 
@@ -33,13 +35,19 @@ def decided_with() -> str:
 
 
 def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
-    of_gate = gated(decisions)
+    of_gate = [d for gate in gates(decisions) for d in gate.decisions]
     return {
         "schema_version": SCHEMA_VERSION,
         "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None},
+        "notes": notes(decisions),
         "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
+
+
+def notes(decisions: Sequence[Decision]) -> list[str]:
+    """What is worth saying of the kernels that a gate goes by."""
+    return [note for gate in gates(decisions) for note in gate.notes]
 
 
 def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
@@ -94,8 +102,10 @@ def read(path: Path) -> Any:
 
 
 def as_markdown(decisions: Sequence[Decision]) -> str:
-    """A section a decision, with the lengths that decide it."""
-    return "\n".join(line for d in decisions for line in _section(d))
+    """A section a decision, with the lengths that decide it, and what to know of the gate."""
+    of_gate = [f"- {markdown(note)}" for note in notes(decisions)]
+    lines = [line for d in decisions for line in _section(d)]
+    return "\n".join([*lines, *(["## The gate", "", *of_gate, ""] if of_gate else [])])
 
 
 def _section(d: Decision) -> list[str]:

@@ -113,7 +113,11 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         _unproven(records),
         margin=margin,
         machine=_machine(records[0]) if records else ("", ""),
-        rows=[_row(r, plan) for r in records if r.role is not Role.CONTROL and r.median_ms],
+        rows=[
+            Row.of(r, alongside=_is_alongside(r, plan))
+            for r in records
+            if r.role is not Role.CONTROL and r.median_ms
+        ],
         sources=sources,
         caveats=_caveats(records),
     )
@@ -154,29 +158,10 @@ def _of_record(record: Record, sources: Mapping[Implementation, str], margin: fl
     )
 
 
-def _row(record: Record, plan: Plan | None) -> Row:
-    """What checks that look along a length read of a record."""
+def _is_alongside(record: Record, plan: Plan | None) -> bool:
+    """Whether the matrix left it out, and it ran for a control that wraps it."""
     planned = plan.by_id.get(record.case_id) if plan else None
-    return Row(
-        case_id=record.case_id,
-        op=record.op,
-        implementation=record.implementation,
-        role=record.role,
-        alongside=planned is not None and record.implementation in planned.alongside,
-        status=record.status,
-        dtype=record.dtype,
-        shape=record.shape,
-        length=record.length,
-        bytes_min=record.bytes_min,
-        flops=record.flops,
-        direction=record.direction,
-        distribution=record.distribution,
-        streams=record.streams,
-        mode=record.mode,
-        session=record.session,
-        median_ms=record.median_ms,
-        n_samples=record.n_samples,
-    )
+    return planned is not None and record.implementation in planned.alongside
 
 
 def _axes(shape: Mapping[str, int]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nsabench.assessment.checks import proofs
+from nsabench.assessment import doubts
+from nsabench.assessment.checks import Finding, proofs
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Lack
-from nsabench.assessment.doubts import Doubts, of_journal
 from nsabench.assessment.tables import SAMPLES, misfit, read_records
 from nsabench.assessment.verdict import Key
 from nsabench.bounds import OutOfBounds, limits, parquet
@@ -45,7 +45,7 @@ class Side:
     trust: Trust
     records: dict[Key, Record]
     samples: dict[Key, NDArray[np.float64]]
-    doubts: Doubts = field(default_factory=Doubts)
+    doubts: Sequence[Finding] = ()
 
     @cached_property
     def missed(self) -> str:
@@ -79,7 +79,7 @@ class Side:
         """Why this time decides nothing."""
         throttles = set(record.clock_event_reasons.split(", ")) & THROTTLING
         throttled = f"the device was throttled: {', '.join(sorted(throttles))}" if throttles else ""
-        return record.time_doubt or self.doubts.about(record.case_id) or throttled
+        return record.time_doubt or doubts.about(record, self.doubts) or throttled
 
     @cached_property
     def versions(self) -> dict[str, str]:
@@ -146,16 +146,16 @@ def _read(path: Path) -> Side:
         trust=trust,
         records={record.key: record for record in records},
         samples=_by_key(samples),
-        doubts=_doubts(folder),
+        doubts=_doubts(folder, records),
     )
 
 
-def _doubts(folder: RunFolder) -> Doubts:
+def _doubts(folder: RunFolder, records: Sequence[Record]) -> Sequence[Finding]:
     """What the journal says against the times. Records of earlier versions do not say it."""
     if not folder.journal.is_file():
-        return Doubts()
+        return []
     contents = journal.read(folder.journal)
-    return of_journal(contents) if contents.headers else Doubts()
+    return doubts.of_journal(contents, records) if contents.headers else []
 
 
 def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:

@@ -14,7 +14,7 @@ class Difference(Word):
     INCONCLUSIVE = (
         "inconclusive",
         "the interval crosses an end of the band, or a time decides nothing: the timer was off, "
-        "the device throttled or shared",
+        "the device throttled or shared, or it does not grow with the work",
     )
     INVALID = "invalid", "there is no ratio: it failed in one of the runs, or a run is invalid"
 

@@ -244,3 +244,56 @@ def test_a_case_is_named_with_all_that_tells_it_from_others(audit):
     assert {f.case_id for f in findings if f.check == "parity"} == {
         "N=1024 H=8 D=128 Dv=128 L=64 bf16 spread backward 4 streams graph 8 spans"
     }
+
+
+OTHER_SETTINGS = [
+    ("batch", "1", "4"),
+    ("gpu", "H200", "L4"),
+    ("causal", "true", "false"),
+    ("window", "512", "1024"),
+    ("Block Size", "64", ""),
+    ("seed", "0", "1"),
+    ("softmax_scale", "0.125", "0.0884"),
+]
+
+
+@pytest.mark.parametrize(("column", "one", "other"), OTHER_SETTINGS)
+def test_a_column_that_nobody_has_heard_of_tells_cases_apart(audit, column, one, other):
+    rows = [f"{line},{word}" for line in HONEST[1:] for word in (one, other)]
+    assert audit(f"{HEADER},{column}", *rows) == []
+    findings = audit(f"{HEADER},{column}", *rows, rows[1])
+    assert {f.check for f in findings} == {"duplicates"}
+    assert {f.case_id.endswith(f" {column}={other}") for f in findings} == {bool(other)}
+
+
+@pytest.mark.parametrize(
+    ("column", "one", "other"),
+    [
+        ("triton_tflops", "310", "305"),
+        ("max_abs_err", "1e-3", "2e-3"),
+        ("p99", "1", "2"),
+        ("joules", "1.25", "1.31"),
+        ("unheard_of", "1.25", "1.31"),
+        ("run", "1", "2"),
+        ("note", "", "once more"),
+    ],
+)
+def test_a_case_that_was_measured_twice_is_there_twice_whatever_came_out(audit, column, one, other):
+    rows = [f"{HONEST[1]},{word}" for word in (one, other)]
+    assert {f.check for f in audit(f"{HEADER},{column}", *rows)} == {"duplicates"}
+
+
+def test_a_baseline_of_another_batch_is_not_the_best_one_of_a_case(audit):
+    """A column that follows from batch and length does not cut the ladder of a batch to pieces."""
+    header = "N,H,D,L,kernel_ms,sdpa_ms,tokens,batch"
+    lines = [
+        f"1024,8,128,{n},{b * n * 2e-4},{b * n * 1.5e-4},{b * n},{b}"
+        for n in (64, 256, 1024)
+        for b in (1, 4)
+    ]
+    assert audit(header, *lines) == []
+    findings = audit(header, *lines, "1024,8,128,8192,1.64,0.16,8192,1")
+    assert {(f.check, f.implementation, f.case_id) for f in findings} == {
+        ("roofline", "sdpa", "N=1024 H=8 D=128 L=8192 batch=1"),
+        ("scaling", "sdpa", "N=1024 H=8 D=128 L=8192 batch=1"),
+    }

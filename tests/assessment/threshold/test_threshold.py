@@ -134,6 +134,72 @@ def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path
     assert "## `rows_cuda` (selection_rows) on NVIDIA H200: worth using from L = 64 on" in text
 
 
+def test_a_gate_goes_by_one_kernel_with_every_combo(tmp_path: Path) -> None:
+    """Two of different sources gave one length that neither was shown to be worth."""
+    a = Made(implementations=("a",))
+    b = Made(run_id="r2", torch="2.12.1", implementations=("b",), ratio=lambda _: 2.0, seed=1)
+    decisions = decide_all(
+        [of_run(make_run(tmp_path / name, made)) for name, made in (("a", a), ("b", b))]
+    )
+    assert [(d.candidate, d.min_length) for d in decisions] == [("a", 256), ("b", 64)]
+    document = as_data(decisions)
+    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": None}
+    assert [d["gate"] for d in document["decisions"]] == [False, True]
+    [note] = document["notes"]
+    assert note == (
+        "selection_rows on NVIDIA H200: a gate goes by one kernel, here b, which was not tested "
+        "with torch 2.11.0, triton 3.6.0, CUDA 13.0: no length holds for all that was given"
+    )
+    assert note in as_markdown(decisions)
+
+
+def test_a_gate_that_goes_by_the_second_best_of_a_combo_says_so(tmp_path: Path) -> None:
+    one = Made(implementations=("a",))
+    other = Made(run_id="r2", torch="2.12.1", implementations=("a", "b"))
+    evidence = of_run(make_run(tmp_path / "2", other))
+    faster = [
+        replace(cell, speedup_lo=3.0, verdict=Verdict.FASTER) if cell.candidate == "b" else cell
+        for cell in evidence.tested
+    ]
+    decisions = decide_all(
+        [of_run(make_run(tmp_path / "1", one)), replace(evidence, tested=faster)]
+    )
+    document = as_data(decisions)
+    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
+    assert document["notes"] == [
+        "selection_rows on NVIDIA H200: a gate goes by one kernel with every combo, here a; with "
+        "torch 2.12.1, triton 3.6.0, CUDA 13.0 b is better"
+    ]
+
+
+def test_a_gate_goes_by_the_users_own_or_by_nothing(tmp_path: Path) -> None:
+    """Where it was not tested, another kernel does not stand in for it."""
+    own = replace(Made(source="mine.py@aaaaaaaaaaaa"), implementations=("mine", "shipped"))
+    evidence = of_run(make_run(tmp_path / "own", own))
+    tested = [
+        replace(cell, source="kernels") if cell.candidate == "shipped" else cell
+        for cell in evidence.tested
+    ]
+    made = Made(run_id="r2", torch="2.12.1", implementations=("shipped",), ratio=lambda _: 3.0)
+    shipped = of_run(make_run(tmp_path / "shipped", made))
+    shipped = replace(shipped, tested=[replace(t, source="kernels") for t in shipped.tested])
+    document = as_data(decide_all([replace(evidence, tested=tested), shipped]))
+    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": None}
+    assert "here mine, which was not tested with torch 2.12.1" in document["notes"][0]
+
+
+def test_a_patch_says_why_it_never_uses_a_kernel(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / name, Made(run_id=name, torch=torch, implementations=(name,)))
+        for name, torch in (("a", "2.11.0"), ("b", "2.12.1"))
+    ]
+    config = tmp_path / "config.yaml"
+    config.write_text("runtime:\n  sel_triton_min_L: 64\n")
+    done = CliRunner().invoke(command, [*map(str, runs), "--patch", str(config)])
+    assert "+  sel_triton_min_L: null" in done.stdout
+    assert "here a, which was not tested with torch 2.12.1" in done.stderr
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([64, 128, 256, 512]), st.floats(0.5, 3)), min_size=1))
 def test_monotone(cells: list[tuple[int, float]]) -> None:

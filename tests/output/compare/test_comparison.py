@@ -190,6 +190,29 @@ def test_what_was_disturbed_is_no_slower(tmp_path: Path, added_since: tuple[str,
     assert set(rest) == {Difference.SAME}
 
 
+@pytest.mark.parametrize("added_since", [(), ("time_doubt", "unproven")])
+def test_a_time_that_does_not_grow_with_the_work_is_no_slower(
+    tmp_path: Path, added_since: tuple[str, ...]
+) -> None:
+    """2.1 GB take 0.5 ms at 4.25 TB/s; 0.6 ms are possible, and so they were at an eighth of it."""
+    large = replace(
+        STEADY, shapes=((8192, 8, 128),), base_ms=0.6, ceilings=Ceilings(copy_gb_s=4250)
+    )
+    grows = replace(large, ratio=lambda n: 2.0 if n == 512 else 1.0)
+    flat = replace(grows, run_id=NEWER.run_id, ratio=lambda n: n / 64)
+    folders = [make_run(tmp_path / "a", grows), make_run(tmp_path / "b", flat)]
+    if added_since:
+        without_columns(folders[1], *added_since)
+    comparison = compare(read(folders))
+    doubtful = comparison.doubtful(0)
+    assert {(cell.implementation, cell.length) for cell, _ in doubtful} == {("mine", 512)}
+    for _, shift in doubtful:
+        assert (shift.difference, shift.ratio) == (Difference.INCONCLUSIVE, None)
+        assert shift.why.startswith("in b time is flat while work grows: ")
+    baselines = [c.shifts[0].difference for c in comparison.cells if c.role is Role.BASELINE]
+    assert set(baselines) == {Difference.SAME}
+
+
 def test_what_is_slower_elsewhere_still_shuts_the_gate(compared: Compared) -> None:
     later = replace(busy_at(512), ratio=lambda n: 0.75 if n in (64, 512) else 1.5)
     comparison = compared(STEADY, later)
