@@ -154,3 +154,23 @@ def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
 def test_a_layer_without_key_heads_is_refused() -> None:
     with pytest.raises(ValueError, match="kv_heads=0"):
         nsa_kernels.NSAttention(24, 4, 0, 16)
+
+
+def test_a_cache_of_other_strides_is_refused_with_both_pairs() -> None:
+    """Compressed keys of another stride left uninitialised memory in the cache."""
+    of, x = layer(), tokens(40, b=1)
+    cache = layer(block=16, stride=8).cache()
+    with pytest.raises(ValueError, match=r"block 8 and stride 4.* block 16 and stride 8"):
+        of(x, cache)
+    assert (cache.tokens, cache.compressed) == (0, 0)
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_what_compression_gives_is_counted(keys) -> None:
+    cache = nsa_kernels.NSACache(block=8, stride=4)
+    k = torch.zeros(1, 12, 2, 16, device=DEVICE)  # two blocks of 8, 4 apart
+    with pytest.raises(ValueError, match=rf"compress_v.* 2 compressed .* \(1, {keys}, 2, 16\)"):
+        cache.append(k, k, lambda x: x[:, :2], lambda x: x[:, :keys])
+    assert (cache.tokens, cache.compressed) == (0, 0)
+    cache.append(k, k, lambda x: x[:, :2], lambda x: x[:, :2])
+    assert cache.k_cmp.shape == (1, 2, 2, 16)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from ..launch.checks import require
+
 Compress = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -48,9 +50,16 @@ class NSACache:
             compress_k, compress_v: from [B, L, H, ...] to [B, (L - block) // stride + 1, H, ...].
 
         Raises:
-            ValueError: tensors of other sizes, dtype or device than what the cache holds, or k and
-                v for other tokens.
+            ValueError: tensors of other sizes, dtype or device than what the cache holds, k and v
+                for other tokens, or another number of compressed keys. The cache holds after it
+                what it held before.
         """
+        with self.undone_by_errors():
+            self._append(k, v, compress_k, compress_v)
+
+    def _append(
+        self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
+    ) -> None:
         if k.shape[:3] != v.shape[:3]:
             raise ValueError(
                 f"NSACache: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the same tokens"
@@ -72,15 +81,28 @@ class NSACache:
         if complete > self.compressed or "k_cmp" not in self._buffers:
             span = slice(self.compressed * self.stride, (complete - 1) * self.stride + self.block)
             for name, of, compress in (
-                ("k_cmp", self.k, compress_k),
-                ("v_cmp", self.v, compress_v),
+                ("k", self.k, compress_k),
+                ("v", self.v, compress_v),
             ):
                 new = of[:, :, span].transpose(1, 2)
                 if complete > self.compressed:
-                    self._write(name, compress(new), self.compressed)
+                    done = compress(new)
+                    self._check_compressed(f"compress_{name}", new, done, complete)
                 else:
-                    self._write(name, new[:, :0], 0)
+                    done = new[:, :0]
+                self._write(f"{name}_cmp", done, self.compressed)
             self.compressed = complete
+
+    def _check_compressed(
+        self, name: str, of: torch.Tensor, done: torch.Tensor, complete: int
+    ) -> None:
+        # One too few would leave memory that nobody wrote among the keys.
+        want = (of.shape[0], complete - self.compressed, *of.shape[2:])
+        require(
+            done.shape == want,
+            f"NSACache: {name} was to make {want[1]} compressed keys {want} of {of.shape[1]} "
+            f"tokens, block {self.block} and stride {self.stride}; it made {tuple(done.shape)}",
+        )
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:

@@ -126,9 +126,16 @@ class NSAttention(nn.Module):
         one: decode of one token, without gradients.
 
         Raises:
-            ValueError: more than one token for a cache that is not empty. After any error the
-                cache holds what it held before.
+            ValueError: more than one token for a cache that is not empty, a cache of another block
+                or stride. After any error the cache holds what it held before.
         """
+        if cache is not None:
+            require(
+                (cache.block, cache.stride) == (self.block, self.stride),
+                f"NSAttention: the layer compresses with block {self.block} and stride "
+                f"{self.stride}, the cache is one of block {cache.block} and stride "
+                f"{cache.stride}; make it by layer.cache()",
+            )
         q, k, v, gates = self.project(x)
         filled = cache is not None and cache.tokens > 0
         if filled and x.shape[1] != 1:
