@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -33,7 +35,7 @@ def packed_sdpa(
         TypeError, ValueError: inputs that do not fit together, as ``selection_ranges``.
     """
     ranges = check_ranges(q, k, v, ranges)
-    b, s, g, h, d = q.shape
+    b, s, g, h = q.shape[:4]
     s_kv, dv = k.shape[2], v.shape[3]
     bound = s_kv if selected_len is None else selected_len
     require(bound >= 0, f"packed_sdpa: selected_len must not be negative; got {bound}")
@@ -56,6 +58,29 @@ def packed_sdpa(
     # A row with no key attends to its first slot and is cleared below: a mask without any key
     # would give NaN, also in the gradients.
     mask, empty = step < count.clamp(min=1), count == 0
+    with _no_autocast(q):
+        out = _attend(q, k, v, index, mask, empty, (rows, width), sm_scale)
+    return out.view(b, s, g, h, dv).contiguous()
+
+
+def _no_autocast(q: torch.Tensor) -> AbstractContextManager[None]:
+    """Results have the dtype of q, as the kernel's, whatever the dtype of the region around."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    index: torch.Tensor,
+    mask: torch.Tensor,
+    empty: torch.Tensor,
+    size: tuple[int, int],
+    sm_scale: float | None,
+) -> torch.Tensor:
+    """Rows of h queries over ``width`` packed keys ``index``; mask: [rows, width] of them."""
+    (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
         # A backward makes its weights again from logits and log-sum-exp, both float32: of large
         # values they differ by so much that a weight is infinite, and times a gradient of 0 NaN.
@@ -65,8 +90,7 @@ def packed_sdpa(
         attn_mask=mask.view(rows, 1, 1, width),
         scale=sm_scale,
     )
-    out = out.reshape(rows, h, dv).masked_fill(empty.unsqueeze(-1), 0.0)
-    return out.view(b, s, g, h, dv).contiguous()
+    return out.reshape(rows, h, dv).masked_fill(empty.unsqueeze(-1), 0.0)
 
 
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
