@@ -332,3 +332,20 @@ def test_tiles_that_fit_no_shared_memory_are_refused_before_the_forward() -> Non
                 block_size=128,
                 plan=nsa_kernels.plan_blocks(q, k, v, index, block_size=128),
             )
+
+
+def test_the_stride_of_an_axis_of_one_counts_for_nothing() -> None:
+    """One token of several sequences, cut from more: contiguous, and refused as if it were not."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 1, heads, 16, generator=gen).to(DEVICE) for heads in (4, 2, 2))
+    index = torch.zeros(3, 1, 2, 2, dtype=torch.int32, device=DEVICE)
+    want = nsa_kernels.block_selection_attention(q, k, v, index, block_size=16)
+    longer = [torch.cat([x, x], 1)[:, :1] for x in (q, k, v, index)]
+    odd = [x.as_strided(x.shape, (x.stride(0), 7, *x.stride()[2:])) for x in (q, k, v, index)]
+    assert all(x.is_contiguous() for x in odd)
+    for args in (longer, odd):
+        leaves = [x.detach().requires_grad_() for x in args[:3]]
+        out = nsa_kernels.block_selection_attention(*leaves, args[3], block_size=16)
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+        out.sum().backward()
+        assert all(x.grad is not None for x in leaves)

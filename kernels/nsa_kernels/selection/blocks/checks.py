@@ -47,7 +47,7 @@ def check_blocks(
     require(tokens < 1 << 30, f"{op}: {tokens} tokens are more than int32 positions can count")
     for name, x in (("q", q), ("k", k), ("v", v), ("block_indices", index)):
         require(
-            x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1),
+            min(x.shape[:2]) <= 1 or x.stride(0) == x.shape[1] * x.stride(1),
             f"{op}: batch and time of {name} must follow one another in memory; use .contiguous()",
         )
     if cu is not None:
