@@ -250,3 +250,36 @@ def test_a_mix_of_dtypes_is_no_reason_to_fall_back() -> None:
     with pytest.raises(TypeError, match="must share one dtype"):
         nsa_kernels.selection_attention(q, k.half(), v.half(), r)
     assert report() == (0, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+def test_autocast_changes_neither_dtype_nor_precision(policy, dtype) -> None:
+    """Packed SDPA gave bfloat16 there and the kernel q's dtype."""
+    args = draw(dtype=dtype)
+    want = nsa_kernels.selection_attention(*args, policy=policy)
+    op = torch.ops.nsa_kernels.selection_attention
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = nsa_kernels.selection_attention(*args, policy=policy)
+        traced = op(*args, None, None, policy.handle)
+    assert torch.equal(out, want) and out.dtype == traced.dtype == dtype
+    leaf = args[0].clone().requires_grad_()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = nsa_kernels.selection_attention(leaf, *args[1:], policy=policy)
+    out.sum().backward()
+    assert out.dtype == leaf.grad.dtype == dtype
+
+
+def test_a_parameter_is_debugged_and_falls_back_as_any_tensor(monkeypatch, caplog) -> None:
+    q, k, v, r = draw()
+    q = torch.nn.Parameter(q)
+    with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
+        nsa_kernels.selection_attention(q, k, v, r, policy=Policy(debug_compare=True))
+    assert any("difference" in record.message for record in caplog.records)
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no such kernel image")
+
+    monkeypatch.setattr(gate, "ranges_operator", broken)
+    out = nsa_kernels.selection_attention(q, k, v, r, policy=Policy(on_error="fallback"))
+    assert report() == (1, {"kernel_error": 1}) and out.requires_grad
