@@ -11,6 +11,7 @@ import torch
 from nsa_kernels.attention.decode import scores as decode_scores
 from nsa_kernels.attention.decode.config import decode_spans_config
 from nsa_kernels.launch import device as limits
+from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.selection.ranges.config import ranges_config
 from nsa_kernels.selection.rows.config import rows_config
 
@@ -297,3 +298,19 @@ def test_a_branch_names_itself_and_the_shapes_it_was_given(name) -> None:
     q, k = randn(4, 2, 16), randn(2, 2, 9, 16)
     with pytest.raises(ValueError, match=rf"{name}: expected .* got \(4, 2, 16\), \(2, 2, 9, 16\)"):
         getattr(nsa_kernels, name)(q, k, k, **more.get(name, {}))
+
+
+def test_an_infinite_score_displaces_no_forced_block() -> None:
+    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
+    scores[..., 3:9] = float("inf")
+    ranges = nsa_kernels.select_blocks(scores, 5, block_size=8, first_position=83)
+    assert chosen(ranges[0, 0, 0], 8) == [0, 9, 10, 3, 4]
+    naive = naive_select_blocks(scores.double(), 5, block_size=8, first_position=83)
+    assert naive[0, 0, 0].tolist() == [0, 9, 10, 3, 4]
+
+
+def test_the_formula_counts_what_is_no_weight_as_zero_too() -> None:
+    scores = torch.zeros(1, 1, 1, 10, dtype=torch.float64)
+    scores[..., 3:7] = torch.tensor([-5.0, 1.0, float("nan"), -0.0])
+    naive = naive_select_blocks(scores, 6, block_size=8, first_position=79)
+    assert naive[0, 0, 0].tolist() == [0, 8, 9, 4, 1, 2]
