@@ -349,3 +349,24 @@ def test_the_stride_of_an_axis_of_one_counts_for_nothing() -> None:
         torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
         out.sum().backward()
         assert all(x.grad is not None for x in leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(0, 5), (2, 0), (0, 0)])
+def test_an_empty_batch_is_attended_and_differentiated(size, dtype) -> None:
+    q, k, v = (
+        torch.zeros(*size, h, w, dtype=dtype, device=DEVICE) for h, w in ((4, 16), (2, 16), (2, 24))
+    )
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    index = torch.zeros(*size, 2, 3, dtype=torch.int32, device=DEVICE)
+    plan = nsa_kernels.plan_blocks(*leaves, index, block_size=16)
+    for shared in (None, plan):
+        out, lse = nsa_kernels.block_selection_attention(
+            *leaves, index, block_size=16, plan=shared, return_lse=True
+        )
+        assert out.shape == (*size, 4, 24) and lse.shape == (*size, 4) and not lse.requires_grad
+        for x, grad in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+            assert grad.shape == x.shape
+        with torch.no_grad():
+            out = nsa_kernels.block_selection_attention(*leaves, index, block_size=16, plan=shared)
+            assert out.shape == (*size, 4, 24)

@@ -274,7 +274,12 @@ def test_blocks_are_selected_on_a_gpu_only(monkeypatch) -> None:
     ("scores", "how", "error", "said"),
     [
         (torch.zeros(1, 1, 1, 4), {"first_position": 1000}, ValueError, "do not hold 1001 tokens"),
-        (torch.zeros(1, 1, 1, 4), {"block_size": 0}, ValueError, "block_size of at least 1"),
+        (
+            torch.zeros(1, 1, 1, 4),
+            {"block_size": 0},
+            ValueError,
+            "block_size must be a whole number of at least 1",
+        ),
         (torch.zeros(1, 1, 4), {}, ValueError, "expected scores"),
         (torch.zeros(1, 1, 1, 4).half(), {}, TypeError, "must be float32"),
         (torch.zeros(1, 1, 1, 4).long(), {}, TypeError, "must be float32"),
@@ -314,3 +319,20 @@ def test_the_formula_counts_what_is_no_weight_as_zero_too() -> None:
     scores[..., 3:7] = torch.tensor([-5.0, 1.0, float("nan"), -0.0])
     naive = naive_select_blocks(scores, 6, block_size=8, first_position=79)
     assert naive[0, 0, 0].tolist() == [0, 8, 9, 4, 1, 2]
+
+
+def test_the_branches_of_an_empty_batch() -> None:
+    q, k = randn(0, 4, 32), randn(0, 2, 64, 32)
+    ranges = torch.zeros(0, 2, 3, 2, dtype=torch.int32, device=DEVICE)
+    for out, lse in (
+        nsa_kernels.decode_compressed(q, k, k),
+        nsa_kernels.decode_window(q, k, k, window=8),
+        nsa_kernels.decode_selected(q, k, k, ranges),
+    ):
+        assert out.shape == (0, 4, 32) and lse.shape == (0, 4)
+    lse = torch.zeros(0, 4, device=DEVICE)
+    assert nsa_kernels.decode_scores(q, k, lse, 3).shape == (0, 2, 3)
+    gates = torch.zeros(0, 4, 3, device=DEVICE)
+    assert nsa_kernels.gated_sum(q, q, q, gates).shape == (0, 4, 32)
+    scores = torch.zeros(0, 1, 2, 4, device=DEVICE)
+    assert nsa_kernels.select_blocks(scores, 3).shape == (0, 1, 2, 3, 2)

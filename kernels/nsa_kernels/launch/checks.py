@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
 import torch
 
 from ..jit.compat import CPU_ALLOWED, check_version
@@ -19,6 +23,66 @@ def require(condition: bool, message: str) -> None:
     """Raise ``ValueError(message)`` unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def kind(x: Any) -> str:
+    """What a sentence calls an argument that is not of the dtype that it should be."""
+    return str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def check_whole(op: str, name: str, value: Any, least: int) -> None:
+    """Raises ValueError for what is no whole number, or below ``least``."""
+    if type(value) is int and value >= least:
+        return
+    whole = isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+    require(
+        whole and value >= least,
+        f"{op}: {name} must be a whole number of at least {least}; got {value!r}",
+    )
+
+
+def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
+    """The factor on q.k: ``sm_scale``, or 1/sqrt(D).
+
+    Raises:
+        ValueError: a scale that is no number, not positive, or infinite; a q without a head dim.
+    """
+    if sm_scale is None:
+        if q.dim() == 0 or q.shape[-1] == 0:
+            raise ValueError(f"{op}: expected q with a head dim; got {tuple(q.shape)}")
+        return q.shape[-1] ** -0.5
+    check_scale(op, sm_scale)
+    return float(sm_scale)
+
+
+def check_scale(op: str, sm_scale: Any) -> None:
+    """Raises ValueError for a scale that is neither None nor a positive number."""
+    if sm_scale is None or (type(sm_scale) is float and 0 < sm_scale < inf):
+        return
+    number = isinstance(sm_scale, (Real, torch.SymFloat)) and not isinstance(sm_scale, bool)
+    require(
+        number and 0 < sm_scale < inf,
+        f"{op}: sm_scale must be a positive number, or None for 1/sqrt(D); got {sm_scale!r}",
+    )
+
+
+def check_transforms(op: str, *inputs: torch.Tensor) -> None:
+    """Raises RuntimeError for tensors of torch.func's grad, vmap, jvp and others."""
+    if torch._C._are_functorch_transforms_active() and any(
+        torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs
+    ):
+        raise RuntimeError(
+            f"{op}: torch.func cannot transform it; use torch.autograd for gradients, and the "
+            "batch of its arguments instead of vmap"
+        )
+
+
+def check_first_derivative(op: str) -> None:
+    """Raises RuntimeError in a backward that is to be differentiated itself."""
+    if torch.is_grad_enabled():  # create_graph=True: the result would pass for a constant
+        raise RuntimeError(
+            f"{op}: has no second derivative; take its gradient without create_graph"
+        )
 
 
 def check_device(op: str, x: torch.Tensor) -> None:
@@ -54,8 +118,16 @@ def check_qkv(
 
     Raises:
         TypeError: a dtype that is not among ``dtypes``, or a mix of them.
-        ValueError: tensors on different or unusable devices, head dims outside 16..256.
+        RuntimeError: tensors of a transform of torch.func.
+        ValueError: tensors without a dimension, on different or unusable devices, head dims outside
+            16..256.
     """
+    check_transforms(op, q, k, v)
+    if not (q.dim() and k.dim() and v.dim()):
+        raise ValueError(
+            f"{op}: expected q, k and v with a head dim; got {tuple(q.shape)}, {tuple(k.shape)}, "
+            f"{tuple(v.shape)}"
+        )
     if q.dtype not in dtypes or k.dtype != q.dtype or v.dtype != q.dtype:
         known = ", ".join(str(x).removeprefix("torch.") for x in dtypes)
         raise TypeError(
@@ -76,6 +148,9 @@ def check_qkv(
 
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
     """Raises ValueError unless compressed keys and selection blocks are whole strides."""
+    for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):
+        if type(size) is not int:
+            check_whole(op, name, size, 1)
     require(
         min(block, stride, block_size) >= 1 and block % stride == 0 and block_size % stride == 0,
         f"{op}: stride must divide block and block_size, all positive; "

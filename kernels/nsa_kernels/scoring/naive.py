@@ -59,7 +59,8 @@ def naive_select_blocks(
     forced = (block == 0) | (block > own - local)
     # Sorted by score, then by rank, which leaves blocks of one rank in their order: 0 for what is
     # forced, 2 for what begins behind the query.
-    order = torch.where((scores > 0) & ~forced, scores, 0).argsort(-1, descending=True, stable=True)
+    weight = torch.where((scores > 0) & ~forced, scores, 0)
+    order = weight.argsort(dim=-1, descending=True, stable=True)
     rank = torch.where(block > own, 2, torch.where(forced, 0, 1)).expand(scores.shape)
     ranks, place = rank.gather(-1, order).sort(dim=-1, stable=True)
     return torch.where(ranks < 2, order.gather(-1, place), -1)[..., :count]

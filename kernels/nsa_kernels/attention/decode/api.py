@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import check_device, check_no_backward, check_qkv, check_strides, require
+from ...launch.checks import (
+    check_device,
+    check_no_backward,
+    check_qkv,
+    check_scale,
+    check_strides,
+    check_transforms,
+    check_whole,
+    require,
+    softmax_scale,
+)
 from ...launch.device import on_its_device
 from ...launch.mode import traced
 from ...launch.sizes import next_power_of_2
@@ -43,7 +53,7 @@ def _rows(
     out, lse = selection_rows(
         q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
     )
-    return out.view(b, hq, -1), lse.view(b, hq)
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
 def decode_compressed(
@@ -72,7 +82,7 @@ def decode_window(
     heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
     """
     _check_cache("decode_window", q, k, v)
-    require(window >= 1, f"decode_window: window must be at least 1; got {window}")
+    check_whole("decode_window", "window", window, 1)
     first = max(k.shape[2] - window, 0)
     return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
 
@@ -101,7 +111,7 @@ def decode_selected(
         sm_scale=sm_scale,
         selected_len=selected_len,
     )
-    return out.view(b, hq, -1), lse.view(b, hq)
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
 @on_its_device
@@ -129,6 +139,8 @@ def decode_scores(
     """
     check_qkv("decode_scores", q, k_cmp, k_cmp)
     check_no_backward("decode_scores", q, k_cmp, lse)
+    check_scale("decode_scores", sm_scale)
+    check_whole("decode_scores", "n_blocks", n_blocks, 0)
     require(
         q.dim() == 3
         and k_cmp.dim() == 4
@@ -152,6 +164,7 @@ def gated_sum(
     Raises:
         ValueError: shapes or devices that do not fit together, an input that requires a gradient.
     """
+    check_transforms("gated_sum", compressed, selected, window, gates)
     check_device("gated_sum", compressed)
     check_no_backward("gated_sum", compressed, selected, window, gates)
     require(
@@ -210,8 +223,6 @@ def _check_step(
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
     _check_groups("decode_step", q.shape[1], k.shape[1])
-    check_strides("decode_step", block, stride, block_size)
-    require(window >= 1, f"decode_step: window must be at least 1; got {window}")
     require(
         n_selected > LOCAL_BLOCKS,
         f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
@@ -251,8 +262,12 @@ def decode_step(
     Raises:
         TypeError, ValueError: as the branches; an input that requires a gradient.
     """
+    check_transforms("decode_step", q, k, v, k_cmp, v_cmp, gates)
     check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    check_whole("decode_step", "window", window, 1)
+    check_whole("decode_step", "n_selected", n_selected, 1)
+    check_strides("decode_step", block, stride, block_size)
+    scale = softmax_scale("decode_step", q, sm_scale)
     call = _operator if traced(q) else _step
     out: torch.Tensor = call(
         q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
