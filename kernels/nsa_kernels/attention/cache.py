@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
-from ..launch.checks import require
+from ..launch.checks import check_whole, require
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,25 +20,37 @@ class NSACache:
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
+        for name, size in (("block", block), ("stride", stride), ("room", room)):
+            check_whole("NSACache", name, size, 1)
+        require(
+            block % stride == 0,
+            f"NSACache: stride must divide block; got stride={stride}, block={block}",
+        )
         self.block, self.stride, self._room = block, stride, room
         self.tokens = self.compressed = 0
         self._buffers: dict[str, torch.Tensor] = {}
 
     @property
     def k(self) -> torch.Tensor:
-        return self._buffers["k"][:, :, : self.tokens]
+        return self._held("k", self.tokens)
 
     @property
     def v(self) -> torch.Tensor:
-        return self._buffers["v"][:, :, : self.tokens]
+        return self._held("v", self.tokens)
 
     @property
     def k_cmp(self) -> torch.Tensor:
-        return self._buffers["k_cmp"][:, :, : self.compressed]
+        return self._held("k_cmp", self.compressed)
 
     @property
     def v_cmp(self) -> torch.Tensor:
-        return self._buffers["v_cmp"][:, :, : self.compressed]
+        return self._held("v_cmp", self.compressed)
+
+    def _held(self, name: str, filled: int) -> torch.Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise ValueError(f"NSACache: nothing was appended yet, so there is no {name}")
+        return buffer[:, :, :filled]
 
     @torch.no_grad()
     def append(
@@ -60,9 +72,10 @@ class NSACache:
     def _append(
         self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
     ) -> None:
-        if k.shape[:3] != v.shape[:3]:
+        if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(
-                f"NSACache: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the same tokens"
+                f"NSACache: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the same tokens, "
+                "[B,T,H,D] and [B,T,H,Dv]"
             )
         for name, x in (("k", k), ("v", v)):
             held = self._buffers.get(name)
@@ -123,7 +136,11 @@ class NSACache:
         held = self._buffers.get(name)
         if held is None or end > held.shape[2]:
             room = max(self._room, 2 * end if held is not None else end)
-            larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
+            # What inference mode makes cannot be written to outside of it.
+            with (
+                torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+            ):
+                larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
             if held is not None:
                 larger[:, :, :start] = held[:, :, :start]
             self._buffers[name] = held = larger
