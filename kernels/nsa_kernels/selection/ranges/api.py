@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...launch.checks import check_qkv
+from ...launch.checks import check_first_derivative, check_qkv, check_scale, check_whole
 from ...launch.config import Config
 from ...launch.fakes import gradients
 from .backward import launch_ranges_backward
@@ -53,6 +53,9 @@ def selection_ranges(
             config of another shape.
     """
     check_qkv("selection_ranges", q, k, v)
+    check_scale("selection_ranges", sm_scale)
+    if selected_len is not None:
+        check_whole("selection_ranges", "selected_len", selected_len, 0)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         if config is not None:
             raise ValueError("selection_ranges: a given config has no backward; leave it out")
@@ -113,6 +116,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _backward(
     ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative("selection_ranges")
     grads = torch.ops.nsa_kernels.selection_ranges_backward(
         *ctx.saved_tensors, grad_out, grad_lse, ctx.sm_scale
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import check_no_backward, check_qkv
+from ...launch.checks import check_no_backward, check_qkv, check_scale
 from ...launch.config import Config, check_chunks, check_heads
 from ...launch.device import dependent_launch, on_its_device
 from ...launch.shares import Shares, merge, workspace
@@ -18,8 +18,10 @@ from .config import rows_config
 from .kernels import rows_group_kernel, rows_per_head_kernel
 
 
-def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None) -> None:
+    """Raises TypeError or ValueError for what ``selection_rows`` does not take."""
     check_qkv("selection_rows", q, k, v)
+    check_scale("selection_rows", sm_scale)
     check_no_backward("selection_rows", q, k, v)
     if not (
         q.dim() == k.dim() == v.dim() == 3
@@ -60,7 +62,7 @@ def selection_rows(
         ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
             input that requires a gradient, a config of another shape.
     """
-    check_rows(q, k, v)
+    check_rows(q, k, v, sm_scale)
     shares = row_shares(q, k, v, sm_scale, config)
     if shares.splits > 1:
         merge(shares.out, shares.lse, shares.part, shares.plse, None, shares.splits)
@@ -118,7 +120,7 @@ def selection_rows_per_head(
         TypeError: unsupported or mixed dtypes.
         ValueError: as ``selection_rows``.
     """
-    check_rows(q, k, v)
+    check_rows(q, k, v, sm_scale)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
     out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)

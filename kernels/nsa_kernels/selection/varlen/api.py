@@ -12,7 +12,14 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import check_no_backward, check_qkv, require
+from ...launch.checks import (
+    check_no_backward,
+    check_qkv,
+    check_scale,
+    check_whole,
+    kind,
+    require,
+)
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch, on_its_device
 from ...launch.shares import merge, workspace
@@ -60,7 +67,14 @@ def selection_varlen(
             input that requires a gradient, a config of another shape.
     """
     check_qkv("selection_varlen", q, k, v)
+    check_scale("selection_varlen", sm_scale)
     check_no_backward("selection_varlen", q, k, v)
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype != torch.int32:
+        raise TypeError(
+            f"selection_varlen: cu_seqlens must be an int32 tensor; got {kind(cu_seqlens)}"
+        )
+    if max_seqlen is not None:
+        check_whole("selection_varlen", "max_seqlen", max_seqlen, 0)
     if not (
         q.dim() == 3
         and k.dim() == v.dim() == 2
@@ -73,8 +87,6 @@ def selection_varlen(
             f"with H >= 1; got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
             f"{tuple(cu_seqlens.shape)}"
         )
-    if cu_seqlens.dtype != torch.int32:
-        raise TypeError(f"selection_varlen: cu_seqlens must be int32, got {cu_seqlens.dtype}")
     if cu_seqlens.device != q.device:
         raise ValueError(f"selection_varlen: cu_seqlens is on {cu_seqlens.device}, q on {q.device}")
     n, h, d = q.shape
