@@ -152,7 +152,7 @@ class NSAttention(nn.Module):
 
         Raises:
             ValueError: more than one token for a cache that is not empty, a cache of another block
-                or stride. After any error the cache holds what it held before.
+                or stride, an x to decode that requires a gradient. After any error the cache holds what it held before.
         """
         dim = self.to_q.in_features
         require(
@@ -173,6 +173,11 @@ class NSAttention(nn.Module):
                 f"NSAttention: {x.shape[1]} tokens for a cache that holds {cache.tokens}; "  # type: ignore[union-attr]
                 "after the prefill give one token at a time"
             )
+        require(
+            not (filled and torch.is_grad_enabled() and x.requires_grad),
+            "NSAttention: decoding has no backward and x requires a gradient; call it under "
+            "torch.no_grad()",
+        )
         with nullcontext() if cache is None else cache.undone_by_errors():
             if cache is not None:
                 cache.append(k, v, self.compress_k, self.compress_v)

@@ -105,6 +105,15 @@ def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
                 )
 
 
+def check_no_config(op: str, config: object) -> None:
+    """Raises ValueError for a config that an operator would lose."""
+    require(
+        config is None,
+        f"{op}: a given config goes into no operator; leave it out under torch.compile and where a "
+        "gradient is wanted",
+    )
+
+
 def check_qkv(
     op: str,
     q: torch.Tensor,

@@ -6,9 +6,12 @@ of them) a head, in place, by the kernels for rows and spans. Nothing is read ba
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...launch.checks import (
+    DTYPES,
     check_device,
     check_no_backward,
     check_qkv,
@@ -114,7 +117,6 @@ def decode_selected(
     return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
-@on_its_device
 def decode_scores(
     q: torch.Tensor,
     k_cmp: torch.Tensor,
@@ -137,6 +139,26 @@ def decode_scores(
         ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
             ``block`` and ``block_size``, an input that requires a gradient.
     """
+    if traced(q):
+        check_no_backward("decode_scores", q, k_cmp, lse)
+        scores: torch.Tensor = _scores_operator(
+            q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale
+        )
+        return scores
+    return _scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
+
+
+@on_its_device
+def _scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    n_blocks: int,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
     check_qkv("decode_scores", q, k_cmp, k_cmp)
     check_no_backward("decode_scores", q, k_cmp, lse)
     check_scale("decode_scores", sm_scale)
@@ -155,16 +177,43 @@ def decode_scores(
     return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
 
 
-@on_its_device
+_scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
+
+
+@_scores_operator.register_fake
+def _(
+    q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor, n_blocks: int, *others: Any
+) -> torch.Tensor:
+    return q.new_empty((q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32)
+
+
 def gated_sum(
     compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
     """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
 
     Raises:
+        TypeError: unsupported dtypes, branches of several.
         ValueError: shapes or devices that do not fit together, an input that requires a gradient.
     """
+    if traced(compressed):
+        check_no_backward("gated_sum", compressed, selected, window, gates)
+        out: torch.Tensor = _sum_operator(compressed, selected, window, gates)
+        return out
+    return _sum(compressed, selected, window, gates)
+
+
+@on_its_device
+def _sum(
+    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
     check_transforms("gated_sum", compressed, selected, window, gates)
+    same = compressed.dtype == selected.dtype == window.dtype
+    if not (same and compressed.dtype in DTYPES and gates.dtype in DTYPES):
+        raise TypeError(
+            "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of "
+            f"one; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
+        )
     check_device("gated_sum", compressed)
     check_no_backward("gated_sum", compressed, selected, window, gates)
     require(
@@ -192,6 +241,14 @@ def gated_sum(
     return out
 
 
+_sum_operator = torch.library.custom_op("nsa_kernels::gated_sum", _sum, mutates_args=())
+
+
+@_sum_operator.register_fake
+def _(compressed: torch.Tensor, *others: Any) -> torch.Tensor:
+    return compressed.new_empty(compressed.shape)
+
+
 def _check_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -205,7 +262,6 @@ def _check_step(
     n_selected: int,
     window: int,
 ) -> None:
-    check_qkv("decode_step", q, k, v)
     check_qkv("decode_step", q, k_cmp, v_cmp)
     require(
         q.dim() == 3
@@ -262,7 +318,8 @@ def decode_step(
     Raises:
         TypeError, ValueError: as the branches; an input that requires a gradient.
     """
-    check_transforms("decode_step", q, k, v, k_cmp, v_cmp, gates)
+    check_qkv("decode_step", q, k, v)
+    check_transforms("decode_step", k_cmp, v_cmp, gates)
     check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
     check_whole("decode_step", "window", window, 1)
     check_whole("decode_step", "n_selected", n_selected, 1)
