@@ -152,7 +152,8 @@ class NSAttention(nn.Module):
 
         Raises:
             ValueError: more than one token for a cache that is not empty, a cache of another block
-                or stride, an x to decode that requires a gradient. After any error the cache holds what it held before.
+                or stride, an x to decode that requires a gradient. After any error the cache holds
+                what it held before.
         """
         dim = self.to_q.in_features
         require(

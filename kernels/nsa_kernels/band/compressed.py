@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..launch.checks import check_first_derivative, check_whole, require, softmax_scale
+from ..launch.checks import MAX_TOKENS, check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
 from .attend import attend
@@ -51,8 +51,8 @@ def compressed_attention(
         TypeError: unsupported or mixed dtypes.
         ValueError: shapes that do not fit together, head dims outside 16..256.
     """
-    check_whole(OP, "block", block, 1)
-    check_whole(OP, "stride", stride, 1)
+    check_whole(OP, "block", block, 1, MAX_TOKENS)
+    check_whole(OP, "stride", stride, 1, MAX_TOKENS)
     scale = softmax_scale(OP, q, sm_scale)
     out, lse = attend_compressed(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
     return out, lse.transpose(1, 2)

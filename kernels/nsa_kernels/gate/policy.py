@@ -91,7 +91,9 @@ class Policy:
                 f"GPU names to these; got {self.min_len!r}"
             )
         if self.on_error not in ("raise", "fallback"):
-            raise ValueError(f'on_error must be "raise" or "fallback", got {self.on_error!r}')
+            raise ValueError(
+                f'Policy: on_error must be "raise" or "fallback", got {self.on_error!r}'
+            )
         off = None if self.enabled else "disabled"
         if off is None and not self.group_kernels:
             off = "group_kernels_off"

@@ -17,6 +17,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 MIN_DIM, MAX_DIM = 16, 256
+MAX_TOKENS = 1 << 30
+"""The most tokens, so that what kernels add up to positions is within int32."""
+MAX_BLOCKS = 1 << 16
+"""The most selection blocks of a context."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -30,15 +34,16 @@ def kind(x: Any) -> str:
     return str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
 
 
-def check_whole(op: str, name: str, value: Any, least: int) -> None:
-    """Raises ValueError for what is no whole number, or below ``least``."""
-    if type(value) is int and value >= least:
+def check_whole(op: str, name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raises ValueError for what is no whole number, below ``least`` or above ``most``."""
+    if type(value) is int and value >= least and (most is None or value <= most):
         return
     whole = isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
     require(
         whole and value >= least,
         f"{op}: {name} must be a whole number of at least {least}; got {value!r}",
     )
+    require(most is None or value <= most, f"{op}: {name} must be at most {most}; got {value!r}")
 
 
 def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
@@ -87,7 +92,8 @@ def check_first_derivative(op: str) -> None:
 
 def check_device(op: str, x: torch.Tensor) -> None:
     """Raises ValueError for a tensor where no kernel can run."""
-    if x.device.type != "cuda" and not CPU_ALLOWED:
+    device = x.device.type
+    if device != "cuda" and not (CPU_ALLOWED and device == "cpu"):
         raise ValueError(
             f"{op}: needs CUDA tensors, got {x.device}; "
             "set TRITON_INTERPRET=1 before triton is imported to run on the CPU"
@@ -158,8 +164,8 @@ def check_qkv(
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
     """Raises ValueError unless compressed keys and selection blocks are whole strides."""
     for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):
-        if type(size) is not int:
-            check_whole(op, name, size, 1)
+        if type(size) is not int or size > MAX_TOKENS:
+            check_whole(op, name, size, 1, MAX_TOKENS)
     require(
         min(block, stride, block_size) >= 1 and block % stride == 0 and block_size % stride == 0,
         f"{op}: stride must divide block and block_size, all positive; "

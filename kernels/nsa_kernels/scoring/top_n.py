@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.checks import check_device, check_transforms, check_whole, require
+from ..launch.checks import (
+    MAX_BLOCKS,
+    MAX_TOKENS,
+    check_device,
+    check_transforms,
+    check_whole,
+    require,
+)
 from ..launch.device import launch_options, on_its_device
 from ..launch.mode import traced
 from ..launch.sizes import next_power_of_2
@@ -44,13 +51,13 @@ def select_blocks(
         ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
             blocks than the queries lie in, or too many, wrong device.
     """
-    for name, value, least in (
-        ("count", count, 1),
-        ("block_size", block_size, 1),
-        ("first_position", first_position, 0),
-        ("local", local, 0),
+    for name, value, least, most in (
+        ("count", count, 1, MAX_BLOCKS),
+        ("block_size", block_size, 1, MAX_TOKENS),
+        ("first_position", first_position, 0, MAX_TOKENS),
+        ("local", local, 0, MAX_BLOCKS),
     ):
-        check_whole("select_blocks", name, value, least)
+        check_whole("select_blocks", name, value, least, most)
     if traced(scores):
         spans: torch.Tensor = _operator(scores, count, block_size, first_position, local)
         return spans
@@ -93,7 +100,7 @@ def launch_top_n(
     require(
         count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
     )
-    require(n_blocks <= 65536, f"select_blocks: at most 65536 blocks; got {n_blocks}")
+    require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
     sets = 2 if window else t
     ranges = torch.empty((b, sets, h, count, 2), dtype=torch.int32, device=scores.device)
     if ranges.numel() == 0:

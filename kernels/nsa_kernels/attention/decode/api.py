@@ -12,6 +12,7 @@ import torch
 
 from ...launch.checks import (
     DTYPES,
+    MAX_BLOCKS,
     check_device,
     check_no_backward,
     check_qkv,
@@ -162,7 +163,7 @@ def _scores(
     check_qkv("decode_scores", q, k_cmp, k_cmp)
     check_no_backward("decode_scores", q, k_cmp, lse)
     check_scale("decode_scores", sm_scale)
-    check_whole("decode_scores", "n_blocks", n_blocks, 0)
+    check_whole("decode_scores", "n_blocks", n_blocks, 0, MAX_BLOCKS)
     require(
         q.dim() == 3
         and k_cmp.dim() == 4
@@ -322,7 +323,7 @@ def decode_step(
     check_transforms("decode_step", k_cmp, v_cmp, gates)
     check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
     check_whole("decode_step", "window", window, 1)
-    check_whole("decode_step", "n_selected", n_selected, 1)
+    check_whole("decode_step", "n_selected", n_selected, 1, MAX_BLOCKS)
     check_strides("decode_step", block, stride, block_size)
     scale = softmax_scale("decode_step", q, sm_scale)
     call = _operator if traced(q) else _step
@@ -347,6 +348,8 @@ def _step(
     sm_scale: float,
 ) -> torch.Tensor:
     _check_step(q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window)
+    # Beyond int32, what kernels add to a window would wrap round.
+    window = min(window, k.shape[2])
     return launch_step(
         q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
     )
