@@ -28,7 +28,7 @@ CONDITIONS = {
     "checkpoint": "a backward through `torch.utils.checkpoint`, `use_reentrant=False`",
     "second derivative": "a backward with `create_graph=True`",
     "torch.func": "`torch.func.grad` of the first tensor",
-    "compile": "`torch.compile(fullgraph=True)`",
+    "compile": "`torch.compile`, in one graph but for the layer with a cache, and what is refused",
     "CUDA graph": "captured and replayed, on a GPU",
 }
 
