@@ -5,10 +5,14 @@ python docs/generate.py
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase
+from types import ModuleType
 from typing import Any, get_args
 
 import click
@@ -48,6 +52,61 @@ def commands() -> str:
 def columns() -> str:
     """The reference of the Parquet files."""
     return "\n".join(_columns()) + "\n"
+
+
+def library() -> str:
+    """The reference of what nsa_kernels takes."""
+    return "\n".join(_library()) + "\n"
+
+
+def _conformance() -> ModuleType:
+    """The table that the tests of the kernels walk; it needs no torch."""
+    path = HERE.parent / "kernels" / "tests" / "conformance.py"
+    spec = importlib.util.spec_from_file_location("conformance", path)
+    assert spec and spec.loader
+    module = sys.modules["conformance"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _library() -> Iterator[str]:
+    table = _conformance()
+    yield f"{MADE}\n# What nsa_kernels takes\n"
+    yield _wrapped(
+        "Each public call under each dtype and condition either works, which is `+`, or refuses, "
+        "which is the number of a sentence below. What works gives what the formula gives in "
+        "float64, within the rounding of its dtype. `kernels/tests/test_conformance.py` walks the "
+        "table: all of it on a GPU; without one, in Triton's interpreter, float32 and float64, and "
+        "of float16 and bfloat16 what is plain, under autocast or differentiated. What each call "
+        "computes is in [the README of the kernels](../../kernels/README.md).\n"
+    )
+    yield "## Conditions\n"
+    yield "| | condition | meaning |\n|---|---|---|"
+    for letter, (name, meaning) in zip(ascii_lowercase, table.CONDITIONS.items(), strict=False):
+        yield f"| {letter} | {name} | {meaning} |"
+    yield "\n## Calls\n"
+    yield "dtypes whose rows would be equal share one.\n"
+    letters = ascii_lowercase[: len(table.CONDITIONS)]
+    yield f"| call | dtype | {' | '.join(letters)} |\n|---|---|{'---|' * len(letters)}"
+    numbers: dict[Any, int] = {}
+    for call in table.CALLS:
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for dtype in table.DTYPES:
+            found = [table.refusal(call, dtype, condition) for condition in table.CONDITIONS]
+            row = (
+                "+" if x is None else str(numbers.setdefault(x, len(numbers) + 1)) for x in found
+            )
+            rows.setdefault(tuple(row), []).append(dtype.replace("float", "f"))
+        for cells, dtypes in rows.items():
+            yield f"| {call} | {', '.join(dtypes)} | {' | '.join(cells)} |"
+    yield "\n## Sentences\n"
+    yield _wrapped(
+        "`…` stands for what differs from call to call, and `op` for the name of the call, or of "
+        "the one that it makes.\n"
+    )
+    for one, number in numbers.items():
+        sentence = one.sentence.replace("{op}", "op").replace("{call}", "op")
+        yield _wrapped(f"{number}. `{one.error}`: {sentence}")
 
 
 def _matrices() -> Iterator[str]:
@@ -203,7 +262,7 @@ def _doc(model: type) -> str:
     return " ".join((inspect.getdoc(model) or "").split())
 
 
-PAGES = {"matrices": matrices, "columns": columns, "commands": commands}
+PAGES = {"matrices": matrices, "columns": columns, "commands": commands, "library": library}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

@@ -332,3 +332,41 @@ def test_tiles_that_fit_no_shared_memory_are_refused_before_the_forward() -> Non
                 block_size=128,
                 plan=nsa_kernels.plan_blocks(q, k, v, index, block_size=128),
             )
+
+
+def test_the_stride_of_an_axis_of_one_counts_for_nothing() -> None:
+    """One token of several sequences, cut from more: contiguous, and refused as if it were not."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 1, heads, 16, generator=gen).to(DEVICE) for heads in (4, 2, 2))
+    index = torch.zeros(3, 1, 2, 2, dtype=torch.int32, device=DEVICE)
+    want = nsa_kernels.block_selection_attention(q, k, v, index, block_size=16)
+    longer = [torch.cat([x, x], 1)[:, :1] for x in (q, k, v, index)]
+    odd = [x.as_strided(x.shape, (x.stride(0), 7, *x.stride()[2:])) for x in (q, k, v, index)]
+    assert all(x.is_contiguous() for x in odd)
+    for args in (longer, odd):
+        leaves = [x.detach().requires_grad_() for x in args[:3]]
+        out = nsa_kernels.block_selection_attention(*leaves, args[3], block_size=16)
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+        out.sum().backward()
+        assert all(x.grad is not None for x in leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(0, 5), (2, 0), (0, 0)])
+def test_an_empty_batch_is_attended_and_differentiated(size, dtype) -> None:
+    q, k, v = (
+        torch.zeros(*size, h, w, dtype=dtype, device=DEVICE) for h, w in ((4, 16), (2, 16), (2, 24))
+    )
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    index = torch.zeros(*size, 2, 3, dtype=torch.int32, device=DEVICE)
+    plan = nsa_kernels.plan_blocks(*leaves, index, block_size=16)
+    for shared in (None, plan):
+        out, lse = nsa_kernels.block_selection_attention(
+            *leaves, index, block_size=16, plan=shared, return_lse=True
+        )
+        assert out.shape == (*size, 4, 24) and lse.shape == (*size, 4) and not lse.requires_grad
+        for x, grad in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+            assert grad.shape == x.shape
+        with torch.no_grad():
+            out = nsa_kernels.block_selection_attention(*leaves, index, block_size=16, plan=shared)
+            assert out.shape == (*size, 4, 24)

@@ -11,6 +11,7 @@ import torch
 from nsa_kernels.attention.decode import scores as decode_scores
 from nsa_kernels.attention.decode.config import decode_spans_config
 from nsa_kernels.launch import device as limits
+from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.selection.ranges.config import ranges_config
 from nsa_kernels.selection.rows.config import rows_config
 
@@ -273,7 +274,12 @@ def test_blocks_are_selected_on_a_gpu_only(monkeypatch) -> None:
     ("scores", "how", "error", "said"),
     [
         (torch.zeros(1, 1, 1, 4), {"first_position": 1000}, ValueError, "do not hold 1001 tokens"),
-        (torch.zeros(1, 1, 1, 4), {"block_size": 0}, ValueError, "block_size of at least 1"),
+        (
+            torch.zeros(1, 1, 1, 4),
+            {"block_size": 0},
+            ValueError,
+            "block_size must be a whole number of at least 1",
+        ),
         (torch.zeros(1, 1, 4), {}, ValueError, "expected scores"),
         (torch.zeros(1, 1, 1, 4).half(), {}, TypeError, "must be float32"),
         (torch.zeros(1, 1, 1, 4).long(), {}, TypeError, "must be float32"),
@@ -297,3 +303,36 @@ def test_a_branch_names_itself_and_the_shapes_it_was_given(name) -> None:
     q, k = randn(4, 2, 16), randn(2, 2, 9, 16)
     with pytest.raises(ValueError, match=rf"{name}: expected .* got \(4, 2, 16\), \(2, 2, 9, 16\)"):
         getattr(nsa_kernels, name)(q, k, k, **more.get(name, {}))
+
+
+def test_an_infinite_score_displaces_no_forced_block() -> None:
+    scores = torch.zeros(1, 1, 1, 12, device=DEVICE)
+    scores[..., 3:9] = float("inf")
+    ranges = nsa_kernels.select_blocks(scores, 5, block_size=8, first_position=83)
+    assert chosen(ranges[0, 0, 0], 8) == [0, 9, 10, 3, 4]
+    naive = naive_select_blocks(scores.double(), 5, block_size=8, first_position=83)
+    assert naive[0, 0, 0].tolist() == [0, 9, 10, 3, 4]
+
+
+def test_the_formula_counts_what_is_no_weight_as_zero_too() -> None:
+    scores = torch.zeros(1, 1, 1, 10, dtype=torch.float64)
+    scores[..., 3:7] = torch.tensor([-5.0, 1.0, float("nan"), -0.0])
+    naive = naive_select_blocks(scores, 6, block_size=8, first_position=79)
+    assert naive[0, 0, 0].tolist() == [0, 8, 9, 4, 1, 2]
+
+
+def test_the_branches_of_an_empty_batch() -> None:
+    q, k = randn(0, 4, 32), randn(0, 2, 64, 32)
+    ranges = torch.zeros(0, 2, 3, 2, dtype=torch.int32, device=DEVICE)
+    for out, lse in (
+        nsa_kernels.decode_compressed(q, k, k),
+        nsa_kernels.decode_window(q, k, k, window=8),
+        nsa_kernels.decode_selected(q, k, k, ranges),
+    ):
+        assert out.shape == (0, 4, 32) and lse.shape == (0, 4)
+    lse = torch.zeros(0, 4, device=DEVICE)
+    assert nsa_kernels.decode_scores(q, k, lse, 3).shape == (0, 2, 3)
+    gates = torch.zeros(0, 4, 3, device=DEVICE)
+    assert nsa_kernels.gated_sum(q, q, q, gates).shape == (0, 4, 32)
+    scores = torch.zeros(0, 1, 2, 4, device=DEVICE)
+    assert nsa_kernels.select_blocks(scores, 3).shape == (0, 1, 2, 3, 2)

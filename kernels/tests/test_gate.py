@@ -241,7 +241,7 @@ def test_a_copied_policy_is_its_own() -> None:
 def test_no_keys_may_be_promised_to_the_fallback_and_not_fewer() -> None:
     q, k, v, r = draw()
     assert not nsa_kernels.packed_sdpa(q, k, v, torch.zeros_like(r), selected_len=0).any()
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="selected_len must be a whole number of at least 0"):
         nsa_kernels.packed_sdpa(q, k, v, r, selected_len=-1)
 
 
@@ -250,3 +250,140 @@ def test_a_mix_of_dtypes_is_no_reason_to_fall_back() -> None:
     with pytest.raises(TypeError, match="must share one dtype"):
         nsa_kernels.selection_attention(q, k.half(), v.half(), r)
     assert report() == (0, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+def test_autocast_changes_neither_dtype_nor_precision(policy, dtype) -> None:
+    """Packed SDPA gave bfloat16 there and the kernel q's dtype."""
+    args = draw(dtype=dtype)
+    want = nsa_kernels.selection_attention(*args, policy=policy)
+    op = torch.ops.nsa_kernels.selection_attention
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = nsa_kernels.selection_attention(*args, policy=policy)
+        traced = op(*args, None, None, policy.handle)
+    assert torch.equal(out, want) and out.dtype == traced.dtype == dtype
+    leaf = args[0].clone().requires_grad_()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = nsa_kernels.selection_attention(leaf, *args[1:], policy=policy)
+    out.sum().backward()
+    assert out.dtype == leaf.grad.dtype == dtype
+
+
+def test_a_parameter_is_debugged_and_falls_back_as_any_tensor(monkeypatch, caplog) -> None:
+    q, k, v, r = draw()
+    q = torch.nn.Parameter(q)
+    with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
+        nsa_kernels.selection_attention(q, k, v, r, policy=Policy(debug_compare=True))
+    assert any("difference" in record.message for record in caplog.records)
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no such kernel image")
+
+    monkeypatch.setattr(gate, "ranges_operator", broken)
+    out = nsa_kernels.selection_attention(q, k, v, r, policy=Policy(on_error="fallback"))
+    assert report() == (1, {"kernel_error": 1}) and out.requires_grad
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+def test_mixed_dtypes_are_refused_by_a_sentence_on_both_routes(policy) -> None:
+    q, k, v, r = draw()
+    for args in ((q, k.half(), v, r), (q, k, v.double(), r)):
+        with pytest.raises(TypeError, match="q, k and v must share one dtype"):
+            nsa_kernels.selection_attention(*args, policy=policy)
+        with pytest.raises(TypeError, match="packed_sdpa: q, k and v must share one dtype"):
+            nsa_kernels.packed_sdpa(*args)
+    with pytest.raises(TypeError, match="share one dtype of"):
+        nsa_kernels.selection_attention(*(x.long() for x in (q, k, v)), r, policy=policy)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+@pytest.mark.parametrize("hint", [-1, 2.5, "70", True])
+def test_a_hint_that_is_no_number_of_keys_is_refused_on_both_routes(policy, hint) -> None:
+    args = draw()
+    with pytest.raises(ValueError, match="selected_len must be a whole number of at least 0"):
+        nsa_kernels.selection_attention(*args, policy=policy, selected_len=hint)
+
+
+def test_comparing_makes_no_call_fail_that_works_without() -> None:
+    """The hint is none but a hint to the kernel, and was a bound where packed SDPA compared."""
+    args = draw()
+    want = nsa_kernels.selection_attention(*args, selected_len=1)
+    policy = Policy(debug_compare=True)
+    out = nsa_kernels.selection_attention(*args, policy=policy, selected_len=1)
+    assert torch.equal(out, want)
+
+
+def test_a_comparison_that_fails_is_logged_and_not_raised(monkeypatch, caplog) -> None:
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gate, "packed_sdpa", broken)
+    with caplog.at_level(logging.WARNING, logger="nsa_kernels"):
+        nsa_kernels.selection_attention(*draw(), policy=Policy(debug_compare=True))
+    assert "out of memory" in caplog.text
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False), Policy(on_error="fallback")])
+def test_a_call_that_is_refused_is_not_counted(policy) -> None:
+    q, k, v, r = draw()
+    with pytest.raises(ValueError, match="expected q"):
+        nsa_kernels.selection_attention(q, k[:, :1], v, r, policy=policy)
+    with pytest.raises(TypeError, match="int32"):
+        nsa_kernels.selection_attention(q, k, v, r.float(), policy=policy)
+    assert report() == (0, {})
+
+
+@pytest.mark.parametrize("min_len", ["abc", -5, 2.5, True, {"A": -1}, {"A": "many"}, {3: 4}])
+def test_a_threshold_that_is_no_length_is_refused(min_len) -> None:
+    with pytest.raises(ValueError, match="Policy: min_len must be"):
+        Policy(min_len=min_len)
+
+
+@pytest.mark.parametrize("name", ["enabled", "group_kernels", "force", "debug_compare"])
+def test_a_switch_of_a_policy_is_true_or_false(name) -> None:
+    with pytest.raises(ValueError, match=f"Policy: {name} must be True or False, got 'no'"):
+        Policy(**{name: "no"})
+
+
+def test_a_variable_that_is_empty_is_as_one_that_is_not_set() -> None:
+    names = ("NSA_SEL_TRITON_MIN_L", "NSA_USE_TRITON_SEL", "NSA_DEBUG_SHAPES")
+    policy = Policy.from_environment(dict.fromkeys(names, " "))
+    assert policy.min_len == 0 and policy.enabled and not policy.debug_shapes
+    for bad in ("abc", "-5", "2.5", "²"):
+        with pytest.raises(ValueError, match="NSA_SEL_TRITON_MIN_L must be a whole number"):
+            Policy.from_environment({"NSA_SEL_TRITON_MIN_L": bad})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"runtime: [", "is no YAML"),
+        (b"\xff\xff", "is no YAML"),
+        (b"runtime: {sel_triton_min_L: -5}", "must hold whole numbers >= 0 or null"),
+        (b"runtime: {sel_triton_min_L: {3: 4}}", "must hold whole numbers >= 0 or null"),
+        (b"runtime: {sel_triton_min_L: [4]}", "must hold whole numbers >= 0 or null"),
+        (b"- 1", "no field runtime.sel_triton_min_L"),
+        (b"", "no field runtime.sel_triton_min_L"),
+    ],
+)
+def test_a_malformed_thresholds_file_is_named(tmp_path, content, said) -> None:
+    path = tmp_path / "thresholds.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"thresholds.yaml.*{said}"):
+        Policy.from_thresholds(path)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+@pytest.mark.parametrize("q", [torch.zeros(()), torch.zeros(3), torch.zeros(1, 2, 1, 2, 0)])
+def test_a_q_without_its_dimensions_is_refused(policy, q) -> None:
+    _, k, v, r = draw(b=1, g=1)
+    with pytest.raises(ValueError, match=r"expected q|D=0"):
+        nsa_kernels.selection_attention(q.to(DEVICE), k, v, r, policy=policy)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "big"])
+def test_a_scale_that_is_no_positive_number_is_refused(policy, scale) -> None:
+    with pytest.raises(ValueError, match="sm_scale must be a positive"):
+        nsa_kernels.selection_attention(*draw(), policy=policy, sm_scale=scale)

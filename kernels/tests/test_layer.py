@@ -105,7 +105,7 @@ def test_bad_use_is_refused() -> None:
         ({"stride": 0}, "stride must divide"),
         ({"block_size": 8}, "block_size must be one of"),
         ({"n_selected": 2}, "n_selected must be over 2"),
-        ({"window": 0}, "window must be at least 1"),
+        ({"window": 0}, "window must be a whole number of at least 1"),
         ({"gates": (1.0, 0.0)}, "gates are three"),
     ],
 )
@@ -154,3 +154,96 @@ def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
 def test_a_layer_without_key_heads_is_refused() -> None:
     with pytest.raises(ValueError, match="kv_heads=0"):
         nsa_kernels.NSAttention(24, 4, 0, 16)
+
+
+def test_a_cache_of_other_strides_is_refused_with_both_pairs() -> None:
+    """Compressed keys of another stride left uninitialised memory in the cache."""
+    of, x = layer(), tokens(40, b=1)
+    cache = layer(block=16, stride=8).cache()
+    with pytest.raises(ValueError, match=r"block 8 and stride 4.* block 16 and stride 8"):
+        of(x, cache)
+    assert (cache.tokens, cache.compressed) == (0, 0)
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_what_compression_gives_is_counted(keys) -> None:
+    cache = nsa_kernels.NSACache(block=8, stride=4)
+    k = torch.zeros(1, 12, 2, 16, device=DEVICE)  # two blocks of 8, 4 apart
+    with pytest.raises(ValueError, match=rf"compress_v.* 2 compressed .* \(1, {keys}, 2, 16\)"):
+        cache.append(k, k, lambda x: x[:, :2], lambda x: x[:, :keys])
+    assert (cache.tokens, cache.compressed) == (0, 0)
+    cache.append(k, k, lambda x: x[:, :2], lambda x: x[:, :2])
+    assert cache.k_cmp.shape == (1, 2, 2, 16)
+
+
+@pytest.mark.parametrize("compression", ["mean", "mlp"])
+def test_an_empty_batch_goes_through_the_layer_both_ways(compression) -> None:
+    of = layer(compression)
+    out = of(tokens(20, b=1)[:0])
+    assert out.shape == (0, 20, 24)
+    out.sum().backward()
+    with torch.no_grad():
+        cache = of.cache()
+        assert of(tokens(20, b=1)[:0], cache).shape == (0, 20, 24)
+        assert of(tokens(1, b=1)[:0], cache).shape == (0, 1, 24)
+
+
+@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("then", [torch.inference_mode, torch.no_grad])
+def test_a_cache_is_filled_and_read_in_either_mode_without_gradients(first, then) -> None:
+    of, x = layer(), tokens(30, b=1)
+    with torch.no_grad():
+        whole = of(x)
+    cache = of.cache(room=28)  # grows in the second mode
+    with first():
+        of(x[:, :25], cache)
+        of(x[:, 25:26], cache)
+    with then():
+        steps = [of(x[:, t : t + 1], cache) for t in range(26, 30)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole[:, 26:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"),
+    [
+        ({"heads": 0}, "heads must be a whole number of at least 1; got 0"),
+        ({"kv_heads": 1.5}, "kv_heads must be a whole number of at least 1; got 1.5"),
+        ({"dim": 0}, "dim must be a whole number of at least 1; got 0"),
+        ({"head_dim": 8}, r"head_dim must be in 16\.\.256; got 8"),
+        ({"head_dim": 272}, r"head_dim must be in 16\.\.256; got 272"),
+        ({"window": 2.5}, "window must be a whole number of at least 1; got 2.5"),
+        ({"n_selected": 4.0}, "n_selected must be a whole number"),
+        ({"block": "8"}, "block must be a whole number of at least 1; got '8'"),
+        ({"gates": "abc"}, "gates are three numbers"),
+        ({"gates": (1.0, None, 0.0)}, "gates are three numbers"),
+        ({"gates": 1.0}, "gates are three numbers"),
+    ],
+)
+def test_what_is_no_size_is_refused_when_the_layer_is_made(sizes, word) -> None:
+    all_sizes = {"dim": 24, "heads": 4, "kv_heads": 2, "head_dim": 16, **SIZES, **sizes}
+    with pytest.raises(ValueError, match=f"NSAttention: {word}"):
+        NSAttention(**all_sizes)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"room": -5}, {"room": 0}, {"block": 0}, {"stride": 2.5}, {"block": 6, "stride": 4}]
+)
+def test_a_cache_of_no_size_is_refused(sizes) -> None:
+    with pytest.raises(ValueError, match=f"NSACache: .*{next(iter(sizes))}"):
+        nsa_kernels.NSACache(**sizes)
+    with pytest.raises(ValueError, match="NSACache: room"):
+        layer().cache(room=-5)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_cmp", "v_cmp"])
+def test_an_empty_cache_says_that_it_is_empty(name) -> None:
+    with pytest.raises(
+        ValueError, match=f"NSACache: nothing was appended yet, so there is no {name}"
+    ):
+        getattr(nsa_kernels.NSACache(), name)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(3, 24), torch.zeros(1, 3, 25), torch.zeros(())])
+def test_an_input_of_another_shape_is_refused(x) -> None:
+    with pytest.raises(ValueError, match=r"NSAttention: expected x \[B,T,24\]"):
+        layer()(x.to(DEVICE))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
+
+from ..launch.checks import check_whole, require
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 
@@ -18,25 +20,37 @@ class NSACache:
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
+        for name, size in (("block", block), ("stride", stride), ("room", room)):
+            check_whole("NSACache", name, size, 1)
+        require(
+            block % stride == 0,
+            f"NSACache: stride must divide block; got stride={stride}, block={block}",
+        )
         self.block, self.stride, self._room = block, stride, room
         self.tokens = self.compressed = 0
         self._buffers: dict[str, torch.Tensor] = {}
 
     @property
     def k(self) -> torch.Tensor:
-        return self._buffers["k"][:, :, : self.tokens]
+        return self._held("k", self.tokens)
 
     @property
     def v(self) -> torch.Tensor:
-        return self._buffers["v"][:, :, : self.tokens]
+        return self._held("v", self.tokens)
 
     @property
     def k_cmp(self) -> torch.Tensor:
-        return self._buffers["k_cmp"][:, :, : self.compressed]
+        return self._held("k_cmp", self.compressed)
 
     @property
     def v_cmp(self) -> torch.Tensor:
-        return self._buffers["v_cmp"][:, :, : self.compressed]
+        return self._held("v_cmp", self.compressed)
+
+    def _held(self, name: str, filled: int) -> torch.Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise ValueError(f"NSACache: nothing was appended yet, so there is no {name}")
+        return buffer[:, :, :filled]
 
     @torch.no_grad()
     def append(
@@ -48,12 +62,20 @@ class NSACache:
             compress_k, compress_v: from [B, L, H, ...] to [B, (L - block) // stride + 1, H, ...].
 
         Raises:
-            ValueError: tensors of other sizes, dtype or device than what the cache holds, or k and
-                v for other tokens.
+            ValueError: tensors of other sizes, dtype or device than what the cache holds, k and v
+                for other tokens, or another number of compressed keys. The cache holds after it
+                what it held before.
         """
-        if k.shape[:3] != v.shape[:3]:
+        with self.undone_by_errors():
+            self._append(k, v, compress_k, compress_v)
+
+    def _append(
+        self, k: torch.Tensor, v: torch.Tensor, compress_k: Compress, compress_v: Compress
+    ) -> None:
+        if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(
-                f"NSACache: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the same tokens"
+                f"NSACache: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the same tokens, "
+                "[B,T,H,D] and [B,T,H,Dv]"
             )
         for name, x in (("k", k), ("v", v)):
             held = self._buffers.get(name)
@@ -72,15 +94,28 @@ class NSACache:
         if complete > self.compressed or "k_cmp" not in self._buffers:
             span = slice(self.compressed * self.stride, (complete - 1) * self.stride + self.block)
             for name, of, compress in (
-                ("k_cmp", self.k, compress_k),
-                ("v_cmp", self.v, compress_v),
+                ("k", self.k, compress_k),
+                ("v", self.v, compress_v),
             ):
                 new = of[:, :, span].transpose(1, 2)
                 if complete > self.compressed:
-                    self._write(name, compress(new), self.compressed)
+                    done = compress(new)
+                    self._check_compressed(f"compress_{name}", new, done, complete)
                 else:
-                    self._write(name, new[:, :0], 0)
+                    done = new[:, :0]
+                self._write(f"{name}_cmp", done, self.compressed)
             self.compressed = complete
+
+    def _check_compressed(
+        self, name: str, of: torch.Tensor, done: torch.Tensor, complete: int
+    ) -> None:
+        # One too few would leave memory that nobody wrote among the keys.
+        want = (of.shape[0], complete - self.compressed, *of.shape[2:])
+        require(
+            done.shape == want,
+            f"NSACache: {name} was to make {want[1]} compressed keys {want} of {of.shape[1]} "
+            f"tokens, block {self.block} and stride {self.stride}; it made {tuple(done.shape)}",
+        )
 
     @contextmanager
     def undone_by_errors(self) -> Iterator[None]:
@@ -101,7 +136,11 @@ class NSACache:
         held = self._buffers.get(name)
         if held is None or end > held.shape[2]:
             room = max(self._room, 2 * end if held is not None else end)
-            larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
+            # What inference mode makes cannot be written to outside of it.
+            with (
+                torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+            ):
+                larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
             if held is not None:
                 larger[:, :, :start] = held[:, :, :start]
             self._buffers[name] = held = larger

@@ -6,13 +6,16 @@ compressed block (``mlp``) alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from math import isfinite
+from numbers import Real
 
 import torch
 from torch import nn
 
 from ..band.sliding import sliding_window
-from ..launch.checks import check_strides, require
+from ..launch.checks import MAX_DIM, MIN_DIM, check_strides, check_whole, require
 from ..scoring.block_scores import compressed_attention_with_scores
 from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
 from ..selection.blocks.api import block_selection_attention
@@ -20,6 +23,14 @@ from ..selection.blocks.checks import BLOCK_SIZES
 from .cache import NSACache
 from .compression import MeanCompression, MLPCompression
 from .decode.api import decode_step
+
+
+def _are_three_numbers(gates: object) -> bool:
+    return (
+        isinstance(gates, Sequence)
+        and len(gates) == 3
+        and all(isinstance(x, Real) and isfinite(x) for x in gates)
+    )
 
 
 class NSAttention(nn.Module):
@@ -58,8 +69,22 @@ class NSAttention(nn.Module):
         gates: tuple[float, float, float] | None = None,
     ) -> None:
         super().__init__()
+        for name, size in (
+            ("dim", dim),
+            ("heads", heads),
+            ("kv_heads", kv_heads),
+            ("head_dim", head_dim),
+            ("block_size", block_size),
+            ("n_selected", n_selected),
+            ("window", window),
+        ):
+            check_whole("NSAttention", name, size, 1)
         require(
-            kv_heads >= 1 and heads % kv_heads == 0,
+            MIN_DIM <= head_dim <= MAX_DIM,
+            f"NSAttention: head_dim must be in {MIN_DIM}..{MAX_DIM}; got {head_dim}",
+        )
+        require(
+            heads % kv_heads == 0,
             f"NSAttention: heads={heads} is not a multiple of kv_heads={kv_heads}",
         )
         require(
@@ -76,10 +101,10 @@ class NSAttention(nn.Module):
             f"NSAttention: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
             f"last {LOCAL_BLOCKS}; got {n_selected}",
         )
-        require(window >= 1, f"NSAttention: window must be at least 1; got {window}")
         require(
-            gates is None or len(gates) == 3,
-            f"NSAttention: gates are three, of compression, selection, window; got {gates}",
+            gates is None or _are_three_numbers(gates),
+            "NSAttention: gates are three numbers, of compression, selection, window; "
+            f"got {gates!r}",
         )
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.block, self.stride, self.block_size = block, stride, block_size
@@ -126,9 +151,22 @@ class NSAttention(nn.Module):
         one: decode of one token, without gradients.
 
         Raises:
-            ValueError: more than one token for a cache that is not empty. After any error the
-                cache holds what it held before.
+            ValueError: more than one token for a cache that is not empty, a cache of another block
+                or stride, an x to decode that requires a gradient. After any error the cache holds
+                what it held before.
         """
+        dim = self.to_q.in_features
+        require(
+            x.dim() == 3 and x.shape[2] == dim,
+            f"NSAttention: expected x [B,T,{dim}]; got {tuple(x.shape)}",
+        )
+        if cache is not None:
+            require(
+                (cache.block, cache.stride) == (self.block, self.stride),
+                f"NSAttention: the layer compresses with block {self.block} and stride "
+                f"{self.stride}, the cache is one of block {cache.block} and stride "
+                f"{cache.stride}; make it by layer.cache()",
+            )
         q, k, v, gates = self.project(x)
         filled = cache is not None and cache.tokens > 0
         if filled and x.shape[1] != 1:
@@ -136,6 +174,11 @@ class NSAttention(nn.Module):
                 f"NSAttention: {x.shape[1]} tokens for a cache that holds {cache.tokens}; "  # type: ignore[union-attr]
                 "after the prefill give one token at a time"
             )
+        require(
+            not (filled and torch.is_grad_enabled() and x.requires_grad),
+            "NSAttention: decoding has no backward and x requires a gradient; call it under "
+            "torch.no_grad()",
+        )
         with nullcontext() if cache is None else cache.undone_by_errors():
             if cache is not None:
                 cache.append(k, v, self.compress_k, self.compress_v)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..launch.checks import check_first_derivative
 from .backward import band_backward
 from .forward import band_forward
 from .geometry import Band
@@ -33,11 +34,7 @@ class _Attention(torch.autograd.Function):
     def backward(
         ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True: the result would pass for a constant
-            raise RuntimeError(
-                "sliding_window and compressed_attention have no second derivative; "
-                "take their gradient without create_graph"
-            )
+        check_first_derivative("sliding_window and compressed_attention")
         q, k, v, out, lse = ctx.saved_tensors
         if grad is None:
             grad = torch.zeros_like(out)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.checks import check_qkv, require
+from ..launch.checks import check_qkv, kind, require
 
 
-def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises TypeError or ValueError for tensors that are not q [B,T,HQ,D], k, v [B,N,H,D|Dv]."""
     check_qkv(op, q, k, v)
     fits = (
@@ -22,13 +22,12 @@ def check_band(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
         f"{op}: expected q [B,T,HQ,D], k [B,N,H,D], v [B,N,H,Dv] with HQ a multiple of H; "
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
     )
-    require(scale > 0, f"{op}: sm_scale must be positive; got {scale}")
 
 
 def check_cu(op: str, name: str, cu: torch.Tensor, q: torch.Tensor) -> None:
     """Raises TypeError or ValueError for a cu_seqlens that does not fit packed sequences."""
-    if cu.dtype != torch.int32:
-        raise TypeError(f"{op}: {name} must be int32; got {cu.dtype}")
+    if not isinstance(cu, torch.Tensor) or cu.dtype != torch.int32:
+        raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(cu)}")
     require(
         cu.dim() == 1 and cu.shape[0] >= 2 and cu.device == q.device and q.shape[0] == 1,
         f"{op}: {name} must be [sequences + 1] on q's device, and the sequences packed in B = 1",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..launch.checks import require
+from ..launch.checks import MAX_TOKENS, check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
 from .attend import attend
@@ -51,7 +51,9 @@ def compressed_attention(
         TypeError: unsupported or mixed dtypes.
         ValueError: shapes that do not fit together, head dims outside 16..256.
     """
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    check_whole(OP, "block", block, 1, MAX_TOKENS)
+    check_whole(OP, "stride", stride, 1, MAX_TOKENS)
+    scale = softmax_scale(OP, q, sm_scale)
     out, lse = attend_compressed(q, k_cmp, v_cmp, cu_seqlens, cu_keys, block, stride, scale)
     return out, lse.transpose(1, 2)
 
@@ -95,11 +97,7 @@ def _launch(
     stride: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_band(OP, q, k, v, sm_scale)
-    require(
-        block >= 1 and stride >= 1,
-        f"{OP}: block and stride must be positive; got {block}, {stride}",
-    )
+    check_band(OP, q, k, v)
     require((cu_seqlens is None) == (cu_keys is None), f"{OP}: give both cu_seqlens and cu_keys")
     if cu_seqlens is not None and cu_keys is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
@@ -146,6 +144,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 def _grads(
     ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative(OP)
     *inputs, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)

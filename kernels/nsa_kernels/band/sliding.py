@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..launch.checks import require
+from ..launch.checks import check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
 from .attend import attend
@@ -45,7 +45,8 @@ def sliding_window(
         TypeError: unsupported or mixed dtypes.
         ValueError: shapes that do not fit together, head dims outside 16..256, window < 1.
     """
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    check_whole(OP, "window", window, 1)
+    scale = softmax_scale(OP, q, sm_scale)
     call = _forward if traced(q) else _launch
     out, lse = call(q, k, v, cu_seqlens, window, scale)
     return out, lse.transpose(1, 2)
@@ -67,9 +68,8 @@ def _launch(
     window: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_band(OP, q, k, v, sm_scale)
+    check_band(OP, q, k, v)
     require(q.shape[1] == k.shape[1], f"{OP}: q and k must be equally long")
-    require(window >= 1, f"{OP}: window must be at least 1; got {window}")
     if cu_seqlens is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
     return attend(q, k, v, _band(q, cu_seqlens, window), sm_scale)
@@ -110,6 +110,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 def _grads(
     ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative(OP)
     q, k, v, cu_seqlens, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..jit.compat import KERNEL_ERRORS
+from ..launch.checks import check_scale, check_transforms, check_whole
 from ..launch.mode import Mode, mode, traced
 from ..selection.ranges.api import ranges_operator
 from ..selection.ranges.checks import check_ranges
@@ -20,6 +21,7 @@ from . import routing
 from .policy import Policy, by_handle, choose, default_policy
 from .sdpa import packed_sdpa
 
+OP = "selection_attention"
 _shapes_seen: set[tuple[object, ...]] = set()
 
 
@@ -59,6 +61,9 @@ def selection_attention(
         TypeError, ValueError: inputs that do not fit the contract.
         Other errors of the kernel, unless the policy says ``on_error="fallback"``.
     """
+    if selected_len is not None:
+        check_whole(OP, "selected_len", selected_len, 0)
+    check_scale(OP, sm_scale)
     if traced(q):
         handle = -1 if policy is None else policy.handle
         if _needs_grad(q, k, v):
@@ -71,6 +76,7 @@ def selection_attention(
             q, k, v, ranges, sm_scale, selected_len, handle
         )
         return out
+    check_transforms(OP, q, k, v)
     return _route(policy or default_policy(), q, k, v, ranges, sm_scale, selected_len)
 
 
@@ -109,30 +115,44 @@ def _route(
     sm_scale: float | None,
     selected_len: int | None,
 ) -> torch.Tensor:
-    reason = choose(policy, q, k, v, k.shape[2] if selected_len is None else selected_len)
+    if selected_len is not None:
+        length = selected_len
+    elif k.dim() == 4:
+        length = k.shape[2]
+    else:
+        length = 0  # of no meaning: both routes refuse such keys
+    reason = choose(policy, q, k, v, length)
     if reason is None:
         if policy.plain:
+            out = _launch(q, k, v, ranges, sm_scale, selected_len)
             routing.count_kernel()
-            return _launch(q, k, v, ranges, sm_scale, selected_len)
+            return out
         run = _debugged if policy.debug else _kernel
         return run(policy, q, k, v, ranges, sm_scale, selected_len)
+    out = packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
     routing.count_fallback(reason)
-    return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
+    return out
 
 
 def _kernel(policy: Policy, *call: Any) -> torch.Tensor:
     """The kernel on the arguments of ``launch_ranges``, with what the policy does on an error."""
-    routing.count_kernel()
+    failed = None
     if policy.on_error == "raise":
-        return _launch(*call)
-    # Wrong inputs are the caller's error in either implementation.
-    check_ranges(*call[:4])
-    try:
-        return _launch(*call)
-    except KERNEL_ERRORS as error:
-        routing.kernel_calls -= 1
-        routing.count_fallback("kernel_error", error)
-    return _packed(*call)
+        out = _launch(*call)
+    else:
+        # Wrong inputs are the caller's error in either implementation.
+        check_ranges(*call[:4])
+        try:
+            out = _launch(*call)
+        except KERNEL_ERRORS as error:
+            failed = error
+            out = _packed(*call)
+    # What was refused is not counted.
+    if failed is None:
+        routing.count_kernel()
+    else:
+        routing.count_fallback("kernel_error", failed)
+    return out
 
 
 def _packed(*call: Any) -> torch.Tensor:
@@ -158,10 +178,22 @@ def _debugged(policy: Policy, *call: Any) -> torch.Tensor:
     else:
         out = _kernel(policy, *call)
     if policy.debug_compare and may_wait:
-        other = _packed(*call)
-        gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0
-        routing.log.warning("largest difference from packed SDPA %.3e", gap)
+        _compare(out, *call)
     return out
+
+
+@torch.no_grad()
+def _compare(out: torch.Tensor, *call: Any) -> None:
+    """Log the largest difference from packed SDPA; a comparison that fails makes no call fail."""
+    *arguments, _ = call
+    try:
+        # The hint bounds nothing for the kernel, so that here nothing may rest on it.
+        other = _packed(*arguments, None)
+    except RuntimeError as error:  # no memory for a copy of all keys, above all
+        routing.log.warning("there is no packed SDPA to compare with: %s", error)
+        return
+    gap = (out.float() - other.float()).abs().max().item() if out.numel() else 0.0
+    routing.log.warning("largest difference from packed SDPA %.3e", gap)
 
 
 @torch.library.custom_op(

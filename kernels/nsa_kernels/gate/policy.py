@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,20 @@ _policies: list[Policy] = []
 
 
 _NEVER = 1 << 62
+_DEBUG = ("debug_timing", "debug_compare", "debug_shapes")
+
+
+def _is_threshold(value: object) -> bool:
+    """Whether it is a length, None for never, or a mapping from names of GPUs to one of these."""
+    if isinstance(value, Mapping):
+        return all(isinstance(k, str) and _is_length(v) for k, v in value.items())
+    return _is_length(value)
+
+
+def _is_length(value: object) -> bool:
+    return value is None or (
+        isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +80,20 @@ class Policy:
     _limits: dict[int, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("enabled", "group_kernels", "force", *_DEBUG):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"Policy: {name} must be True or False, got {getattr(self, name)!r}"
+                )
+        if not _is_threshold(self.min_len):
+            raise ValueError(
+                "Policy: min_len must be a whole number >= 0, None for never, or a mapping from "
+                f"GPU names to these; got {self.min_len!r}"
+            )
         if self.on_error not in ("raise", "fallback"):
-            raise ValueError(f'on_error must be "raise" or "fallback", got {self.on_error!r}')
+            raise ValueError(
+                f'Policy: on_error must be "raise" or "fallback", got {self.on_error!r}'
+            )
         off = None if self.enabled else "disabled"
         if off is None and not self.group_kernels:
             off = "group_kernels_off"
@@ -100,14 +127,15 @@ class Policy:
 
         ``NSA_USE_TRITON_SEL``, ``NSA_SEL_TRITON_MIN_L``, ``NSA_SEL_TRITON_GROUP``,
         ``NSA_TRITON_SEL_FORCE``, ``NSA_DEBUG_TIMING``, ``NSA_DEBUG_COMPARE``,
-        ``NSA_DEBUG_SHAPES``. Flags are 0/1, true/false, yes/no or on/off.
+        ``NSA_DEBUG_SHAPES``. Flags are 0/1, true/false, yes/no or on/off. One that is empty is as
+        one that is not set.
 
         Raises:
             ValueError: a variable holds something else; the message names it.
         """
         env = os.environ if environ is None else environ
-        text = env.get("NSA_SEL_TRITON_MIN_L", "0").strip()
-        if not text.isdigit():
+        text = env.get("NSA_SEL_TRITON_MIN_L", "").strip() or "0"
+        if not (text.isascii() and text.isdigit()):
             raise ValueError(f"NSA_SEL_TRITON_MIN_L must be a whole number >= 0, got {text!r}")
         return cls(
             enabled=_flag(env, "NSA_USE_TRITON_SEL", True),
@@ -128,21 +156,24 @@ class Policy:
 
         Raises:
             ImportError: PyYAML is not installed.
+            OSError: the file cannot be read.
             ValueError: the file does not hold that field, or holds something else there.
         """
         import yaml
 
-        content = yaml.safe_load(Path(path).read_text())
+        try:
+            content = yaml.safe_load(Path(path).read_bytes())
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
         runtime = content.get("runtime") if isinstance(content, dict) else None
         if not isinstance(runtime, dict) or "sel_triton_min_L" not in runtime:
             raise ValueError(f"{path}: no field runtime.sel_triton_min_L")
         value = runtime["sel_triton_min_L"]
-        for item in value.values() if isinstance(value, dict) else [value]:
-            if item is not None and (isinstance(item, bool) or not isinstance(item, int)):
-                raise ValueError(
-                    f"{path}: runtime.sel_triton_min_L must hold whole numbers or null, "
-                    f"got {item!r}"
-                )
+        if not _is_threshold(value):
+            raise ValueError(
+                f"{path}: runtime.sel_triton_min_L must hold whole numbers >= 0 or null, alone or "
+                f"by the names of GPUs; got {value!r}"
+            )
         return replace(base or default_policy(), min_len=value)
 
 
@@ -197,6 +228,11 @@ def choose(
         )
     if dtype not in DTYPES:
         return "dtype"
+    if not (q.dim() and v.dim()):
+        raise ValueError(
+            "selection_attention: expected q [B,S,G,h,D] and v [B,G,S_kv,Dv]; "
+            f"got {tuple(q.shape)}, {tuple(v.shape)}"
+        )
     if not (MIN_DIM <= q.size(-1) <= MAX_DIM and MIN_DIM <= v.size(-1) <= MAX_DIM):
         return "head_dim"
     if policy.always:

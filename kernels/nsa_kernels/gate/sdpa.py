@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..launch.checks import require
+from ..launch.checks import (
+    DTYPES,
+    check_first_derivative,
+    check_transforms,
+    check_whole,
+    softmax_scale,
+)
+from ..launch.mode import traced
 from ..selection.ranges.checks import check_ranges
 from ..selection.ranges.spans import disjoint_spans
+
+FLOATS = (*DTYPES, torch.float64)
 
 
 def packed_sdpa(
@@ -22,7 +33,7 @@ def packed_sdpa(
     """``selection_ranges`` without custom kernels: any device, differentiable, no synchronisation.
 
     Args:
-        q, k, v, ranges, sm_scale: as ``selection_ranges``; any floating dtype.
+        q, k, v, ranges, sm_scale: as ``selection_ranges``; float64, too, and any head dim.
         selected_len: upper bound of the keys a row selects. It sizes the packed copy, so a row
             that selects more is an error, found on the device. None: S_kv.
 
@@ -31,12 +42,16 @@ def packed_sdpa(
 
     Raises:
         TypeError, ValueError: inputs that do not fit together, as ``selection_ranges``.
+        RuntimeError: a row that selects more than ``selected_len`` (on a GPU an assertion on the
+            device); tensors of a transform of torch.func.
     """
+    _check(q, k, v)
+    softmax_scale("packed_sdpa", q, sm_scale)
     ranges = check_ranges(q, k, v, ranges)
-    b, s, g, h, d = q.shape
+    b, s, g, h = q.shape[:4]
     s_kv, dv = k.shape[2], v.shape[3]
     bound = s_kv if selected_len is None else selected_len
-    require(bound >= 0, f"packed_sdpa: selected_len must not be negative; got {bound}")
+    check_whole("packed_sdpa", "selected_len", bound, 0)
     width = min(max(bound, 1), s_kv)
     if width == 0 or ranges.shape[3] == 0 or q.numel() == 0:
         # Zeros that autograd connects to the inputs, whatever their values.
@@ -46,7 +61,12 @@ def packed_sdpa(
     start, before = start.view(rows, -1), before.view(rows, -1)
     count = before[:, -1:]
     if selected_len is not None:
-        torch._assert_async((count <= bound).all())
+        torch._assert_async(
+            # Not compared with the bound itself, which may be beyond int32.
+            (count <= min(bound, s_kv)).all(),
+            f"packed_sdpa: a row selects more keys than selected_len={bound}, which must be an "
+            "upper bound; leave it out where none is known",
+        )
     step = torch.arange(width, dtype=torch.int32, device=q.device).expand(rows, width).contiguous()
     span = torch.searchsorted(before[:, 1:].contiguous(), step, right=True)
     span = span.clamp_(max=start.shape[1] - 1)
@@ -56,6 +76,50 @@ def packed_sdpa(
     # A row with no key attends to its first slot and is cleared below: a mask without any key
     # would give NaN, also in the gradients.
     mask, empty = step < count.clamp(min=1), count == 0
+    with _no_autocast(q):
+        out = _attend(q, k, v, index, mask, empty, (rows, width), sm_scale)
+    out = out.view(b, s, g, h, dv).contiguous()
+    if out.requires_grad and not traced(q):
+        # Of its derivative torch has none, or has one, depending on which attention it chose.
+        out.register_hook(_once)
+    return out
+
+
+def _once(_grad: torch.Tensor) -> None:
+    check_first_derivative("selection_attention")
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    check_transforms("packed_sdpa", q, k, v)
+    if q.dtype not in FLOATS or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TypeError(
+            "packed_sdpa: q, k and v must share one dtype of float16, bfloat16, float32, float64; "
+            f"got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if not q.device == k.device == v.device:
+        raise ValueError(
+            f"packed_sdpa: q, k and v must be on one device; got {q.device}, {k.device}, {v.device}"
+        )
+
+
+def _no_autocast(q: torch.Tensor) -> AbstractContextManager[None]:
+    """Results have the dtype of q, as the kernel's, whatever the dtype of the region around."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    index: torch.Tensor,
+    mask: torch.Tensor,
+    empty: torch.Tensor,
+    size: tuple[int, int],
+    sm_scale: float | None,
+) -> torch.Tensor:
+    """Rows of h queries over ``width`` packed keys ``index``; mask: [rows, width] of them."""
+    (rows, width), (h, d), dv = size, q.shape[3:], v.shape[3]
     out = scaled_dot_product_attention(
         # A backward makes its weights again from logits and log-sum-exp, both float32: of large
         # values they differ by so much that a weight is infinite, and times a gradient of 0 NaN.
@@ -65,8 +129,7 @@ def packed_sdpa(
         attn_mask=mask.view(rows, 1, 1, width),
         scale=sm_scale,
     )
-    out = out.reshape(rows, h, dv).masked_fill(empty.unsqueeze(-1), 0.0)
-    return out.view(b, s, g, h, dv).contiguous()
+    return out.reshape(rows, h, dv).masked_fill(empty.unsqueeze(-1), 0.0)
 
 
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

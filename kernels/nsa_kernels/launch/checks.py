@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
 import torch
 
 from ..jit.compat import CPU_ALLOWED, check_version
@@ -13,6 +17,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 MIN_DIM, MAX_DIM = 16, 256
+MAX_TOKENS = 1 << 30
+"""The most tokens, so that what kernels add up to positions is within int32."""
+MAX_BLOCKS = 1 << 16
+"""The most selection blocks of a context."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -21,9 +29,71 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def kind(x: Any) -> str:
+    """What a sentence calls an argument that is not of the dtype that it should be."""
+    return str(x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def check_whole(op: str, name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raises ValueError for what is no whole number, below ``least`` or above ``most``."""
+    if type(value) is int and value >= least and (most is None or value <= most):
+        return
+    whole = isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
+    require(
+        whole and value >= least,
+        f"{op}: {name} must be a whole number of at least {least}; got {value!r}",
+    )
+    require(most is None or value <= most, f"{op}: {name} must be at most {most}; got {value!r}")
+
+
+def softmax_scale(op: str, q: torch.Tensor, sm_scale: float | None) -> float:
+    """The factor on q.k: ``sm_scale``, or 1/sqrt(D).
+
+    Raises:
+        ValueError: a scale that is no number, not positive, or infinite; a q without a head dim.
+    """
+    if sm_scale is None:
+        if q.dim() == 0 or q.shape[-1] == 0:
+            raise ValueError(f"{op}: expected q with a head dim; got {tuple(q.shape)}")
+        return q.shape[-1] ** -0.5
+    check_scale(op, sm_scale)
+    return float(sm_scale)
+
+
+def check_scale(op: str, sm_scale: Any) -> None:
+    """Raises ValueError for a scale that is neither None nor a positive number."""
+    if sm_scale is None or (type(sm_scale) is float and 0 < sm_scale < inf):
+        return
+    number = isinstance(sm_scale, (Real, torch.SymFloat)) and not isinstance(sm_scale, bool)
+    require(
+        number and 0 < sm_scale < inf,
+        f"{op}: sm_scale must be a positive number, or None for 1/sqrt(D); got {sm_scale!r}",
+    )
+
+
+def check_transforms(op: str, *inputs: torch.Tensor) -> None:
+    """Raises RuntimeError for tensors of torch.func's grad, vmap, jvp and others."""
+    if torch._C._are_functorch_transforms_active() and any(
+        torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs
+    ):
+        raise RuntimeError(
+            f"{op}: torch.func cannot transform it; use torch.autograd for gradients, and the "
+            "batch of its arguments instead of vmap"
+        )
+
+
+def check_first_derivative(op: str) -> None:
+    """Raises RuntimeError in a backward that is to be differentiated itself."""
+    if torch.is_grad_enabled():  # create_graph=True: the result would pass for a constant
+        raise RuntimeError(
+            f"{op}: has no second derivative; take its gradient without create_graph"
+        )
+
+
 def check_device(op: str, x: torch.Tensor) -> None:
     """Raises ValueError for a tensor where no kernel can run."""
-    if x.device.type != "cuda" and not CPU_ALLOWED:
+    device = x.device.type
+    if device != "cuda" and not (CPU_ALLOWED and device == "cpu"):
         raise ValueError(
             f"{op}: needs CUDA tensors, got {x.device}; "
             "set TRITON_INTERPRET=1 before triton is imported to run on the CPU"
@@ -41,6 +111,15 @@ def check_no_backward(op: str, *inputs: torch.Tensor) -> None:
                 )
 
 
+def check_no_config(op: str, config: object) -> None:
+    """Raises ValueError for a config that an operator would lose."""
+    require(
+        config is None,
+        f"{op}: a given config goes into no operator; leave it out under torch.compile and where a "
+        "gradient is wanted",
+    )
+
+
 def check_qkv(
     op: str,
     q: torch.Tensor,
@@ -54,8 +133,16 @@ def check_qkv(
 
     Raises:
         TypeError: a dtype that is not among ``dtypes``, or a mix of them.
-        ValueError: tensors on different or unusable devices, head dims outside 16..256.
+        RuntimeError: tensors of a transform of torch.func.
+        ValueError: tensors without a dimension, on different or unusable devices, head dims outside
+            16..256.
     """
+    check_transforms(op, q, k, v)
+    if not (q.dim() and k.dim() and v.dim()):
+        raise ValueError(
+            f"{op}: expected q, k and v with a head dim; got {tuple(q.shape)}, {tuple(k.shape)}, "
+            f"{tuple(v.shape)}"
+        )
     if q.dtype not in dtypes or k.dtype != q.dtype or v.dtype != q.dtype:
         known = ", ".join(str(x).removeprefix("torch.") for x in dtypes)
         raise TypeError(
@@ -76,6 +163,9 @@ def check_qkv(
 
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
     """Raises ValueError unless compressed keys and selection blocks are whole strides."""
+    for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):
+        if type(size) is not int or size > MAX_TOKENS:
+            check_whole(op, name, size, 1, MAX_TOKENS)
     require(
         min(block, stride, block_size) >= 1 and block % stride == 0 and block_size % stride == 0,
         f"{op}: stride must divide block and block_size, all positive; "

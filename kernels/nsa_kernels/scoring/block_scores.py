@@ -7,7 +7,7 @@ import torch
 from ..band.compressed import OP, attend_compressed
 from ..band.config import Tiles
 from ..band.geometry import Band
-from ..launch.checks import check_strides
+from ..launch.checks import check_strides, softmax_scale
 from ..launch.device import on_its_device
 from ..launch.mode import traced
 from ..launch.sizes import LOG2_E, cdiv, next_power_of_2, strides
@@ -39,7 +39,7 @@ def compressed_attention_with_scores(
         TypeError, ValueError: as ``compressed_attention``; ``stride`` does not divide the others.
     """
     check_strides(OP, block, stride, block_size)
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    scale = softmax_scale(OP, q, sm_scale)
     out, lse = attend_compressed(q, k_cmp, v_cmp, None, None, block, stride, scale)
     score = _scores if traced(q) else _launch_scores
     scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)

@@ -46,7 +46,8 @@ def naive_select_blocks(
     local: int = LOCAL_BLOCKS,
 ) -> torch.Tensor:
     """Equation 11: the blocks of the ``count`` highest ``scores`` [B, T, H, n_blocks], the first
-    block and the ``local`` last ones before all others, of equal ones the lowest index.
+    block and the ``local`` last ones before all others, of equal ones the lowest index. What is
+    negative or NaN counts as 0.
 
     Returns:
         int64 [B, T, H, min(count, n_blocks)], in the order of the choice; -1 where a query has
@@ -56,6 +57,10 @@ def naive_select_blocks(
     own = (position // block_size)[:, None, None]
     block = torch.arange(scores.shape[3], device=scores.device)
     forced = (block == 0) | (block > own - local)
-    ranked = scores.masked_fill(forced, torch.inf).masked_fill(block > own, -torch.inf)
-    values, chosen = ranked.sort(dim=-1, descending=True, stable=True)
-    return torch.where(values > -torch.inf, chosen, -1)[..., :count]
+    # Sorted by score, then by rank, which leaves blocks of one rank in their order: 0 for what is
+    # forced, 2 for what begins behind the query.
+    weight = torch.where((scores > 0) & ~forced, scores, 0)
+    order = weight.argsort(dim=-1, descending=True, stable=True)
+    rank = torch.where(block > own, 2, torch.where(forced, 0, 1)).expand(scores.shape)
+    ranks, place = rank.gather(-1, order).sort(dim=-1, stable=True)
+    return torch.where(ranks < 2, order.gather(-1, place), -1)[..., :count]

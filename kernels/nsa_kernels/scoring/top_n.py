@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.checks import check_device, require
+from ..launch.checks import (
+    MAX_BLOCKS,
+    MAX_TOKENS,
+    check_device,
+    check_transforms,
+    check_whole,
+    require,
+)
 from ..launch.device import launch_options, on_its_device
 from ..launch.mode import traced
 from ..launch.sizes import next_power_of_2
@@ -44,6 +51,13 @@ def select_blocks(
         ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
             blocks than the queries lie in, or too many, wrong device.
     """
+    for name, value, least, most in (
+        ("count", count, 1, MAX_BLOCKS),
+        ("block_size", block_size, 1, MAX_TOKENS),
+        ("first_position", first_position, 0, MAX_TOKENS),
+        ("local", local, 0, MAX_BLOCKS),
+    ):
+        check_whole("select_blocks", name, value, least, most)
     if traced(scores):
         spans: torch.Tensor = _operator(scores, count, block_size, first_position, local)
         return spans
@@ -53,13 +67,12 @@ def select_blocks(
 def _launch(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
+    check_transforms("select_blocks", scores)
     if scores.dtype != torch.float32:
         raise TypeError(f"select_blocks: scores must be float32; got {scores.dtype}")
     require(
-        scores.dim() == 4 and block_size >= 1 and first_position >= 0 and local >= 0,
-        f"select_blocks: expected scores [B,T,H,n_blocks], a block_size of at least 1, and "
-        f"first_position and local not negative; got {tuple(scores.shape)}, {block_size}, "
-        f"{first_position}, {local}",
+        scores.dim() == 4,
+        f"select_blocks: expected scores [B,T,H,n_blocks]; got {tuple(scores.shape)}",
     )
     tokens, blocks = first_position + scores.shape[1], scores.shape[3]
     require(
@@ -87,7 +100,7 @@ def launch_top_n(
     require(
         count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
     )
-    require(n_blocks <= 65536, f"select_blocks: at most 65536 blocks; got {n_blocks}")
+    require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
     sets = 2 if window else t
     ranges = torch.empty((b, sets, h, count, 2), dtype=torch.int32, device=scores.device)
     if ranges.numel() == 0:

@@ -6,9 +6,23 @@ of them) a head, in place, by the kernels for rows and spans. Nothing is read ba
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ...launch.checks import check_device, check_no_backward, check_qkv, check_strides, require
+from ...launch.checks import (
+    DTYPES,
+    MAX_BLOCKS,
+    check_device,
+    check_no_backward,
+    check_qkv,
+    check_scale,
+    check_strides,
+    check_transforms,
+    check_whole,
+    require,
+    softmax_scale,
+)
 from ...launch.device import on_its_device
 from ...launch.mode import traced
 from ...launch.sizes import next_power_of_2
@@ -43,7 +57,7 @@ def _rows(
     out, lse = selection_rows(
         q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
     )
-    return out.view(b, hq, -1), lse.view(b, hq)
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
 def decode_compressed(
@@ -72,7 +86,7 @@ def decode_window(
     heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
     """
     _check_cache("decode_window", q, k, v)
-    require(window >= 1, f"decode_window: window must be at least 1; got {window}")
+    check_whole("decode_window", "window", window, 1)
     first = max(k.shape[2] - window, 0)
     return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
 
@@ -101,10 +115,9 @@ def decode_selected(
         sm_scale=sm_scale,
         selected_len=selected_len,
     )
-    return out.view(b, hq, -1), lse.view(b, hq)
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
-@on_its_device
 def decode_scores(
     q: torch.Tensor,
     k_cmp: torch.Tensor,
@@ -127,8 +140,30 @@ def decode_scores(
         ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
             ``block`` and ``block_size``, an input that requires a gradient.
     """
+    if traced(q):
+        check_no_backward("decode_scores", q, k_cmp, lse)
+        scores: torch.Tensor = _scores_operator(
+            q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale
+        )
+        return scores
+    return _scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
+
+
+@on_its_device
+def _scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    n_blocks: int,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
     check_qkv("decode_scores", q, k_cmp, k_cmp)
     check_no_backward("decode_scores", q, k_cmp, lse)
+    check_scale("decode_scores", sm_scale)
+    check_whole("decode_scores", "n_blocks", n_blocks, 0, MAX_BLOCKS)
     require(
         q.dim() == 3
         and k_cmp.dim() == 4
@@ -143,15 +178,43 @@ def decode_scores(
     return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
 
 
-@on_its_device
+_scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
+
+
+@_scores_operator.register_fake
+def _(
+    q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor, n_blocks: int, *others: Any
+) -> torch.Tensor:
+    return q.new_empty((q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32)
+
+
 def gated_sum(
     compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
     """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
 
     Raises:
+        TypeError: unsupported dtypes, branches of several.
         ValueError: shapes or devices that do not fit together, an input that requires a gradient.
     """
+    if traced(compressed):
+        check_no_backward("gated_sum", compressed, selected, window, gates)
+        out: torch.Tensor = _sum_operator(compressed, selected, window, gates)
+        return out
+    return _sum(compressed, selected, window, gates)
+
+
+@on_its_device
+def _sum(
+    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    check_transforms("gated_sum", compressed, selected, window, gates)
+    same = compressed.dtype == selected.dtype == window.dtype
+    if not (same and compressed.dtype in DTYPES and gates.dtype in DTYPES):
+        raise TypeError(
+            "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of "
+            f"one; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
+        )
     check_device("gated_sum", compressed)
     check_no_backward("gated_sum", compressed, selected, window, gates)
     require(
@@ -179,6 +242,14 @@ def gated_sum(
     return out
 
 
+_sum_operator = torch.library.custom_op("nsa_kernels::gated_sum", _sum, mutates_args=())
+
+
+@_sum_operator.register_fake
+def _(compressed: torch.Tensor, *others: Any) -> torch.Tensor:
+    return compressed.new_empty(compressed.shape)
+
+
 def _check_step(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -192,7 +263,6 @@ def _check_step(
     n_selected: int,
     window: int,
 ) -> None:
-    check_qkv("decode_step", q, k, v)
     check_qkv("decode_step", q, k_cmp, v_cmp)
     require(
         q.dim() == 3
@@ -210,8 +280,6 @@ def _check_step(
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
     _check_groups("decode_step", q.shape[1], k.shape[1])
-    check_strides("decode_step", block, stride, block_size)
-    require(window >= 1, f"decode_step: window must be at least 1; got {window}")
     require(
         n_selected > LOCAL_BLOCKS,
         f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
@@ -251,8 +319,13 @@ def decode_step(
     Raises:
         TypeError, ValueError: as the branches; an input that requires a gradient.
     """
+    check_qkv("decode_step", q, k, v)
+    check_transforms("decode_step", k_cmp, v_cmp, gates)
     check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
+    check_whole("decode_step", "window", window, 1)
+    check_whole("decode_step", "n_selected", n_selected, 1, MAX_BLOCKS)
+    check_strides("decode_step", block, stride, block_size)
+    scale = softmax_scale("decode_step", q, sm_scale)
     call = _operator if traced(q) else _step
     out: torch.Tensor = call(
         q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
@@ -275,6 +348,8 @@ def _step(
     sm_scale: float,
 ) -> torch.Tensor:
     _check_step(q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window)
+    # Beyond int32, what kernels add to a window would wrap round.
+    window = min(window, k.shape[2])
     return launch_step(
         q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
     )

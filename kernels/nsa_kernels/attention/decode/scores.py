@@ -24,6 +24,8 @@ def launch_scores(
     b, hq, d = q.shape
     h, n = k_cmp.shape[1:3]
     scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
+    if scores.numel() == 0:
+        return scores
     wide = 16 if q.element_size() == 4 or d > 128 else 64
     decode_scores_kernel[(b * h, cdiv(n_blocks, wide))](
         *(q, k_cmp, lse.contiguous(), scores),

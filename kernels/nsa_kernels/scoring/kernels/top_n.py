@@ -37,10 +37,10 @@ def select_blocks_kernel(
     # What is below zero, -0.0 and a NaN have bits above those of a forced block.
     score = tl.where(score > 0, score, 0.0)
     forced = (blocks == 0) | (blocks > own - LOCAL)
-    score = tl.where(forced, float("inf"), score)
-    # One key to compare by: scores are not negative, so that their bits are in their order, and of
-    # equal ones the lowest index is the greatest.
-    key = score.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    # One key to compare by: scores are not negative, so that their bits are in their order, those
+    # of a forced block above all, and of equal ones the lowest index is the greatest.
+    bits = tl.where(forced, 0x7FFFFFFF, score.to(tl.int32, bitcast=True))
+    key = bits.to(tl.int64) << 32
     key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
     if WITH_WINDOW:
         row = row // H * (2 * H) + row % H

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import require
+from ...launch.checks import check_whole, softmax_scale
 from ...launch.mode import traced
-from .checks import check_blocks, check_plan
+from .checks import OP, check_blocks, check_plan
 from .config import (
+    NO_CHUNK,
     WORKSPACE_BYTES,
     backward_config,
     backward_workspace,
@@ -64,12 +65,16 @@ def block_selection_attention(
             small for one chunk, tiles too large for the GPU's shared memory.
     """
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
-    scale = q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale)
-    require(scale > 0, f"block_selection_attention: sm_scale must be positive, got {scale}")
+    scale = softmax_scale(OP, q, sm_scale)
+    check_whole(OP, "workspace_bytes", workspace_bytes, 0)
     if q.dtype == torch.float64:
         out, lse = naive_blocks(q, k, v, block_indices, block_size, scale, cu_seqlens)
         return (out, lse) if return_lse else out
     shape = shape_of(q, k, v, block_indices, block_size)
+    if shape.n == 0:
+        # Nothing, which autograd connects to the inputs.
+        out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
+        return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     without_values = traced(q)
     if grad and not without_values:
@@ -122,9 +127,10 @@ def plan_blocks(
         backward: whether the calls will be differentiated, which decides the size of its chunks.
     """
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
+    check_whole(OP, "workspace_bytes", workspace_bytes, 0)
     shape = shape_of(q, k, v, block_indices, block_size)
     room = backward_workspace if backward else forward_workspace
-    chunk = room(shape, workspace_bytes).chunk
+    chunk = room(shape, workspace_bytes).chunk if shape.n else NO_CHUNK
     plan = torch.ops.nsa_kernels.block_plan
     entries, places, first, count, edges = plan(block_indices, cu_seqlens, block_size, chunk)
     return BlockPlan(entries, places, first, count, edges, block_size)

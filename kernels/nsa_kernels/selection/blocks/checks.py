@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import DTYPES, check_qkv, require
+from ...launch.checks import DTYPES, check_qkv, kind, require
 from .plan import BlockPlan, plan_sizes
 
+OP = "block_selection_attention"
 BLOCK_SIZES = (16, 32, 64, 128)
 
 
@@ -18,7 +19,7 @@ def check_blocks(
     block_size: int,
     cu: torch.Tensor | None,
 ) -> None:
-    op = "block_selection_attention"
+    op = OP
     check_qkv(op, q, k, v, (*DTYPES, torch.float64))
     if not (
         q.dim() == k.dim() == v.dim() == index.dim() == 4
@@ -26,12 +27,11 @@ def check_blocks(
         and q.shape[:2] == k.shape[:2]
         and k.shape[2] >= 1
         and q.shape[2] % k.shape[2] == 0
-        and min(q.shape) >= 1
-        and index.shape[3] >= 1
+        and min(q.shape[2], index.shape[3]) >= 1
     ):
         raise ValueError(
             f"{op}: expected q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv], block_indices [B,T,H,S] with "
-            f"HQ a multiple of H and nothing empty; got {tuple(q.shape)}, {tuple(k.shape)}, "
+            f"HQ a multiple of H, and S >= 1; got {tuple(q.shape)}, {tuple(k.shape)}, "
             f"{tuple(v.shape)}, {tuple(index.shape)}"
         )
     if index.dtype != torch.int32:
@@ -40,19 +40,19 @@ def check_blocks(
         )
     require(index.device == q.device, f"{op}: block_indices is on {index.device}, q on {q.device}")
     require(
-        block_size in BLOCK_SIZES,
+        type(block_size) is int and block_size in BLOCK_SIZES,
         f"{op}: block_size must be one of {BLOCK_SIZES}; got {block_size}",
     )
     tokens = q.shape[0] * q.shape[1]
     require(tokens < 1 << 30, f"{op}: {tokens} tokens are more than int32 positions can count")
     for name, x in (("q", q), ("k", k), ("v", v), ("block_indices", index)):
         require(
-            x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1),
+            min(x.shape[:2]) <= 1 or x.stride(0) == x.shape[1] * x.stride(1),
             f"{op}: batch and time of {name} must follow one another in memory; use .contiguous()",
         )
     if cu is not None:
-        if cu.dtype != torch.int32:
-            raise TypeError(f"{op}: cu_seqlens must be int32, got {cu.dtype}")
+        if not isinstance(cu, torch.Tensor) or cu.dtype != torch.int32:
+            raise TypeError(f"{op}: cu_seqlens must be an int32 tensor; got {kind(cu)}")
         require(
             q.shape[0] == 1 and cu.dim() == 1 and cu.numel() >= 2 and cu.is_contiguous(),
             f"{op}: cu_seqlens packs sequences along T: B must be 1 and cu_seqlens contiguous "

@@ -15,6 +15,8 @@ from ...launch.device import device_limits
 from ...launch.sizes import cdiv, next_power_of_2
 
 WORKSPACE_BYTES = 1 << 30
+NO_CHUNK = 32
+"""Tokens of a chunk of a plan of no tokens, which has no chunks."""
 BITS_BYTES = 64 << 20
 """Scratch memory for the bits of a plan; above it the plan is built in several passes."""
 PROGRAMS = 2048

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ...launch.checks import check_first_derivative
 from ...launch.fakes import gradients
 from ...launch.sizes import scale_log2
 from .backward import block_major_backward
@@ -185,6 +186,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _differentiate(
     ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative("block_selection_attention")
     q, k, v, out, lse, *lists = ctx.saved_tensors
     gradients = torch.ops.nsa_kernels.block_major_backward(
         q, k, v, out, lse, d_out, *lists, *ctx.options

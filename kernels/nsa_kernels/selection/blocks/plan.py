@@ -115,12 +115,7 @@ def build_plan(
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length
-    index = block_indices.view(tokens, heads, chosen)
-    cu, longest = cu_seqlens, tokens
-    if cu is None:
-        cu = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=device)
-        longest = length
-    sequences = cu.numel() - 1
+    sequences = None if cu_seqlens is None else cu_seqlens.numel() - 1
     entries, places, first, edges = plan_sizes(block_indices.shape, sequences, block_size, chunk)
 
     def ints(shape: tuple[int, ...]) -> torch.Tensor:
@@ -135,6 +130,14 @@ def build_plan(
         edges=torch.zeros(edges, dtype=torch.int32, device=device),
         block_size=block_size,
     )
+    if tokens == 0:
+        return plan
+    index = block_indices.view(tokens, heads, chosen)
+    cu, longest = cu_seqlens, tokens
+    if cu is None:
+        cu = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=device)
+        longest = length
+    sequences = cu.numel() - 1
     chunks, n_bins = plan.chunks, plan.n_bins
     edge_block = min(256, next_power_of_2(cdiv(longest, block_size)))
     edges_kernel[(sequences, cdiv(cdiv(longest, block_size), edge_block))](

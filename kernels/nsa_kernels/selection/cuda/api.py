@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...launch.checks import check_no_backward, check_qkv, require
+from ...launch.checks import check_no_backward, check_qkv, check_scale, require
 from ...launch.config import check_chunks
 from ...launch.device import device_limits, on_its_device
 from ...launch.shares import merge, workspace
@@ -144,7 +144,7 @@ def selection_rows(
         TypeError, ValueError: as ``nsa_kernels.selection_rows``; a plan of another shape.
         Unsupported: what this kernel does not take, or no NVRTC.
     """
-    check_rows(q, k, v)
+    check_rows(q, k, v, sm_scale)
     _check("selection_rows", q, k, v)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
@@ -205,6 +205,7 @@ def selection_ranges(
         Unsupported: what this kernel does not take, or no NVRTC.
     """
     check_qkv("selection_ranges", q, k, v)
+    check_scale("selection_ranges", sm_scale)
     check_no_backward("nsa_kernels.cuda.selection_ranges", q, k, v)
     ranges = check_ranges(q, k, v, ranges)
     _check("selection_ranges", q, k, v)

@@ -12,9 +12,16 @@ from typing import Any
 
 import torch
 
-from ...launch.checks import check_qkv
+from ...launch.checks import (
+    check_first_derivative,
+    check_no_config,
+    check_qkv,
+    check_scale,
+    check_whole,
+)
 from ...launch.config import Config
-from ...launch.fakes import gradients
+from ...launch.fakes import gradients, rows_results
+from ...launch.mode import traced
 from .backward import launch_ranges_backward
 from .forward import launch_ranges
 
@@ -53,9 +60,12 @@ def selection_ranges(
             config of another shape.
     """
     check_qkv("selection_ranges", q, k, v)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        if config is not None:
-            raise ValueError("selection_ranges: a given config has no backward; leave it out")
+    check_scale("selection_ranges", sm_scale)
+    if selected_len is not None:
+        check_whole("selection_ranges", "selected_len", selected_len, 0)
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if grad or traced(q):
+        check_no_config("selection_ranges", config)
         out, lse = torch.ops.nsa_kernels.selection_ranges(q, k, v, ranges, sm_scale, selected_len)
         return out, lse
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len, config)
@@ -74,16 +84,7 @@ def ranges_operator(
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len)
 
 
-@ranges_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    sm_scale: float | None,
-    selected_len: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty((*q.shape[:4], v.shape[3])), q.new_empty(q.shape[:4], dtype=torch.float32)
+ranges_operator.register_fake(rows_results)
 
 
 @torch.library.custom_op("nsa_kernels::selection_ranges_backward", mutates_args=())
@@ -113,6 +114,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _backward(
     ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative("selection_ranges")
     grads = torch.ops.nsa_kernels.selection_ranges_backward(
         *ctx.saved_tensors, grad_out, grad_lse, ctx.sm_scale
     )

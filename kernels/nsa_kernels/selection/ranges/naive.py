@@ -24,11 +24,11 @@ def naive_ranges(
         out [B, S, G, h, Dv] and lse [B, S, G, h] in q's dtype, as ``naive_rows``.
     """
     position = torch.arange(k.shape[2], device=k.device)
-    rows = []
+    rows = [naive_rows(q.flatten(0, 2)[:0], k.flatten(0, 1)[:0], v.flatten(0, 1)[:0])]
     for b, s, g in itertools.product(*map(range, q.shape[:3])):
         start, end = ranges[b, s, g].unsqueeze(-1).unbind(1)
         chosen = ((start <= position) & (position < end)).any(0)
         keys, values = k[b, g, chosen], v[b, g, chosen]
         rows.append(naive_rows(q[b, s, g, None], keys[None], values[None], sm_scale=sm_scale))
     out, lse = (torch.cat(x) for x in zip(*rows, strict=True))
-    return out.view(*q.shape[:4], -1), lse.view(q.shape[:4])
+    return out.view(*q.shape[:4], v.shape[3]), lse.view(q.shape[:4])

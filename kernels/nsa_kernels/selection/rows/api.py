@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import check_no_backward, check_qkv
+from ...launch.checks import check_no_backward, check_no_config, check_qkv, check_scale
 from ...launch.config import Config, check_chunks, check_heads
 from ...launch.device import dependent_launch, on_its_device
+from ...launch.fakes import rows_results
+from ...launch.mode import traced
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
 from .config import rows_config
 from .kernels import rows_group_kernel, rows_per_head_kernel
 
 
-def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None) -> None:
+    """Raises TypeError or ValueError for what ``selection_rows`` does not take."""
     check_qkv("selection_rows", q, k, v)
+    check_scale("selection_rows", sm_scale)
     check_no_backward("selection_rows", q, k, v)
     if not (
         q.dim() == k.dim() == v.dim() == 3
@@ -33,7 +37,6 @@ def check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
-@on_its_device
 def selection_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -60,11 +63,37 @@ def selection_rows(
         ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
             input that requires a gradient, a config of another shape.
     """
-    check_rows(q, k, v)
+    if traced(q):
+        check_no_config("selection_rows", config)
+        check_rows(q, k, v, sm_scale)
+        out, lse = _operator(q, k, v, sm_scale)
+        return out, lse
+    return _launch(q, k, v, sm_scale, config)
+
+
+@on_its_device
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sm_scale: float | None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_rows(q, k, v, sm_scale)
     shares = row_shares(q, k, v, sm_scale, config)
     if shares.splits > 1:
         merge(shares.out, shares.lse, shares.part, shares.plse, None, shares.splits)
     return shares.out, shares.lse
+
+
+@torch.library.custom_op("nsa_kernels::selection_rows", mutates_args=())
+def _operator(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _launch(q, k, v, sm_scale)
+
+
+_operator.register_fake(rows_results)
 
 
 def row_shares(
@@ -108,7 +137,6 @@ def row_shares(
     return Shares(out, lse, part, plse, None, config.splits)
 
 
-@on_its_device
 def selection_rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +146,18 @@ def selection_rows_per_head(
         TypeError: unsupported or mixed dtypes.
         ValueError: as ``selection_rows``.
     """
-    check_rows(q, k, v)
+    if traced(q):
+        check_rows(q, k, v, sm_scale)
+        out, lse = _per_head_operator(q, k, v, sm_scale)
+        return out, lse
+    return _launch_per_head(q, k, v, sm_scale)
+
+
+@on_its_device
+def _launch_per_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_rows(q, k, v, sm_scale)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
     out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
@@ -135,3 +174,11 @@ def selection_rows_per_head(
         num_stages=2,
     )
     return out, lse
+
+
+_per_head_operator = torch.library.custom_op(
+    "nsa_kernels::selection_rows_per_head", _launch_per_head, mutates_args=()
+)
+
+
+_per_head_operator.register_fake(rows_results)

@@ -12,9 +12,19 @@ from __future__ import annotations
 
 import torch
 
-from ...launch.checks import check_no_backward, check_qkv, require
+from ...launch.checks import (
+    check_no_backward,
+    check_no_config,
+    check_qkv,
+    check_scale,
+    check_whole,
+    kind,
+    require,
+)
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch, on_its_device
+from ...launch.fakes import rows_results
+from ...launch.mode import traced
 from ...launch.shares import merge, workspace
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, scale_log2, strides
 from .config import varlen_config
@@ -24,7 +34,6 @@ ROWS_A_BLOCK = 1024
 """Rows looked at in each of the two steps of the search."""
 
 
-@on_its_device
 def selection_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -59,8 +68,33 @@ def selection_varlen(
         ValueError: shapes that do not fit together, head dims outside 16..256, wrong device, an
             input that requires a gradient, a config of another shape.
     """
-    check_qkv("selection_varlen", q, k, v)
+    if not traced(q):
+        return _launch(q, k, v, cu_seqlens, sm_scale, max_seqlen, config)
+    check_no_config("selection_varlen", config)
     check_no_backward("selection_varlen", q, k, v)
+    out, lse = _operator(q, k, v, cu_seqlens, sm_scale, max_seqlen)
+    return out, lse
+
+
+@on_its_device
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    sm_scale: float | None,
+    max_seqlen: int | None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_qkv("selection_varlen", q, k, v)
+    check_scale("selection_varlen", sm_scale)
+    check_no_backward("selection_varlen", q, k, v)
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype != torch.int32:
+        raise TypeError(
+            f"selection_varlen: cu_seqlens must be an int32 tensor; got {kind(cu_seqlens)}"
+        )
+    if max_seqlen is not None:
+        check_whole("selection_varlen", "max_seqlen", max_seqlen, 0)
     if not (
         q.dim() == 3
         and k.dim() == v.dim() == 2
@@ -73,8 +107,6 @@ def selection_varlen(
             f"with H >= 1; got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}, "
             f"{tuple(cu_seqlens.shape)}"
         )
-    if cu_seqlens.dtype != torch.int32:
-        raise TypeError(f"selection_varlen: cu_seqlens must be int32, got {cu_seqlens.dtype}")
     if cu_seqlens.device != q.device:
         raise ValueError(f"selection_varlen: cu_seqlens is on {cu_seqlens.device}, q on {q.device}")
     n, h, d = q.shape
@@ -120,3 +152,18 @@ def selection_varlen(
     if split:
         merge(out, lse, part, plse, table, min(total // config.chunk + 1, 16), items)
     return out, lse
+
+
+@torch.library.custom_op("nsa_kernels::selection_varlen", mutates_args=())
+def _operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    sm_scale: float | None,
+    max_seqlen: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _launch(q, k, v, cu_seqlens, sm_scale, max_seqlen)
+
+
+_operator.register_fake(rows_results)

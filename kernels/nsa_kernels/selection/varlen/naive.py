@@ -22,7 +22,8 @@ def naive_varlen(
     Returns:
         out [N, H, Dv] and lse [N, H] in q's dtype, as ``naive_rows``. Reads cu_seqlens on the host.
     """
-    rows = [
+    none = naive_rows(q[:0], k[None][:0], v[None][:0], sm_scale=sm_scale)
+    rows = [none] + [
         naive_rows(q[n : n + 1], k[None, first:end], v[None, first:end], sm_scale=sm_scale)
         for n, (first, end) in enumerate(itertools.pairwise(cu_seqlens.tolist()))
     ]

@@ -1,0 +1,222 @@
+"""Public call by dtype by condition: what works, and what is refused by which sentence.
+
+Every cell that no refusal below names works: it gives what the formula gives in float64.
+``test_conformance.py`` walks them all, and ``docs/generate.py`` makes the reference of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+CONDITIONS = {
+    "plain": "contiguous tensors, one entry of a batch",
+    "B > 1": "several entries of a batch",
+    "T = 1": "one token, or one row",
+    "zero-size": "a batch of no entry, forward and, where there is one, backward",
+    "strided": "every other element of a larger tensor, along the last axis",
+    "expanded": "the first axis of keys and values expanded, with a stride of 0",
+    "packed": "`cu_seqlens`: several sequences, one behind the other",
+    "no_grad": "inputs that require a gradient, under `torch.no_grad()`",
+    "inference_mode": "under `torch.inference_mode()`",
+    "autocast": "under `torch.autocast`, bfloat16: results have q's dtype all the same",
+    "Parameter": "the first tensor is an `nn.Parameter`",
+    "gradient": "a backward of all floating inputs",
+    "checkpoint": "a backward through `torch.utils.checkpoint`, `use_reentrant=False`",
+    "second derivative": "a backward with `create_graph=True`",
+    "torch.func": "`torch.func.grad` of the first tensor",
+    "compile": "`torch.compile`, in one graph but for the layer with a cache, and what is refused",
+    "CUDA graph": "captured and replayed, on a GPU",
+}
+
+PACKABLE = (
+    "selection_varlen",
+    "block_selection_attention",
+    "plan_blocks",
+    "sliding_window",
+    "compressed_attention",
+)
+NO_BACKWARD = (
+    "selection_rows",
+    "selection_rows_per_head",
+    "selection_varlen",
+    "decode_compressed",
+    "decode_window",
+    "decode_scores",
+    "decode_step",
+    "gated_sum",
+    "NSAttention with a cache",
+)
+CALLS = (
+    "selection_rows",
+    "selection_rows_per_head",
+    "selection_varlen",
+    "selection_ranges",
+    "selection_attention",
+    "packed_sdpa",
+    "block_selection_attention",
+    "plan_blocks",
+    "sliding_window",
+    "compressed_attention",
+    "compressed_attention_with_scores",
+    "select_blocks",
+    "decode_compressed",
+    "decode_window",
+    "decode_selected",
+    "decode_scores",
+    "decode_step",
+    "gated_sum",
+    "NSAttention",
+    "NSAttention with a cache",
+)
+SPEAKS_FOR = {
+    "selection_rows_per_head": "selection_rows",
+    "decode_compressed": "selection_rows",
+    "decode_window": "selection_rows",
+    "decode_selected": "selection_ranges",
+    "plan_blocks": "block_selection_attention",
+    "compressed_attention_with_scores": "compressed_attention",
+    "NSAttention": "compressed_attention",
+    "NSAttention with a cache": "compressed_attention",
+}
+"""Calls whose refusals are those of the call that they make, under its name."""
+WANT_GRADIENTS = ("Parameter", "gradient", "checkpoint", "second derivative")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Cells that are refused: by which error, and which sentence.
+
+    ``sentence``: `…` stands for what differs from call to call, ``{op}`` for the call that speaks.
+    """
+
+    error: str
+    sentence: str
+    calls: tuple[str, ...] = CALLS
+    dtypes: tuple[str, ...] = DTYPES
+    conditions: tuple[str, ...] = tuple(CONDITIONS)
+
+    def of(self, call: str) -> str:
+        """The sentence for a call."""
+        return self.sentence.replace("{op}", SPEAKS_FOR.get(call, call)).replace("{call}", call)
+
+    def matches(self, call: str, message: str) -> bool:
+        """Whether a message is this sentence."""
+        parts = (re.escape(part) for part in self.of(call).split("…"))
+        return re.fullmatch(".*".join(parts), message, re.S) is not None
+
+
+def _but(*without: str) -> tuple[str, ...]:
+    return tuple(call for call in CALLS if call not in without)
+
+
+REFUSALS = (
+    Refusal(
+        "TypeError",
+        "…{call}() got an unexpected keyword argument 'cu_seqlens'",
+        _but(*PACKABLE, "NSAttention", "NSAttention with a cache"),
+        conditions=("packed",),
+    ),
+    Refusal(
+        "TypeError",
+        "NSAttention.forward() got an unexpected keyword argument 'cu_seqlens'",
+        ("NSAttention", "NSAttention with a cache"),
+        conditions=("packed",),
+    ),
+    Refusal(
+        "RuntimeError",
+        "{op}: torch.func cannot transform it; use torch.autograd for gradients, and the batch of "
+        "its arguments instead of vmap",
+        conditions=("torch.func",),
+    ),
+    Refusal(
+        "TypeError",
+        "select_blocks: scores must be float32; got …",
+        ("select_blocks",),
+        ("float16", "bfloat16", "float64"),
+    ),
+    Refusal(
+        "TypeError",
+        "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of one; "
+        "got …",
+        ("gated_sum",),
+        ("float64",),
+    ),
+    Refusal(
+        "TypeError",
+        "{op}: q, k and v must share one dtype of float16, bfloat16, float32; got …",
+        _but(
+            "selection_attention",
+            "packed_sdpa",
+            "block_selection_attention",
+            "plan_blocks",
+            "select_blocks",
+            "gated_sum",
+        ),
+        ("float64",),
+    ),
+    Refusal(
+        "ValueError",
+        "NSAttention: decoding has no backward and x requires a gradient; call it under "
+        "torch.no_grad()",
+        ("NSAttention with a cache",),
+        conditions=WANT_GRADIENTS,
+    ),
+    Refusal(
+        "ValueError",
+        "{op}: has no backward and an input requires a gradient; call it under torch.no_grad(), or "
+        "use selection_ranges, which has one",
+        NO_BACKWARD,
+        conditions=WANT_GRADIENTS,
+    ),
+    Refusal(
+        "ValueError",
+        "{op}: batch and time of … must follow one another in memory; use .contiguous()",
+        ("block_selection_attention", "plan_blocks"),
+        conditions=("expanded",),
+    ),
+    Refusal(
+        "RuntimeError",
+        "selection_attention: has no second derivative; take its gradient without create_graph",
+        ("packed_sdpa", "selection_attention"),
+        ("float64",),
+        ("second derivative",),
+    ),
+    Refusal(
+        "RuntimeError",
+        "{op}: has no second derivative; take its gradient without create_graph",
+        ("block_selection_attention", "plan_blocks"),
+        ("float16", "bfloat16", "float32"),
+        ("second derivative",),
+    ),
+    Refusal(
+        "RuntimeError",
+        "…: has no second derivative; take its gradient without create_graph",
+        tuple(
+            call
+            for call in CALLS
+            if call
+            not in (*NO_BACKWARD, "select_blocks", "block_selection_attention", "plan_blocks")
+        ),
+        conditions=("second derivative",),
+    ),
+)
+
+
+def refusal(call: str, dtype: str, condition: str) -> Refusal | None:
+    """Why a cell is refused; None: it works."""
+    for one in REFUSALS:
+        if call in one.calls and dtype in one.dtypes and condition in one.conditions:
+            return one
+    return None
+
+
+def cells() -> Iterator[tuple[str, str, str]]:
+    """Every cell: call, dtype, condition."""
+    for call in CALLS:
+        for dtype in DTYPES:
+            for condition in CONDITIONS:
+                yield call, dtype, condition

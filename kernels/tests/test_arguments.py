@@ -1,0 +1,164 @@
+"""Arguments that hypothesis draws: from what a public call documents, where it gives what the
+formula gives in float64, and from around it, where it says what is wrong in a sentence of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import nsa_kernels
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nsa_kernels import Policy
+from nsa_kernels.selection.ranges.naive import naive_ranges
+from test_conformance import DEVICE, MAKE, Case, check, results
+
+SETTINGS = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+CALLS = [name for name in MAKE if not name.startswith("NSAttention")]
+HALF = [torch.float16, torch.bfloat16]
+DTYPES = {"select_blocks": [torch.float32]} | {
+    name: [*HALF, torch.float32, torch.float64]
+    for name in ("selection_attention", "packed_sdpa", "block_selection_attention", "plan_blocks")
+}
+OWN = re.compile(r"(" + "|".join([*nsa_kernels.__all__, "packed_sdpa"]) + r")\b[^:]*: .{10,}", re.S)
+"""How a sentence of the library's begins: with the call that speaks."""
+
+
+def layout(x: torch.Tensor, how: str) -> torch.Tensor:
+    """The same values in other strides."""
+    if how == "strided" and x.dim():
+        return torch.stack([x, x], -1)[..., 0]
+    if how == "reversed axes" and x.dim() == 3:
+        return x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    return x
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=3, **SETTINGS)
+@given(data=st.data())
+def test_what_is_documented_gives_what_the_formula_gives(name: str, data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES.get(name, [*HALF, torch.float32])))
+    case = MAKE[name](name, data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7)), dtype)
+    strides = data.draw(st.sampled_from(["contiguous", "strided", "reversed axes"]))
+    tensors = {
+        key: x if key == "cu_seqlens" else layout(x, strides) for key, x in case.tensors.items()
+    }
+    magnitude = data.draw(st.sampled_from([0.0, 1.0, 4.0]))
+    if name not in ("select_blocks", "decode_scores"):
+        tensors[next(iter(tensors))] *= magnitude
+    got = results(case.call(**tensors))
+    exact = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
+    check(name, got, results(case.formula(**exact)), dtype)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(enabled=False)])
+@settings(max_examples=10, **SETTINGS)
+@given(
+    spans=st.lists(st.tuples(st.integers(-9, 20), st.integers(-9, 20)), max_size=4),
+    scale=st.floats(1e-3, 10.0),
+    hint=st.sampled_from([None, 11, 12, 1 << 40]),
+)
+def test_any_spans_on_both_routes(
+    policy: Policy, spans: list[Any], scale: float, hint: Any
+) -> None:
+    case = MAKE["selection_ranges"]("selection_ranges", 1, 2, torch.float32)
+    tensors = dict(case.tensors)
+    of = torch.tensor(spans, dtype=torch.int64, device=DEVICE).view(1, 1, 1, -1, 2)
+    tensors["ranges"] = of.expand(1, 2, 1, -1, 2)
+    got = nsa_kernels.selection_attention(
+        **tensors, policy=policy, sm_scale=scale, selected_len=hint
+    )
+    exact = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
+    want, _ = naive_ranges(**exact, sm_scale=scale)
+    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-4)
+
+
+def corrupted(x: torch.Tensor, data: st.DataObject) -> torch.Tensor:
+    """A tensor that is wrong, or may be: of other dimensions, sizes, dtype or device."""
+    how = data.draw(st.sampled_from(["fewer", "more", "scalar", "dtype", "size", "device"]))
+    if how == "fewer" and x.dim() and x.shape[0]:
+        return x[0]
+    if how == "more":
+        return x.unsqueeze(0)
+    if how == "scalar":
+        return x.new_zeros(())
+    if how == "dtype":
+        kinds = [torch.bool, torch.int8, torch.int64, torch.float64, torch.complex64]
+        return x.to(data.draw(st.sampled_from(kinds)))
+    if how == "device":
+        return x.to("meta")
+    if x.dim() == 0:
+        return x.unsqueeze(0)
+    axis = data.draw(st.integers(0, x.dim() - 1))
+    size = list(x.shape)
+    size[axis] = data.draw(st.sampled_from([0, size[axis] + 1, max(size[axis] - 1, 0), 300]))
+    return x.new_zeros(size)
+
+
+def says(call: Any, *arguments: Any, **named: Any) -> None:
+    """A call works, or refuses by a sentence of the library."""
+    try:
+        call(*arguments, **named)
+    except (TypeError, ValueError, RuntimeError) as error:
+        assert OWN.match(str(error)), f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=16, **SETTINGS)
+@given(data=st.data())
+def test_a_wrong_tensor_is_refused_by_a_sentence(name: str, data: st.DataObject) -> None:
+    case: Case = MAKE[name](name, data.draw(st.sampled_from([1, 1, 0])), 2, torch.float32)
+    tensors = dict(case.tensors)
+    for key in data.draw(st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=2)):
+        tensors[key] = corrupted(tensors[key], data)
+    says(case.call, **tensors)
+
+
+NUMBERS = ("block", "stride", "block_size", "n_selected", "window", "count", "first_position")
+NUMBERS += ("local", "n_blocks", "sm_scale", "selected_len", "max_seqlen", "workspace_bytes")
+WRONG = [0, -1, 2.5, "a", None, float("nan"), float("inf"), True, 3, 7, 1 << 40, [1], {}]
+GIVEN = {
+    "window": 3,
+    "count": 3,
+    "n_blocks": 1,
+    "n_selected": 3,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@settings(max_examples=12, **SETTINGS)
+@given(data=st.data())
+def test_a_wrong_number_is_refused_by_a_sentence(name: str, data: st.DataObject) -> None:
+    call = getattr(nsa_kernels, name)
+    case = MAKE[name](name, 1, 2, torch.float32)
+    options = [key for key in inspect.signature(call).parameters if key in NUMBERS]
+    options = [key for key in options if key not in case.tensors]
+    if not options:
+        return
+    needed = {key: value for key, value in GIVEN.items() if key in options}
+    key = data.draw(st.sampled_from(options))
+    says(call, **case.tensors, **{**needed, key: data.draw(st.sampled_from(WRONG))})
+
+
+@settings(max_examples=60, **SETTINGS)
+@given(data=st.data())
+def test_a_layer_and_a_cache_of_wrong_sizes_are_refused_by_a_sentence(data: st.DataObject) -> None:
+    sizes = {"dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 16, "block": 2, "stride": 2}
+    sizes |= {"block_size": 16, "n_selected": 3, "window": 3}
+    more = {"compression": "mean", "gates": None}
+    key = data.draw(st.sampled_from([*sizes, *more]))
+    wrong = data.draw(st.sampled_from([x for x in WRONG if x != 1 << 40]))
+    says(nsa_kernels.NSAttention, **{**sizes, **more, key: wrong})
+    key = data.draw(st.sampled_from(["block", "stride", "room"]))
+    says(nsa_kernels.NSACache, **{key: wrong})
+    key = data.draw(st.sampled_from(["enabled", "min_len", "force", "on_error", "debug_timing"]))
+    says(Policy, **{key: wrong})
