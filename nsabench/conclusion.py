@@ -76,8 +76,7 @@ def finish(finished: Finished) -> str:
 
 
 def _seal(finished: Finished, signer: Signer) -> str:
-    evidence = threshold.of_records(finished.results.records, finished.plan)
-    decisions = threshold.decide_all([evidence], finished.plan.margin)
+    decisions = threshold.decide_run(finished.results.records, finished.plan)
     threshold.write(decisions, finished.folder.thresholds)
     lacking = _report(finished)
     by = seal(finished.folder.path, signer).predicate.signer

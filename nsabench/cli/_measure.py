@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from nsabench import conclusion
+from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
@@ -31,7 +30,7 @@ def measure(
     """Start or resume a run as the options say. fit: look first whether the machine is."""
     signer = conclusion.prepare()
     for exposure in signer.exposed if signer is not None else ():
-        click.echo(
+        say(
             f"nsabench: the kernels that are measured could take the signing key: {exposure} "
             "(docs/explanation/promises.md)",
             err=True,

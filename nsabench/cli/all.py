@@ -9,6 +9,7 @@ import click
 from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
+from nsabench.cli._say import say
 from nsabench.conclusion import finish
 from nsabench.output import terminal
 
@@ -37,5 +38,5 @@ def command(
     )
     signed = finish(finished)
     terminal.print_summary(finished, terminal.console())
-    click.echo(signed)
+    say(signed)
     return 1 if failures(finished.results) else 0

@@ -9,6 +9,7 @@ import click
 
 from nsabench.assessment import labels
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.execution import run
 
 
@@ -33,12 +34,10 @@ def command(
     """
     plan = run.make_plan(matrices, run.choose_device(device), kernels, shard, ops_file)
     if as_json:
-        click.echo(json.dumps(plan.model_dump(mode="json"), indent=1))
+        say(json.dumps(plan.model_dump(mode="json"), indent=1))
         return
     for planned in plan.cases:
-        click.echo(f"{planned.id}  {labels.of_case(planned.case)}")
+        say(f"{planned.id}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
-        click.echo(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
-    click.echo(
-        f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records"
-    )
+        say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
+    say(f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records")

@@ -61,6 +61,18 @@ class Catch(Word):
     UNPROVEN = "unproven", "it failed before that check, gained nothing, or had nothing beside it"
 
 
+class Answer(Word):
+    """Is a candidate worth using, and from which length on?"""
+
+    FROM = "from", "from that length on every tested case is faster by the margin"
+    NO = "no", "at the greatest length that was tested it is wrong, fails, or is not fast enough"
+    NOT_DECIDED = (
+        "not decided",
+        "the run or its cases are no ground to decide on; the reasons say why",
+    )
+    NOT_TESTED = "not tested", "it was measured on no case: it declines them, or does not run here"
+
+
 # How many times as fast as the best valid baseline a kernel must be to be switched on, if a run is
 # not told otherwise.
 MARGIN = 1.2

@@ -16,12 +16,13 @@ from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.record import Column
-from nsabench.model.vocabulary import Catch, Role, Status, Verdict, Word
+from nsabench.model.vocabulary import Answer, Catch, Role, Status, Verdict, Word
 from nsabench.output.compare.vocabulary import Change, Difference
 
 _CLOSED: tuple[tuple[str, type[Word]], ...] = (
     ("status", Status),
     ("verdict", Verdict),
+    ("answer of a decision", Answer),
     ("role", Role),
     ("effect of a finding", Effect),
     ("what became of a control", Catch),

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nsabench.assessment.threshold.evidence import Evidence, Tested
+from nsabench.assessment.threshold.evidence import Evidence, Note, Tested
 from nsabench.assessment.threshold.union import looked_at_together, refuse_several_kernels
 from nsabench.assessment.verdict import NEAR
-from nsabench.model.vocabulary import MARGIN, Status, Verdict
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import MARGIN, Answer, Status, Verdict
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
 SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
@@ -36,8 +37,9 @@ class Rung:
 class Decision:
     """`min_length` in keys; None with the reasons. `decided_by`: the case that stopped the walk.
 
-    notes: what is worth saying and keeps nothing from being decided. one_process: how many cases
-    from there on pass by little, and no second process looked at them for this margin.
+    own: it is of the user's own file. notes: what is worth saying and keeps nothing from being
+    decided. one_process: how many cases from there on pass by little, and no second process looked
+    at them for this margin.
     """
 
     gpu: str
@@ -54,6 +56,15 @@ class Decision:
     notes: list[str] = field(default_factory=list)
     one_process: int = 0
     caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
+    own: bool = False
+    answer: Answer = Answer.NOT_TESTED
+
+    @property
+    def sentence(self) -> str:
+        """The answer in words."""
+        if self.answer is Answer.FROM:
+            return f"worth using from {self.axis} = {self.min_length} on"
+        return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
 
     @property
     def tested(self) -> int:
@@ -64,15 +75,15 @@ _Key = tuple[str, str, str]
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """One decision a GPU, combo and op: that of the candidate with the smallest threshold, of equal
-    ones that of the best.
+    """One decision a GPU, combo, op and candidate. Of each op the user's own come first, then the
+    smallest threshold, then the best.
 
     Raises `UsageError` when a candidate is not one kernel in all that is given.
     """
     refuse_several_kernels(given)
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
-    notes: dict[_Key, list[str]] = defaultdict(list)
+    notes: dict[_Key, list[Note]] = defaultdict(list)
     caveats: dict[_Key, list[str]] = defaultdict(list)
     for evidence in looked_at_together(given):
         for tested in evidence.tested:
@@ -80,17 +91,29 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
         for key in {_key(tested) for tested in evidence.tested}:
             _, _, op = key
             objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
-            notes[key] += [n for of, n in evidence.notes if of == op and n not in notes[key]]
+            notes[key] += [n for n in evidence.notes if n.op == op and n not in notes[key]]
             caveats[key] += [c for c in evidence.caveats.get(op, ()) if c not in caveats[key]]
     return [
-        min(
+        decision
+        for key, group in sorted(groups.items())
+        for decision in sorted(
             (
-                _decide(name, rows, objections[key], notes[key], caveats[key], margin)
+                _decide(
+                    name,
+                    rows,
+                    objections[key],
+                    [
+                        n.sentence
+                        for n in notes[key]
+                        if n.implementation == name or n.implementation not in group
+                    ],
+                    caveats[key],
+                    margin,
+                )
                 for name, rows in group.items()
             ),
             key=_preference,
         )
-        for key, group in sorted(groups.items())
     ]
 
 
@@ -116,14 +139,18 @@ def _decide(
     for length in sorted(by_length, reverse=True):
         failing = [row for row in by_length[length] if not passes(row, margin)]
         if failing:
-            stopper = min(failing, key=lambda row: row.speedup_lo or 0.0)
+            stopper = min(failing, key=lambda row: (_is_open(row), row.speedup_lo or 0.0))
             break
         threshold = length
     reasons = list(objections)
+    answer = Answer.NOT_DECIDED
     if not by_length:
-        reasons.append("no case was measured")
+        answer = Answer.NOT_TESTED
+        reasons.append(_untested(rows))
     elif threshold is None:
         assert stopper is not None
+        if not reasons and not _is_open(stopper):
+            answer = Answer.NO
         reasons.append(
             f"nothing qualifies: at the greatest length, {stopper.axis}={stopper.length}, "
             f"{_why(stopper, margin)}"
@@ -131,6 +158,8 @@ def _decide(
     else:
         above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
         reasons += _gaps(above, rows, threshold)
+        if not reasons:
+            answer = Answer.FROM
     unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
     if unconfirmed:
         notes = [*notes, _one_process(unconfirmed, margin)]
@@ -149,7 +178,19 @@ def _decide(
         notes=list(notes),
         one_process=len(unconfirmed),
         caveats=list(caveats),
+        own=any(Source(row.source).is_file for row in rows),
+        answer=answer,
     )
+
+
+def _is_open(row: Tested) -> bool:
+    """Whether it is not known that this case does not pass."""
+    return row.status == Status.OK and row.verdict == Verdict.INCONCLUSIVE
+
+
+def _untested(rows: Sequence[Tested]) -> str:
+    why = next((f": {row.why}" for row in rows if row.why), "")
+    return f"no case was measured{why}"
 
 
 def passes(row: Tested, margin: float) -> bool:
@@ -210,24 +251,34 @@ def _rung(length: int, rows: Sequence[Tested], margin: float) -> Rung:
     return Rung(length, len(rows), sum(passes(row, margin) for row in rows), weakest)
 
 
-def _preference(decision: Decision) -> tuple[float, int, float, str]:
-    """The smallest threshold first, then whoever passes most cases, then by the worst speed-up."""
+def _preference(decision: Decision) -> tuple[bool, float, int, float, str]:
+    """The user's own first, then the smallest threshold, then whoever passes most cases, then by
+    the worst speed-up."""
     least = float("inf") if decision.min_length is None else float(decision.min_length)
     used = [rung for rung in decision.rungs if rung.length >= (decision.min_length or 0)]
     passed = sum(rung.passed for rung in used)
     worst = min((rung.weakest or 0.0 for rung in used), default=0.0)
-    return least, -passed, -worst, decision.candidate
+    return not decision.own, least, -passed, -worst, decision.candidate
 
 
-def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
-    """What a gate may use on each GPU: it holds for every op and combo given, or is None.
+def gated(decisions: Iterable[Decision]) -> list[Decision]:
+    """Those that a gate goes by: of each GPU, combo and op the first, which is the user's own where
+    there is one.
 
     A gate compares selected lengths; ops that are decided on another axis are not its business.
     """
-    lengths: dict[str, list[int | None]] = defaultdict(list)
+    first: dict[_Key, Decision] = {}
     for decision in decisions:
         if decision.gpu and decision.axis == SELECTED:
-            lengths[decision.gpu].append(decision.min_length)
+            first.setdefault((decision.gpu, decision.combo, decision.op), decision)
+    return list(first.values())
+
+
+def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
+    """What a gate may use on each GPU: it holds for every op and combo given, or is None."""
+    lengths: dict[str, list[int | None]] = defaultdict(list)
+    for decision in gated(decisions):
+        lengths[decision.gpu].append(decision.min_length)
     return {
         gpu: None if None in values else max(v for v in values if v is not None)
         for gpu, values in lengths.items()

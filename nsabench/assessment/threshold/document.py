@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from nsabench.assessment.threshold.decide import Decision, per_gpu
+from nsabench import bounds
+from nsabench.assessment.threshold.decide import Decision, gated, per_gpu
+from nsabench.bounds import limits
+from nsabench.bounds import yaml as bounded_yaml
 from nsabench.files import whole
+from nsabench.model.version import __version__
+from nsabench.sources import digest_packages
+from nsabench.text import code, markdown
 
 SCHEMA_VERSION = 1
 HEAD = """\
 # From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
 # runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never.
+# It goes by the decisions with `gate`: of each op the user's own kernel, or else the best.
 """
 
 
+@cache
+def decided_with() -> str:
+    """The version of nsabench that decides, and the first digits of the sha256 of its files."""
+    return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
+
+
 def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
+    of_gate = gated(decisions)
     return {
         "schema_version": SCHEMA_VERSION,
+        "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None},
-        "decisions": [_decision(d) for d in decisions],
+        "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
 
 
-def _decision(d: Decision) -> dict[str, Any]:
+def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
     by = d.decided_by
     return {
         "gpu": d.gpu,
         "combo": d.combo,
         "op": d.op,
         "candidate": d.candidate,
+        "own": d.own,  # of the user's own file
+        "gate": gate,  # runtime.sel_triton_min_L goes by it
         "margin": d.margin,
         "axis": d.axis,  # the size that min_L and the lengths are of
+        "answer": str(d.answer),
         "min_L": d.min_length,
         "reasons": list(d.reasons),
         "notes": list(d.notes),
@@ -66,19 +85,26 @@ def write(decisions: Sequence[Decision], path: Path) -> None:
     whole(path, as_yaml(decisions).encode())
 
 
+def read(path: Path) -> Any:
+    """What a thresholds.yaml holds. Raises `OSError`, and `ValueError` when it is none."""
+    try:
+        return bounded_yaml.load(bounds.read(path, limits.MATRIX), limits.MATRIX, limits.PLAN_NODES)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
 def as_markdown(decisions: Sequence[Decision]) -> str:
     """A section a decision, with the lengths that decide it."""
     return "\n".join(line for d in decisions for line in _section(d))
 
 
 def _section(d: Decision) -> list[str]:
-    threshold = "never" if d.min_length is None else f"from {d.axis} = {d.min_length} on"
     lines = [
-        f"## {d.op} on {d.gpu or 'a CPU'}: {threshold}",
+        f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}: {d.sentence}",
         "",
-        f"{d.candidate}, {d.combo}, margin {d.margin:g}, {d.tested} cases",
+        f"{markdown(d.combo)}, margin {d.margin:g}, {d.tested} cases",
         "",
-        *(f"- {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
+        *(f"- {markdown(sentence)}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
         *([""] if d.reasons or d.caveats or d.notes else []),
         "| length | cases | passed | smallest speedup_lo |",
         "|---:|---:|---:|---:|",
@@ -91,7 +117,7 @@ def _section(d: Decision) -> list[str]:
         value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
         lines += [
             "",
-            f"decided by {by.label} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}"
-            f"{f' ({by.why})' if by.why else ''}",
+            f"decided by {markdown(by.label)} at {d.axis} = {by.length}: "
+            f"{by.verdict or by.status}, {value}{f' ({markdown(by.why)})' if by.why else ''}",
         ]
     return [*lines, ""]

@@ -50,7 +50,8 @@ class Tested:
     run_id: str = ""
     axis: str = "L"  # the size that `length` is of
     source: str = ""  # of the candidate, as NAME@DIGEST; empty where it is not known
-    why: str = ""  # of a status or verdict that these runs have together and none of them alone
+    # Of a status; or of a verdict that these runs have together and none of them alone.
+    why: str = ""
     margin: float | None = None  # at which its run took second looks; None: none is known of
 
 
@@ -59,12 +60,20 @@ Implementation = tuple[str, str]  # op as the run calls it, and name
 
 
 @dataclass(frozen=True)
+class Note:
+    """What is worth saying of an implementation, and stops nothing. `op`: as in `Tested`."""
+
+    op: str
+    implementation: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that was tested, and why it may decide nothing; of_op: nothing for one op.
 
     margin: as in `Tested`. rows: what was timed of candidates and baselines, on one machine.
-    sources: where these come from, as in `Tested`. notes: what is worth saying, each sentence with
-    its op.
+    sources: where these come from, as in `Tested`.
     """
 
     tested: list[Tested]
@@ -74,7 +83,7 @@ class Evidence:
     machine: Machine = ("", "")
     rows: list[Row] = field(default_factory=list)
     sources: Mapping[Implementation, str] = field(default_factory=dict)
-    notes: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
 
     def against(self, op: str) -> list[str]:
@@ -140,6 +149,7 @@ def _of_record(record: Record, sources: Mapping[Implementation, str], margin: fl
         run_id=record.run_id,
         axis=ops.get(record.op).length_axis,
         source=sources.get((record.op, record.implementation), ""),
+        why=record.reason if record.status is not Status.OK else "",
         margin=margin,
     )
 

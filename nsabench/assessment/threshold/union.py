@@ -12,7 +12,7 @@ from dataclasses import replace
 from nsabench import ops
 from nsabench.assessment.checks import Effect, Finding, Limits, Row, cliff, monotone, scaling
 from nsabench.assessment.results import STATUS_OF
-from nsabench.assessment.threshold.evidence import Evidence, Tested
+from nsabench.assessment.threshold.evidence import Evidence, Note, Tested
 from nsabench.errors import UsageError
 from nsabench.machine import datasheet
 from nsabench.model.source import Source
@@ -86,8 +86,9 @@ def _with(evidence: Evidence, finding: Finding) -> Evidence:
     """The evidence, now that this is known of one of its cases."""
     if finding.effect is Effect.NOTE:
         row = next(row for row in evidence.rows if row.case_id == finding.case_id)
-        note = (
+        note = Note(
             ops.current_name(row.op, row.distribution),
+            finding.implementation,
             f"{finding.implementation}: {finding.sentence}",
         )
         return replace(evidence, notes=list(dict.fromkeys([*evidence.notes, note])))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
+from nsabench import bounds, ops
+from nsabench.assessment import threshold
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.results import Results, assemble
+from nsabench.assessment.statistics import geometric_mean
+from nsabench.assessment.threshold import Decision
+from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
@@ -68,8 +70,8 @@ class Facts:
     def environment(self) -> Environment | None:
         """What `environment.json` says; None where it is missing or not readable."""
         try:
-            return Environment.model_validate_json(self.folder.environment.read_bytes())
-        except (OSError, ValidationError):
+            return Environment.read(self.folder.environment)
+        except (OSError, ValueError):
             return None
 
     @cached_property
@@ -82,20 +84,19 @@ class Facts:
         return [problem for problem in problems if problem.code not in doctor.OF_THE_FOLDER]
 
     @cached_property
-    def thresholds(self) -> dict[str, Any] | None:
-        """What `thresholds.yaml` decides, if it has been decided yet."""
-        try:
-            content = yaml.safe_load(self.folder.thresholds.read_text())
-        except (OSError, yaml.YAMLError):
-            return None
-        return content if isinstance(content, dict) else None
+    def decisions(self) -> list[Decision]:
+        """What this version of nsabench decides of the run."""
+        return threshold.decide_run(self.records, self.plan)
 
-    @property
+    @cached_property
+    def said_otherwise(self) -> str:
+        """What the run's `thresholds.yaml` says that is not so decided here, if it does."""
+        return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
+
+    @cached_property
     def thresholds_text(self) -> str:
-        """The same as YAML; empty when nothing has been decided."""
-        if self.thresholds is None:
-            return ""
-        return yaml.safe_dump(self.thresholds, sort_keys=False, allow_unicode=True)
+        """The decisions as `thresholds.yaml` holds them."""
+        return threshold.as_yaml(self.decisions)
 
     @cached_property
     def missing(self) -> int:
@@ -186,8 +187,8 @@ class Facts:
         parts = []
         for name in PassName:
             try:
-                text = self.folder.log(case_id, name).read_text(errors="replace")
-            except OSError:
+                text = bounds.tail(self.folder.log(case_id, name), limits.LOG)
+            except (OSError, bounds.OutOfBounds):
                 continue
             heading = [] if name is PassName.FIRST_LOOK else [f"--- {name}"]
             parts += [*heading, *text.rstrip().splitlines()[-lines:]]
@@ -204,6 +205,13 @@ class Standing:
     cases: int
     unjudged: Counter[str]  # statuses of the cases that got no verdict
     unproven: int = 0  # verdicts behind which a check stands that was not shown to work
+    speedups: tuple[float, ...] = ()
+    decisions: tuple[Decision, ...] = ()  # of what the op became, where it is retired
+
+    @property
+    def average(self) -> float | None:
+        """Geometric mean, which treats 2x and 0.5x alike."""
+        return geometric_mean(self.speedups)
 
     @property
     def sentence(self) -> str:
@@ -230,9 +238,16 @@ def standings(facts: Facts) -> list[Standing]:
             len(rows),
             Counter(r.status for r in rows if not r.verdict),
             sum(r.unproven_verdict for r in rows),
+            tuple(r.speedup for r in rows if r.speedup is not None),
+            tuple(_decisions_of(facts, name, rows)),
         )
         for (op, name), rows in groups.items()
     ]
+
+
+def _decisions_of(facts: Facts, name: str, rows: Sequence[Record]) -> Iterator[Decision]:
+    became = {ops.current_name(r.op, r.distribution) for r in rows}
+    return (d for d in facts.decisions if d.candidate == name and d.op in became)
 
 
 def quoted(word: str) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.text import shown
 
 EFFECT_STYLES = {
     Effect.INVALID: "bold red",
@@ -32,9 +33,9 @@ def print_findings(
         console.print(
             Text.assemble(
                 (f"{finding.effect:12}", EFFECT_STYLES.get(finding.effect, "dim")),
-                f" {finding.check}: ",
-                (f"{where}: " if where else "", "bold"),
-                finding.sentence,
+                f" {shown(finding.check)}: ",
+                (shown(f"{where}: ") if where else "", "bold"),
+                shown(finding.sentence),
             ),
         )
     if most is not None and len(findings) > most:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-import yaml
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from nsabench import ops
-from nsabench.assessment import labels
+from nsabench.assessment import labels, threshold
 from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.failures import failures, unproven
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import Role
 from nsabench.output.terminal.findings import print_findings
 from nsabench.output.terminal.tables import baselines_table, candidates_table
+from nsabench.text import shown
 
 SHOWN_FAILURES = 12
 SHOWN_FINDINGS = 12
@@ -29,7 +28,7 @@ def print_summary(finished: Finished, console: Console) -> None:
     diagnosed = [r for r in records if r.role is Role.CANDIDATE and r.diagnosis]
     for r in diagnosed[:SHOWN_FINDINGS]:
         line = f"{r.implementation} on {labels.named(r)}: diagnosis: {r.diagnosis}"
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(shown(line)), soft_wrap=True)
     console.print(baselines_table(records))
     controls = {r.implementation for r in records if r.role is Role.CONTROL}
     grave = [
@@ -69,27 +68,23 @@ def _panel(finished: Finished) -> Panel:
         ),
     ]
     return Panel(
-        Text("\n".join(lines)),
+        Text("\n".join(map(shown, lines))),
         title="failed" if failed else "complete",
         border_style="red" if failed else "green",
     )
 
 
 def _decision(finished: Finished) -> list[str]:
-    """What `thresholds.yaml` says, if the run has one: from which length on, or that from none."""
-    try:
-        content = yaml.safe_load(finished.folder.thresholds.read_text())
-    except OSError:
+    """From which length on each candidate is worth using, where `thresholds.yaml` was decided."""
+    if not finished.folder.thresholds.exists():
         return []
+    decisions = threshold.decide_run(finished.results.records, finished.plan)
     lines = []
-    for d in content["decisions"]:
-        about = ops.current_name(d["op"], d.get("distribution", ""))
-        if d["min_L"] is not None:
-            sentence = f"worth using from {d.get('axis', 'L')} = {d['min_L']} on"
-        else:
-            sentence = f"at no length ({'; '.join(d['reasons'])})"
-        lines.append(f"decision: {d['candidate']} ({about}): {sentence}")
-        if d["min_L"] is not None:
-            lines += [f"  but {caveat}" for caveat in d.get("caveats", [])]
-        lines += [f"  {note}" for note in d.get("notes", [])]
-    return lines
+    for d in decisions:
+        why = f" ({'; '.join(d.reasons)})" if d.reasons else ""
+        lines.append(f"decision: {d.candidate} ({d.op}): {d.sentence}{why}")
+        if d.min_length is not None:
+            lines += [f"  but {caveat}" for caveat in d.caveats]
+        lines += [f"  {note}" for note in d.notes]
+    otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
+    return [*lines, *([otherwise] if otherwise else [])]

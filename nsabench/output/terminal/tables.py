@@ -12,6 +12,7 @@ from rich.text import Text
 from nsabench.assessment import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.text import shown
 
 STYLES = {
     Status.OK: "green",
@@ -61,15 +62,15 @@ def candidates_table(records: Sequence[Record]) -> Table:
             else (f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]")
         )
         table.add_row(
-            labels.case(r),
-            r.implementation,
+            shown(labels.case(r)),
+            shown(r.implementation),
             Text(r.status, STYLES.get(r.status, "bold red")),
             number(r.mae, ".1e"),
             number(r.median_ms, ".4g"),
             number(r.queued_ms, ".4g"),
             number(r.host_us, ".0f"),
             number(r.roofline_fraction, ".0%"),
-            r.best_baseline,
+            shown(r.best_baseline),
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
             ratio,
             Text(standing(r), STYLES[r.verdict] if r.verdict else ""),
@@ -102,11 +103,11 @@ def baselines_table(records: Sequence[Record]) -> Table:
         counts = Counter(r.status for r in rows)
         reasons = [r.diagnosis or r.reason for r in rows if r.status is not Status.OK]
         table.add_row(
-            name,
+            shown(name),
             role,
             ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
             str(best[name]) if role == Role.BASELINE else _catches(rows),
-            _short(reasons[0]) if reasons else "",
+            _short(shown(reasons[0])) if reasons else "",
         )
     return table
 

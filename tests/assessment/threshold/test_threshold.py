@@ -109,8 +109,29 @@ def test_of_two_that_pass_alike_the_faster_is_named(tmp_path: Path) -> None:
         replace(cell, candidate="zz", speedup_lo=3 * (cell.speedup_lo or 0))
         for cell in evidence.tested
     ]
-    [decision] = decide_all([replace(evidence, tested=[*evidence.tested, *faster])])
-    assert decision.candidate == "zz"
+    first, second = decide_all([replace(evidence, tested=[*evidence.tested, *faster])])
+    assert (first.candidate, second.candidate) == ("zz", "mine")
+
+
+def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path) -> None:
+    """A shipped one that is better does not hide what became of the user's, nor set its gate."""
+    own = of_run(make_run(tmp_path / "own", Made(source="mine.py@aaaaaaaaaaaa")))
+    made = Made(implementations=("rows_cuda",), ratio=lambda _: 3.0)
+    shipped = of_run(make_run(tmp_path / "shipped", made))
+    decisions = decide_all([replace(own, tested=[*shipped.tested, *own.tested])])
+    assert [(d.candidate, d.own, d.min_length) for d in decisions] == [
+        ("mine", True, 256),
+        ("rows_cuda", False, 64),
+    ]
+    document = as_data(decisions)
+    assert [(d["candidate"], d["own"], d["gate"]) for d in document["decisions"]] == [
+        ("mine", True, True),
+        ("rows_cuda", False, False),
+    ]
+    assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
+    text = as_markdown(decisions)
+    assert "## `mine` (selection_rows) on NVIDIA H200: worth using from L = 256 on" in text
+    assert "## `rows_cuda` (selection_rows) on NVIDIA H200: worth using from L = 64 on" in text
 
 
 @settings(max_examples=200, deadline=None)
@@ -235,7 +256,7 @@ def test_what_an_earlier_run_called_decode_has_a_threshold_for_each_op_that_it_i
     dense, step = decide_all([Evidence(rows)])
     assert (dense.op, dense.min_length) == ("decode_dense", None)
     assert (step.op, step.min_length) == ("decode_step", 256)
-    assert "decode_step on NVIDIA H200: from S = 256 on" in as_markdown([step])
+    assert "`mine` (decode_step) on NVIDIA H200: worth using from S = 256 on" in as_markdown([step])
 
 
 def test_the_controls_of_an_earlier_decode_vouch_for_all_that_it_is_now() -> None:

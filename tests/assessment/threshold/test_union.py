@@ -91,6 +91,16 @@ def test_an_advantage_that_ends_in_another_run_is_said(tmp_path: Path) -> None:
     assert decision.notes[0] in as_markdown([decision])
 
 
+def test_what_is_said_of_one_candidate_is_not_said_of_another(tmp_path: Path) -> None:
+    made = Made(ratio=lambda length: 2.0 if length < 256 else 0.5)
+    two = [replace(one, implementations=("mine", "yours")) for one in of_lengths(made, SHORT, LONG)]
+    decisions = decide(runs(tmp_path, *two))
+    assert [{note.partition(":")[0] for note in d.notes} for d in decisions] == [
+        {"mine"},
+        {"yours"},
+    ]
+
+
 def test_the_same_run_twice_decides_as_once(tmp_path: Path) -> None:
     [run] = runs(tmp_path, Made())
     [once], [twice] = decide([run]), decide([run, run])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from nsabench import ops
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
 from nsabench.assessment.checks.controls import CHECK
@@ -23,7 +22,6 @@ QUESTION = "What was decided, and can I trust it?"
 def context(facts: Facts) -> dict[str, Any]:
     return {
         "standings": standings(facts),
-        "op_of": ops.current_name,
         "controls": _controls(facts),
         "missed": [r for r in facts.controls if r.caught is Catch.MISSED],
         "checks": _checks(facts),

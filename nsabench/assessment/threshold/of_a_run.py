@@ -1,0 +1,73 @@
+"""What one run decides: the same wherever it is shown.
+
+A `thresholds.yaml` that another version wrote, and somebody signed, may say otherwise. It is left
+as it is, and whoever shows a decision says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nsabench import bounds, ops
+from nsabench.assessment.threshold.decide import Decision, decide_all
+from nsabench.assessment.threshold.document import decided_with, read
+from nsabench.assessment.threshold.evidence import of_records
+from nsabench.machine.environment.model import Environment
+from nsabench.model.plan import Plan
+from nsabench.model.record import Record
+
+THRESHOLDS = "thresholds.yaml"
+
+
+def decide_run(records: Sequence[Record], plan: Plan) -> list[Decision]:
+    """The decisions of one run, for the margin that it was made for."""
+    return decide_all([of_records(records, plan)], plan.margin)
+
+
+def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:
+    """Where the run's `thresholds.yaml` does not say what is decided of the run here: which version
+    wrote it, and what it says. Empty where there is none, or it says the same."""
+    try:
+        content = read(folder / THRESHOLDS)
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(content, dict):
+        return ""
+    before = {_of(d): d["min_L"] for d in content.get("decisions", [])}
+    now = {(d.gpu, d.combo, d.op, d.candidate): d.min_length for d in decisions}
+    other = [(who, length) for who, length in before.items() if now.get(who, "") != length]
+    lacking = sorted({f"{name} ({op})" for _, _, op, name in now.keys() - before.keys()})
+    if not other and not lacking:
+        return ""
+    says = [
+        f"{name} ({op}) {'never' if length is None else f'from {length} on'}"
+        for (_, _, op, name), length in other
+    ]
+    margins = {d["margin"] for d in content["decisions"]} - {plan.margin}
+    at = "".join(f" for the margin {margin:g}," for margin in sorted(margins))
+    parts = [f"it says{at} {', '.join(says)}"] if says else []
+    parts += [f"it says nothing of {', '.join(lacking)}"] if lacking else []
+    return (
+        f"the run's {THRESHOLDS} was decided by {_version(content, folder, plan)}, and not as by "
+        f"this one, {decided_with()}: {'; '.join(parts)}"
+    )
+
+
+def _of(decision: dict[str, Any]) -> tuple[str, str, str, str]:
+    op = ops.current_name(decision["op"], decision.get("distribution", ""))
+    return decision["gpu"], decision["combo"], op, decision["candidate"]
+
+
+def _version(content: dict[str, Any], folder: Path, plan: Plan) -> str:
+    """As the file says; the first ones do not, and were written by what measured the run."""
+    if "decided_with" in content:
+        return str(content["decided_with"])
+    measured_with = f"nsabench {plan.nsabench}"
+    try:
+        environment = Environment.read(folder / "environment.json")
+    except (OSError, bounds.OutOfBounds):
+        return measured_with
+    commits = (c.commit for c in environment.run.checkouts if c.of == "nsabench" and c.commit)
+    return next((f"{measured_with} at commit {commit[:7]}" for commit in commits), measured_with)
