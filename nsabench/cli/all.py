@@ -26,6 +26,7 @@ def command(
     ops_file: Path | None,
     shard: str,
     margin: float,
+    no_sandbox: bool,
 ) -> int:
     """Check the machine, measure the matrices, decide, and report.
 
@@ -34,7 +35,7 @@ def command(
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     finished = measure(
-        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=True
+        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, no_sandbox, fit=True
     )
     signed = finish(finished)
     terminal.print_summary(finished, terminal.console())

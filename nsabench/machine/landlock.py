@@ -67,7 +67,11 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
     size = 24 if version >= SCOPE_ABI else 16 if version >= NETWORK_ABI else 8
     ruleset = _checked("landlock", _CREATE_RULESET, ctypes.byref(attributes), size, 0)
     try:
-        for paths, rights in ((readable, READ), (listable, READ_DIR), (writable, everything & ~_MAKE_DEVICES)):
+        for paths, rights in (
+            (readable, READ),
+            (listable, READ_DIR),
+            (writable, everything & ~_MAKE_DEVICES),
+        ):
             for path in paths:
                 _allow(ruleset, path, rights)
         _no_new_privileges()

@@ -19,9 +19,7 @@ class Scratch:
     """
 
     def __init__(self, run: Path | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="nsabench-", ignore_cleanup_errors=True
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
         self.sandbox = Sandbox(
             scratch=self._folder.name, hidden=[str(path) for path in _hidden(run)]
         )

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from nsabench.execution.failure import DeviceLost, Failure
+from nsabench.execution.worker import sandbox
 from nsabench.model.vocabulary import Status
 from nsabench.registry import USER_MODULE, Unsupported
 
@@ -65,6 +66,8 @@ def classify(error: BaseException) -> Failure:
         return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})")
     if isinstance(error, KeyboardInterrupt):
         return Failure(Status.CRASHED, "it raised KeyboardInterrupt")
+    if isinstance(error, PermissionError) and sandbox.is_entered():
+        return Failure(Status.CRASHED, f"{text}{_location(error)}: {sandbox.DENIED}")
     return Failure(Status.CRASHED, text + _location(error))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import resource
 import tempfile
@@ -19,8 +18,8 @@ DENIED = (
 )
 # Devices that a kernel works with; all others could be anything, and root may write to them.
 _DEVICES = (
-    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"),
-    *("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg"),
+    *("null", "zero", "full", "random", "urandom", "tty"),
+    *("nvidia*", "dri", "kfd", "dxg"),
 )
 # Caches of compilers, by the variable that places each.
 _CACHES = {
@@ -66,7 +65,7 @@ def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
         yield "none: this kernel has no Landlock"
         return
     forbidden = {*map(Path.resolve, map(Path, hidden)), *_disks()}
-    own = [scratch, Path("/proc/self").resolve(), *map(Path, _devices())]
+    own = [scratch, Path("/proc/self").resolve(), *_devices()]
     try:
         # Names may be read everywhere: Python lists the folders that it seeks a module in.
         landlock.restrict(around(forbidden), [Path("/")], own)
@@ -87,9 +86,9 @@ def _sockets() -> Iterator[str]:
         yield "sockets (seccomp)"
 
 
-def _devices() -> Iterator[str]:
+def _devices() -> Iterator[Path]:
     for pattern in _DEVICES:
-        yield from glob.glob(pattern)
+        yield from Path("/dev").glob(pattern)
 
 
 def _disks() -> Iterator[Path]:
