@@ -34,9 +34,8 @@ def command(
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
-    finished = measure(
-        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, no_sandbox, fit=True
-    )
+    given = (matrices, device, quick, out, resume, kernels, ops_file, shard, margin, no_sandbox)
+    finished = measure(*given, fit=True)
     signed = finish(finished)
     terminal.print_summary(finished, terminal.console())
     say(signed)

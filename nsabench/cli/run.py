@@ -31,18 +31,7 @@ def command(
 
     Example: nsabench run quick --device cpu
     """
-    finished = measure(
-        matrices,
-        device,
-        quick,
-        out,
-        resume,
-        kernels,
-        ops_file,
-        shard,
-        margin,
-        no_sandbox,
-        fit=False,
-    )
+    given = (matrices, device, quick, out, resume, kernels, ops_file, shard, margin, no_sandbox)
+    finished = measure(*given, fit=False)
     terminal.print_summary(finished, terminal.console())
     return 1 if failures(finished.results) else 0

@@ -55,9 +55,12 @@ def handled(version: int) -> int:
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
     """Leave this thread, and what it starts, no rights to files but these, and to no network.
 
-    readable, writable: files, or folders with all that is beneath them; writable is readable, too, and
-    holds no new devices.     listable: folders whose names can be read. A path that is not there is passed over. From ABI 4
-    on, TCP is refused; from 6 on, signals to processes outside and their abstract sockets.
+    readable, writable: files, or folders with all that is beneath them; what is writable is
+      readable, too, and holds no new devices.
+    listable: folders whose names can be read, and those beneath them.
+
+    A path that is not there is passed over. From ABI 4 on, TCP is refused; from 6 on, signals to
+    processes outside and their abstract sockets.
 
     Returns the version that was used. Raises `OSError` where the kernel refuses.
     """
@@ -67,11 +70,8 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
     size = 24 if version >= SCOPE_ABI else 16 if version >= NETWORK_ABI else 8
     ruleset = _checked("landlock", _CREATE_RULESET, ctypes.byref(attributes), size, 0)
     try:
-        for paths, rights in (
-            (readable, READ),
-            (listable, READ_DIR),
-            (writable, everything & ~_MAKE_DEVICES),
-        ):
+        own = everything & ~_MAKE_DEVICES
+        for paths, rights in ((readable, READ), (listable, READ_DIR), (writable, own)):
             for path in paths:
                 _allow(ruleset, path, rights)
         _no_new_privileges()

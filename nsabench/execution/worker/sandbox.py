@@ -52,7 +52,7 @@ def enter(sandbox: Sandbox) -> None:
 
 def held() -> str:
     """What is kept from foreign code here, such as "files, TCP, signals, sockets (Landlock 7)"."""
-    return _held or "none"
+    return _held or "none: it was not asked for"
 
 
 def is_entered() -> bool:
