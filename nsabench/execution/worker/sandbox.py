@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsabench.execution.protocol import Sandbox
-from nsabench.machine import landlock, seccomp
+from nsabench.machine import capabilities, landlock, seccomp
 
 DENIED = (
     "the sandbox denies it: a kernel writes only below $TMPDIR and sees no run; --no-sandbox is "
@@ -47,6 +47,11 @@ def enter(sandbox: Sandbox) -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     limit = _MAX_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILE_BYTES)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    # Root reads other files as any user does; CAP_PERFMON alone shows the memory of others, and
+    # CAP_DAC_READ_SEARCH opens files without a path.
+    capabilities.keep(
+        capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
+    )
     _held = ", ".join([*_files(scratch, sandbox.hidden), *_sockets()])
 
 

@@ -47,13 +47,14 @@ ALLOWED = {
     "names a thread": "open('/proc/self/comm', 'w').write('x')",
 }
 SCRIPT = """
-import json, os, resource, socket, subprocess, sys, tempfile
+import ctypes, json, os, resource, socket, subprocess, sys, tempfile
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.worker import sandbox
 given = json.loads(sys.argv[1])
 globals().update(given["names"])
 if given["uid"]:
     os.setgid(given["uid"]); os.setuid(given["uid"])
+    ctypes.CDLL(None).prctl(4, 1)  # dumpable again, as what was started by that user is
 sandbox.enter(Sandbox.model_validate(given["sandbox"]))
 TMP = tempfile.gettempdir()
 found = {}
@@ -173,6 +174,7 @@ def test_where_there_is_none_it_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(landlock, "abi", lambda: 0)
     monkeypatch.setattr(sandbox, "_sockets", lambda: iter(["sockets (seccomp)"]))
     monkeypatch.setattr(sandbox, "_held", "")
+    monkeypatch.setattr(sandbox.capabilities, "keep", lambda *given: None)
     monkeypatch.setattr(sandbox.resource, "setrlimit", lambda *given: None)
     for variable in sandbox._CACHES:
         monkeypatch.setenv(variable, "")
