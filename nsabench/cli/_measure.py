@@ -25,6 +25,7 @@ def measure(
     ops_file: Path | None,
     shard: str,
     margin: float,
+    no_sandbox: bool,
     *,
     fit: bool,
 ) -> Finished:
@@ -38,11 +39,11 @@ def measure(
         )
     console = terminal.console()
     if resume is not None:
-        given = matrices or quick or out or kernels or ops_file
+        given = matrices or quick or out or kernels or ops_file or no_sandbox
         if given or shard != "1/1" or device != "auto" or margin != MARGIN:
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard, --margin or --device",
+                "--kernels, --ops, --shard, --margin, --no-sandbox or --device",
                 "leave them away.",
             )
         with _named(fit), terminal.Progress(console) as progress:
@@ -56,6 +57,7 @@ def measure(
         shard,
         ops_file,
         margin,
+        sandboxed=not no_sandbox,
     )
     with _named(fit), terminal.Progress(console) as progress:
         return run.start(plan, out, progress, signer=signer, fit=fit)

@@ -48,6 +48,11 @@ margin = click.option(
     metavar="RATIO",
     help="How many times as fast is worth it: what is decided, and where a second look is taken.",
 )
+no_sandbox = click.option(
+    "--no-sandbox",
+    is_flag=True,
+    help="Let kernels read and write whatever this user may; the run says so.",
+)
 out = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -82,6 +87,7 @@ ops_of_the_run = click.option(
 
 def measuring(command: F) -> F:
     """The options of a command that measures."""
-    for option in (ops_file, kernels, shard, margin, resume, out, quick, device, matrices):
+    own = (no_sandbox, ops_file, kernels, shard, margin, resume, out, quick, device, matrices)
+    for option in own:
         command = option(command)
     return command

@@ -26,6 +26,7 @@ def command(
     ops_file: Path | None,
     shard: str,
     margin: float,
+    no_sandbox: bool,
 ) -> int:
     """Check the machine, measure the matrices, decide, and report.
 
@@ -33,9 +34,8 @@ def command(
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
-    finished = measure(
-        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=True
-    )
+    given = (matrices, device, quick, out, resume, kernels, ops_file, shard, margin, no_sandbox)
+    finished = measure(*given, fit=True)
     signed = finish(finished)
     terminal.print_summary(finished, terminal.console())
     say(signed)

@@ -24,14 +24,14 @@ def command(
     ops_file: Path | None,
     shard: str,
     margin: float,
+    no_sandbox: bool,
 ) -> int:
     """Parity and timing only: without looking at the machine first, and nothing is decided,
     reported or signed.
 
     Example: nsabench run quick --device cpu
     """
-    finished = measure(
-        matrices, device, quick, out, resume, kernels, ops_file, shard, margin, fit=False
-    )
+    given = (matrices, device, quick, out, resume, kernels, ops_file, shard, margin, no_sandbox)
+    finished = measure(*given, fit=False)
     terminal.print_summary(finished, terminal.console())
     return 1 if failures(finished.results) else 0

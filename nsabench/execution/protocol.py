@@ -17,6 +17,13 @@ from nsabench.model.plan import ImplementationInfo
 # --- supervisor -> worker
 
 
+class Sandbox(Message):
+    """What a worker may write to, and what it must not see. Given to it as it starts."""
+
+    scratch: str
+    hidden: list[str]
+
+
 class Discover(Message):
     kind: Literal["discover"] = "discover"
 

@@ -82,6 +82,8 @@ def make_plan(
     shard: str = "1/1",
     ops_file: Path | None = None,
     margin: float = MARGIN,
+    *,
+    sandboxed: bool = True,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
@@ -97,7 +99,9 @@ def make_plan(
     for name in {case.op for one in loaded for case in one.cases}:
         tables.refuse_sizes(ops.get(name))
     sources = registry.sources(kernels, ops_file)
-    worker = WorkerExecutor(device, kernels, sources=sources, ops_file=ops_file)
+    worker = WorkerExecutor(
+        device, kernels, sources=sources, ops_file=ops_file, sandboxed=sandboxed
+    )
     with closing(worker) as executor:
         try:
             implementations = executor.discover()
@@ -115,6 +119,7 @@ def make_plan(
         sources=sources,
         shard=shard,
         margin=margin,
+        sandboxed=sandboxed,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
@@ -248,7 +253,7 @@ class _Run:
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
         if cells.keys() <= self.journal.done(pass_.name):
             return
-        with closing(pass_.start(self.plan)) as executor:
+        with closing(pass_.start(self.plan, self.folder.path)) as executor:
             if not pass_.announcement:
                 executor.on_step = self.view.step
             described = described_as_before(executor, self.journal.contents.headers)

@@ -112,3 +112,4 @@ class Described(Message):
     kind: Literal["described"] = "described"
     software: DescribedSoftware
     device: DescribedDevice
+    sandbox: str = ""  # what is kept from foreign code; empty of a run that was made without

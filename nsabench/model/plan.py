@@ -93,6 +93,7 @@ class Plan(BaseModel):
     sources: dict[str, str] = {}
     shard: str = "1/1"
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
+    sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]

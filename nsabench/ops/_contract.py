@@ -7,7 +7,9 @@ time; the methods that make tensors run in a worker and import it themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -84,6 +86,9 @@ class Op(ABC):
     length_axis: ClassVar[str] = "L"
     # The first is the default.
     distributions: ClassVar[tuple[str, ...]]
+    # What `nsabench check` tries where no shape is given, by device ("cpu", "cuda"), each such as
+    # "N=64,L=1024": usual sizes, and some that no tile divides; few, since a person waits.
+    check_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
     def call_form(self, name: str) -> str:
         """How an implementation is called, for messages."""

@@ -10,6 +10,7 @@ on the host.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +50,18 @@ class CompressedShape(HeadsShape):
 
 class Compressed(AttentionOp):
     name = "compressed"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,T=64,HQ=2,H=1,D=32,block=16,stride=8",
+                "B=2,T=50,HQ=4,H=2,D=32,block=16,stride=8",
+            ),
+            "cuda": (
+                "B=1,T=4096,HQ=64,H=4,D=128,block=32,stride=16",
+                "B=2,T=1000,HQ=64,H=4,D=128,block=32,stride=16",
+            ),
+        }
+    )
     arguments = ("q", "k", "v")
     optional = ("cu_seqlens", "cu_keys")
     options = ("block", "stride", "sm_scale", "max_seqlen")

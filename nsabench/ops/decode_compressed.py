@@ -7,6 +7,7 @@ sees all of them.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import model_validator
@@ -39,6 +40,18 @@ class CompressedCacheShape(CacheShape):
 
 class DecodeCompressed(DecodeOp):
     name = "decode_compressed"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16",
+                "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16",
+            ),
+            "cuda": (
+                "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16",
+                "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16",
+            ),
+        }
+    )
     arguments = ("q", "k", "v")
     shape_model = CompressedCacheShape
 

@@ -5,6 +5,7 @@ q [B,HQ,D]; caches k [B,H,S,D], v [B,H,S,Dv], the token itself at S - 1 -> out [
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import DType
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 class DecodeDense(DecodeOp):
     name = "decode_dense"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,S=200,HQ=4,H=2,D=32",
+                "B=2,S=77,HQ=4,H=2,D=32",
+            ),
+            "cuda": (
+                "B=8,S=8192,HQ=64,H=4,D=128",
+                "B=3,S=5000,HQ=64,H=4,D=128",
+            ),
+        }
+    )
     arguments = ("q", "k", "v")
     shape_model = CacheShape
 

@@ -8,6 +8,7 @@ section 3.3.2).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import model_validator
@@ -47,6 +48,18 @@ class SelectedShape(CacheShape):
 
 class DecodeSelected(DecodeOp):
     name = "decode_selected"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,S=200,HQ=4,H=2,D=32,block_size=32,n_selected=4",
+                "B=2,S=77,HQ=4,H=2,D=32,block_size=32,n_selected=4",
+            ),
+            "cuda": (
+                "B=8,S=8192,HQ=64,H=4,D=128,block_size=64,n_selected=16",
+                "B=3,S=5000,HQ=64,H=4,D=128,block_size=64,n_selected=16",
+            ),
+        }
+    )
     arguments = ("q", "k", "v", "ranges")
     options = ("block_size", "sm_scale")
     shape_model = SelectedShape

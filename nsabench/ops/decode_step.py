@@ -11,6 +11,7 @@ are selected.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +72,20 @@ class StepShape(CacheShape):
 
 class DecodeStep(DecodeOp):
     name = "decode_step"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,S=200,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=64",
+                "B=2,S=77,HQ=4,H=2,D=32,block=32,stride=16,block_size=32,n_selected=4,window=30",
+            ),
+            "cuda": (
+                "B=8,S=8192,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,"
+                "n_selected=16,window=512",
+                "B=3,S=5000,HQ=64,H=4,D=128,block=32,stride=16,block_size=64,"
+                "n_selected=16,window=512",
+            ),
+        }
+    )
     arguments = ("q", "k", "v", "k_cmp", "v_cmp", "gates")
     options = ("sizes", "sm_scale")
     shape_model = StepShape

@@ -6,6 +6,7 @@ see the last min(window, S) keys (arXiv 2502.11089, section 3.3.3).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from nsabench.model.vocabulary import DType
@@ -30,6 +31,18 @@ class WindowShape(CacheShape):
 
 class DecodeWindow(DecodeOp):
     name = "decode_window"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,S=200,HQ=4,H=2,D=32,window=64",
+                "B=2,S=77,HQ=4,H=2,D=32,window=30",
+            ),
+            "cuda": (
+                "B=8,S=8192,HQ=64,H=4,D=128,window=512",
+                "B=3,S=5000,HQ=64,H=4,D=128,window=512",
+            ),
+        }
+    )
     arguments = ("q", "k", "v")
     options = ("window", "sm_scale")
     shape_model = WindowShape

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,18 @@ class BlocksShape(Shape):
 
 class SelectionBlocks(AttentionOp):
     name = "selection_blocks"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,T=64,HQ=2,H=1,D=32,S=2,block_size=16",
+                "B=2,T=50,HQ=4,H=2,D=32,S=2,block_size=16",
+            ),
+            "cuda": (
+                "B=1,T=4096,HQ=64,H=4,D=128,S=16,block_size=64",
+                "B=2,T=1000,HQ=64,H=4,D=128,S=8,block_size=64",
+            ),
+        }
+    )
     arguments = ("q", "k", "v", "block_indices")
     optional = ("cu_seqlens",)
     options = ("sm_scale", "block_size")

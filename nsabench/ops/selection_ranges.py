@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
@@ -64,6 +65,18 @@ class RangesShape(Shape):
 
 class SelectionRanges(AttentionOp):
     name = "selection_ranges"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,S=4,G=2,H=2,D=32,S_kv=128,n_spans=2,L=64",
+                "B=2,S=3,G=1,H=3,D=32,S_kv=100,n_spans=3,L=51",
+            ),
+            "cuda": (
+                "B=1,S=1024,G=4,H=16,D=128,S_kv=8192,n_spans=16,L=1024",
+                "B=2,S=333,G=2,H=8,D=128,S_kv=5000,n_spans=8,L=640",
+            ),
+        }
+    )
     arguments = ("q", "k", "v", "ranges")
     options = ("sm_scale", "selected_len")
     shape_model = RangesShape

@@ -6,6 +6,7 @@ q [N,H,D], k [N,L,D], v [N,L,Dv] -> out [N,H,Dv]; K and V of a row are shared by
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import model_validator
@@ -36,6 +37,18 @@ class RowsShape(Shape):
 
 class SelectionRows(AttentionOp):
     name = "selection_rows"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "N=8,H=4,D=32,L=64",
+                "N=5,H=3,D=32,L=77",
+            ),
+            "cuda": (
+                "N=1024,H=8,D=128,L=1024",
+                "N=1023,H=8,D=128,L=2000",
+            ),
+        }
+    )
     arguments = ("q", "k", "v")
     shape_model = RowsShape
     distributions = ("dense", *_draws.VALUES)

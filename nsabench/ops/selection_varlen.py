@@ -8,6 +8,7 @@ keys, as whoever calls a varlen attention knows on the host.
 from __future__ import annotations
 
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,18 @@ class VarlenShape(RowsShape):
 
 class SelectionVarlen(AttentionOp):
     name = "selection_varlen"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "N=8,H=4,D=32,L=64",
+                "N=5,H=3,D=32,L=77",
+            ),
+            "cuda": (
+                "N=1024,H=8,D=128,L=1024",
+                "N=1023,H=8,D=128,L=500",
+            ),
+        }
+    )
     arguments = ("q", "k", "v", "cu_seqlens")
     options = ("sm_scale", "max_seqlen")
     shape_model = VarlenShape

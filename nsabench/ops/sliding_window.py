@@ -8,6 +8,7 @@ max_seqlen: no sequence is longer, as whoever packs them knows on the host.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,18 @@ class SlidingShape(HeadsShape):
 
 class SlidingWindow(AttentionOp):
     name = "sliding_window"
+    check_shapes = MappingProxyType(
+        {
+            "cpu": (
+                "B=1,T=64,HQ=2,H=1,D=32,window=16",
+                "B=2,T=50,HQ=4,H=2,D=32,window=20",
+            ),
+            "cuda": (
+                "B=1,T=4096,HQ=64,H=4,D=128,window=512",
+                "B=2,T=1000,HQ=64,H=4,D=128,window=300",
+            ),
+        }
+    )
     arguments = ("q", "k", "v")
     optional = ("cu_seqlens",)
     options = ("window", "sm_scale", "max_seqlen")

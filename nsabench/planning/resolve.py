@@ -49,6 +49,7 @@ def resolve(
     sources: Mapping[str, str] | None = None,
     shard: str = "1/1",
     margin: float = MARGIN,
+    sandboxed: bool = True,
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
@@ -75,6 +76,7 @@ def resolve(
         sources=dict(sources or {}),
         shard=shard,
         margin=margin,
+        sandboxed=sandboxed,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,

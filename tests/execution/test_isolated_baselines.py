@@ -277,8 +277,8 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
     names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
     plan = plan.model_copy(update=names | {"sources": digests})
-    executor = isolated_baselines.start(plan)
+    executor = isolated_baselines.start(plan, tmp_path)
     assert (executor.kernels, executor.ops_file) == (None, files[1])
     assert op in (executor.sources or {}) and kernels not in (executor.sources or {})
     clean = plan.model_copy(update={"implementations": infos[1:]})
-    assert isolated_baselines.start(clean).kernels == files[0]
+    assert isolated_baselines.start(clean, tmp_path).kernels == files[0]

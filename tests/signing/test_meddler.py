@@ -1,14 +1,18 @@
-"""A kernel that alters the files of its own run, in a real run: what it altered is not signed."""
+"""A kernel that alters the files of its own run, in a real run: it cannot, and where nothing holds
+it, what it altered is not signed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from nsabench.evidence.manifest import MANIFEST
+from nsabench.evidence.manifest import MANIFEST, verify
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
+from tests.execution.worker.test_sandbox import needs_landlock
 from tests.signing.test_secrecy import ONE
 
 MEDDLER = """
@@ -49,9 +53,30 @@ def test_what_a_kernel_altered_is_not_signed(
     run = tmp_path / "run"
     task = {"RUN": str(run), "FILE": file, "OLD": old, "NEW": new}
     arguments = ("one.yaml", "--device", "cpu", "--out", run, "--kernels", "meddler.py")
-    done = nsabench("all", *arguments, **task)
+    done = nsabench("all", *arguments, "--no-sandbox", **task)
     assert (tmp_path / "done").exists()
     assert done.returncode == 4 and sentence in done.stderr, done.stderr
     assert not (run / MANIFEST).exists()
     again = nsabench("all", "--resume", run, **task)
     assert again.returncode in (2, 4) and not (run / MANIFEST).exists(), again.stderr
+
+
+@needs_landlock
+@pytest.mark.parametrize("file", ["environment.json", "plan.yaml", "journal.jsonl"])
+def test_a_sandboxed_kernel_alters_nothing(tmp_path: Path, nsabench: Nsabench, file: str) -> None:
+    (tmp_path / "one.yaml").write_text(ONE)
+    (tmp_path / "meddler.py").write_text(MEDDLER)
+    run = tmp_path / "run"
+    task = {"RUN": str(run), "FILE": file, "OLD": "", "NEW": "x"}
+    arguments = ("one.yaml", "--device", "cpu", "--out", run, "--kernels", "meddler.py")
+    done = nsabench("all", *arguments, **task)
+    assert done.returncode == 1, done.stderr
+    [mine] = [
+        r
+        for r in pq.read_table(run / "records.parquet").to_pylist()
+        if r["implementation"] == "mine"
+    ]
+    assert mine["status"] == "crashed" and "the sandbox denies it" in mine["reason"]
+    assert verify(run).broken is None
+    sandbox = json.loads((run / "environment.json").read_text())["sandbox"]
+    assert sandbox.startswith("files, ")

@@ -248,7 +248,8 @@ def _straight_line(e: Evidence) -> Iterator[Hypothesis]:
     offset = float((e.output - e.oracle)[e.marked].mean())
     yield Hypothesis(f"is off by a constant {offset:.3g}", lambda: e.oracle + offset)
     factor = _factor(e.output[e.marked], e.oracle[e.marked])
-    yield Hypothesis(f"is {factor:.4g} times the right one", lambda: e.oracle * factor)
+    digits = 4 if abs(factor - 1) > 1e-3 else 7  # "1 times" would say nothing
+    yield Hypothesis(f"is {factor:.{digits}g} times the right one", lambda: e.oracle * factor)
 
 
 def _factor(output: Tensor, oracle: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from nsabench.assessment.verdict import Judgement, Key
@@ -29,7 +30,7 @@ class Pass:
     """One look at some cases of a plan.
 
     cells: by case id, the implementations that are measured together, in the order of the plan.
-    start: an executor whose processes import what this pass may import.
+    start: an executor whose processes import what this pass may import, for the run in a folder.
     on_loss: what is done when such a process is lost.
     timing: the case as this pass times it.
     first_session: its sessions count from here, so that those of two passes never meet.
@@ -39,7 +40,7 @@ class Pass:
 
     name: PassName
     cells: Callable[[Plan, Judge], dict[str, list[str]]]
-    start: Callable[[Plan], WorkerExecutor]
+    start: Callable[[Plan, Path], WorkerExecutor]
     on_loss: OnLoss
     first_session: int
     timing: Callable[[Case], Case] = _as_planned

@@ -27,7 +27,7 @@ def clean_sources(plan: Plan) -> dict[str, str]:
     return {source: d for source, d in plan.sources.items() if source not in foreign}
 
 
-def start(plan: Plan) -> WorkerExecutor:
+def start(plan: Plan, run: Path) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
     clean = clean_sources(plan)
     kernels = Path(plan.kernels) if plan.kernels else None
@@ -35,7 +35,14 @@ def start(plan: Plan) -> WorkerExecutor:
     own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
     imported = kernels if own in clean else None
     ops_file = Path(plan.ops) if plan.ops else None
-    return WorkerExecutor(plan.device, imported, sources=clean, ops_file=ops_file)
+    return WorkerExecutor(
+        plan.device,
+        imported,
+        sources=clean,
+        ops_file=ops_file,
+        run=run,
+        sandboxed=plan.sandboxed,
+    )
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ from nsabench.execution.protocol import (
 from nsabench.execution.supervisor.classify import classify
 from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
+from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Message
@@ -76,32 +77,48 @@ class WorkerExecutor:
         *,
         sources: Mapping[str, str] | None = None,
         ops_file: Path | None = None,
+        run: Path | None = None,
+        sandboxed: bool = True,
         on_step: Callable[[Step], None] = lambda step: None,
         memory_limit_bytes: int | None = None,
     ) -> None:
+        """run: the folder of the run, which no worker sees unless it is not sandboxed."""
         self.device = device
         self.kernels = kernels
         self.sources = sources
         self.ops_file = ops_file
         self.on_step = on_step
         self._memory_limit = memory_limit_bytes
+        self._run = run
+        self._sandboxed = sandboxed
+        self._scratch: Scratch | None = None
         self._worker: WorkerProcess | None = None
         self._last_log = ""
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> WorkerExecutor:
+    def of_plan(cls, plan: Plan, run: Path) -> WorkerExecutor:
         """Workers that import all sources of the plan, and refuse them if they were changed."""
         kernels = Path(plan.kernels) if plan.kernels else None
         ops_file = Path(plan.ops) if plan.ops else None
         # No sources: a plan made before they were recorded.
-        return cls(plan.device, kernels, sources=plan.sources or None, ops_file=ops_file)
+        return cls(
+            plan.device,
+            kernels,
+            sources=plan.sources or None,
+            ops_file=ops_file,
+            run=run,
+            sandboxed=plan.sandboxed,
+        )
 
     def _ask(
         self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
     ) -> M:
         if self._worker is None:
+            if self._sandboxed and self._scratch is None:
+                self._scratch = Scratch(self._run)
+            sandbox = self._scratch.sandbox if self._scratch is not None else None
             self._worker = WorkerProcess(
-                measuring(self.device, self.kernels, self.sources, self.ops_file),
+                measuring(self.device, self.kernels, self.sources, self.ops_file, sandbox),
                 memory_limit_bytes=self._memory_limit,
             )
         worker = self._worker
@@ -171,6 +188,9 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self._retire()
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
 
 
 def _name(process: object) -> str:

@@ -22,7 +22,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
-from nsabench.execution.protocol import REPLY, Refused, Step
+from nsabench.execution.protocol import REPLY, Refused, Sandbox, Step
 from nsabench.execution.supervisor import orphan_reaper, templates
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
@@ -72,6 +72,7 @@ def measuring(
     kernels: Path | None,
     sources: Mapping[str, str] | None = None,
     ops_file: Path | None = None,
+    sandbox: Sandbox | None = None,
 ) -> Program:
     """The worker that measures. sources: what it imports, and refuses if it was changed."""
     options = ["--device", device]
@@ -81,6 +82,8 @@ def measuring(
         options += ["--ops", str(ops_file)]
     if sources is not None:
         options += ["--sources", json.dumps(sources)]
+    if sandbox is not None:
+        options += ["--sandbox", sandbox.model_dump_json()]
     return Program("nsabench.execution.worker", options, worker_environment(device))
 
 

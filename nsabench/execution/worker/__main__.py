@@ -23,8 +23,10 @@ from nsabench.execution.protocol import (
     LostDevice,
     Measure,
     Refused,
+    Sandbox,
     Step,
 )
+from nsabench.execution.worker import sandbox
 from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.measurement import Message
 
@@ -38,10 +40,13 @@ def main() -> None:
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--ops", type=Path)
     parser.add_argument("--sources", type=json.loads)
+    parser.add_argument("--sandbox", type=Sandbox.model_validate_json)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
+    if options.sandbox is not None:
+        sandbox.enter(options.sandbox)
     try:
         Worker(options.device, options.kernels, options.ops, options.sources, channel).serve()
     except NsabenchError as error:
@@ -80,7 +85,8 @@ class Worker:
                 case Describe():
                     from nsabench.machine.environment import torch_probe
 
-                    self.send(torch_probe.describe(self.device))
+                    described = torch_probe.describe(self.device)
+                    self.send(described.model_copy(update={"sandbox": sandbox.held()}))
                 case Calibrate():
                     self.calibrate()
                 case Measure() as request:

@@ -12,6 +12,7 @@ import torch
 
 import nsabench
 from nsabench.execution.failure import DeviceLost, Failure
+from nsabench.execution.worker import sandbox
 from nsabench.model.vocabulary import Status
 from nsabench.registry import USER_MODULE, Unsupported
 
@@ -71,7 +72,10 @@ def classify(error: BaseException) -> Failure:
         return Failure(Status.CRASHED, f"it called sys.exit({error.code!r})", trace)
     if isinstance(error, KeyboardInterrupt):
         return Failure(Status.CRASHED, "it raised KeyboardInterrupt", trace)
-    return Failure(Status.CRASHED, text + _location(error), trace)
+    text += _location(error)
+    if isinstance(error, PermissionError) and sandbox.is_entered():
+        text += f": {sandbox.DENIED}"
+    return Failure(Status.CRASHED, text, trace)
 
 
 def traceback_of(error: BaseException) -> str:

@@ -50,6 +50,18 @@ def busy_host(environment: Environment) -> Problem | None:
     )
 
 
+def no_sandbox(environment: Environment) -> Problem | None:
+    held = environment.sandbox
+    if held is None or held.startswith("files"):
+        return None
+    return warning(
+        "no_sandbox",
+        f"Kernels are not kept from this user's files, runs and keys: {held}.",
+        "Measure kernels of people you trust, or on Linux 5.13 or newer with Landlock among the "
+        "modules of /sys/kernel/security/lsm.",
+    )
+
+
 def powersave(environment: Environment) -> Problem | None:
     host = environment.host
     if host.governor != "powersave":
@@ -115,4 +127,4 @@ def unwritable(writable: bool) -> Problem | None:
     )
 
 
-CHECKS = (low_memory, few_cpus, busy_host, powersave, on_battery, wsl, root_user)
+CHECKS = (low_memory, few_cpus, busy_host, no_sandbox, powersave, on_battery, wsl, root_user)

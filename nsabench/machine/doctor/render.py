@@ -75,6 +75,8 @@ def _machine(environment: Environment) -> Iterable[tuple[str, str]]:
     yield "host", _line(host.cpu or host.architecture, threads, memory, host.os, host.kernel)
     if container.runtime or container.combo:
         yield "container", _line(container.runtime, container.combo, container.image_digest)
+    if environment.sandbox:
+        yield "sandbox", environment.sandbox
     source = next((c for c in environment.run.checkouts if c.of == "nsabench" and c.commit), None)
     commit = f"commit {source.commit[:12]}" if source and source.commit else None
     yield (

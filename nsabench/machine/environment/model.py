@@ -221,6 +221,7 @@ class Environment(Part):
     host: Host = Host()
     software: Software
     container: Container = Container()
+    sandbox: str | None = None  # what workers are kept from; None: no worker was asked
     run: Run = Run()
     absent: dict[str, str] = {}  # "software.torch" -> why it could not be told
 

@@ -317,3 +317,9 @@ def test_nothing_selected_has_nothing_to_be_mistaken_in():
     for name in PACKED:
         op, inputs = draw_packed(name, "all_empty")
         assert diagnose(op, inputs, op.oracle(inputs).half() + 1)
+
+
+def test_a_factor_near_one_is_said_in_digits_that_tell_it_from_one():
+    inputs = draw()
+    right = OP.oracle(inputs)
+    assert "is 1.00002" in diagnose(OP, inputs, (right * (1 + 2e-5)).float())

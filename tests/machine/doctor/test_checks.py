@@ -337,6 +337,13 @@ def test_host(but: Change, tmp_path: Path, fields: dict[str, Any], code: str) ->
     assert only(but(host=fields), tmp_path).code == code
 
 
+def test_kernels_that_nothing_holds_are_told(but: Change, tmp_path: Path) -> None:
+    loose = but().model_copy(update={"sandbox": "none: this kernel has no Landlock"})
+    assert only(loose, tmp_path).code == "no_sandbox"
+    held = loose.model_copy(update={"sandbox": "files, TCP, signals (Landlock 7)"})
+    assert examine(held, results=tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -81,6 +81,8 @@ def machine(environment: Environment) -> Iterator[tuple[str, str]]:
     container = environment.container
     if container.runtime or container.combo:
         yield "image", _line(container.runtime, container.combo, container.image_digest)
+    if environment.sandbox:
+        yield "sandbox", environment.sandbox
     for checkout in environment.run.checkouts:
         yield (
             f"{checkout.of} source",

@@ -1,0 +1,122 @@
+"""nsabench check"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from nsabench.cli import _options
+from nsabench.cli._say import say
+from nsabench.errors import NsabenchError
+from nsabench.execution import run
+from nsabench.model.vocabulary import Direction, DType
+from nsabench.output.terminal import trial as shown
+from nsabench.trial import Question, answer
+
+LOOK_S = 0.3
+
+
+@click.command("check")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.py")
+@click.option("--op", default="", metavar="NAME", help="Try what the file has of this op only.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="N=64,L=1024",
+    help="Sizes to try; may be given again. Default: those that the op brings.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice([dtype.value for dtype in DType]),
+    default=DType.FLOAT16.value,
+    show_default=True,
+    help="Of the inputs.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice([direction.value for direction in Direction]),
+    default=Direction.FORWARD.value,
+    show_default=True,
+    help="What is called and timed.",
+)
+@_options.device
+@_options.ops_file
+@_options.no_sandbox
+@click.option("--fresh", is_flag=True, help="Measure the baselines again, too.")
+@click.option("--watch", is_flag=True, help="Do it again whenever the file is saved.")
+@_options.as_json
+def command(
+    file: Path,
+    op: str,
+    shapes: tuple[str, ...],
+    dtype: str,
+    direction: str,
+    device: str,
+    ops_file: Path | None,
+    no_sandbox: bool,
+    fresh: bool,
+    watch: bool,
+    as_json: bool,
+) -> int:
+    """Is my kernel right, and how fast is it? In seconds, without a matrix or a run.
+
+    No control runs along, and nothing is decided or signed: `nsabench all` does that. Baselines
+    that were measured before on this machine, with these versions, come from a cache.
+
+    Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
+    """
+    if ops_file is not None:
+        from nsabench import ops
+
+        ops_file = ops_file.absolute()
+        ops.load_file(ops_file)
+    question = Question(
+        file=file.absolute(),
+        device=run.choose_device(device),
+        op=op,
+        shapes=shapes,
+        dtype=DType(dtype),
+        direction=Direction(direction),
+        ops_file=ops_file,
+        sandboxed=not no_sandbox,
+        fresh=fresh,
+    )
+    if not watch:
+        return _check(question, as_json)
+    code = 0
+    for _ in _saves(question.file):
+        try:
+            code = _check(question, as_json)
+        except NsabenchError as error:  # the next save may mend it
+            say(f"nsabench: {error}\n{error.remedy}", err=True)
+    return code
+
+
+def _check(question: Question, as_json: bool) -> int:
+    answers = answer(question)
+    if as_json:
+        say(json.dumps(shown.as_json(answers), indent=1))
+    else:
+        for line in shown.lines(answers):
+            say(line)
+    return 1 if shown.failed(answers) else 0
+
+
+def _saves(file: Path) -> Iterator[None]:
+    """Now, and each time that the file is another; never ends."""
+    seen: object = None
+    while True:
+        try:
+            status = file.stat()
+            now = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except FileNotFoundError:  # an editor puts another in its place
+            now = None
+        if now is not None and now != seen:
+            seen = now
+            yield
+        time.sleep(LOOK_S)

@@ -1,0 +1,38 @@
+"""The folder that workers write to, and what is hidden from them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from nsabench.execution.protocol import Sandbox
+from nsabench.signing import run_keys
+from nsabench.signing.secrecy import variables
+
+
+class Scratch:
+    """A folder of its own for the workers of one executor, with the caches of their compilers: what
+    one run's kernels leave there reaches no other run.
+
+    run: the folder of the run; it, and the runs beside it, are hidden.
+    """
+
+    def __init__(self, run: Path | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
+        self.sandbox = Sandbox(
+            scratch=self._folder.name, hidden=[str(path) for path in _hidden(run)]
+        )
+
+    def remove(self) -> None:
+        self._folder.cleanup()
+
+
+def _hidden(run: Path | None) -> Iterator[Path]:
+    yield run_keys.folder()
+    for value in variables().values():
+        if value.startswith("/") and Path(value).is_file():
+            yield Path(value)
+    if run is not None:
+        yield run
+        yield from (journal.parent for journal in run.parent.glob("*/journal.jsonl"))

@@ -1,0 +1,113 @@
+"""Landlock (Linux 5.13): a process gives up rights that neither it nor its children get back.
+
+No root is needed. The numbers are those of <linux/landlock.h>, the same on every architecture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_PR_SET_NO_NEW_PRIVS = 38
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = (1 << bit for bit in range(4))
+READ = EXECUTE | READ_FILE | READ_DIR
+_FIRST = (1 << 13) - 1  # what ABI 1 handles
+_MAKE_DEVICES = 1 << 6 | 1 << 11  # by which root reads a disk
+_REFER, _TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (13, 14, 15))
+_ADDED = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}  # by the ABI that brought each
+_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEV
+NETWORK_ABI, _TCP = 4, 0b11  # to bind and to connect
+SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+def abi() -> int:
+    """The version that the running kernel speaks; 0 where it has none, or it is switched off."""
+    found = _libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    return max(int(found), 0)
+
+
+def handled(version: int) -> int:
+    """Every right to files that this version can take away."""
+    return _FIRST | sum(right for since, right in _ADDED.items() if version >= since)
+
+
+def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> int:
+    """Leave this thread, and what it starts, no rights to files but these, and to no network.
+
+    readable, writable: files, or folders with all that is beneath them; what is writable is
+      readable, too, and holds no new devices.
+    listable: folders whose names can be read, and those beneath them.
+
+    A path that is not there is passed over. From ABI 4 on, TCP is refused; from 6 on, signals to
+    processes outside and their abstract sockets.
+
+    Returns the version that was used. Raises `OSError` where the kernel refuses.
+    """
+    version = abi()
+    everything = handled(version)
+    attributes = _Ruleset(everything, _TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
+    size = 24 if version >= SCOPE_ABI else 16 if version >= NETWORK_ABI else 8
+    ruleset = _checked("landlock", _CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    try:
+        own = everything & ~_MAKE_DEVICES
+        for paths, rights in ((readable, READ), (listable, READ_DIR), (writable, own)):
+            for path in paths:
+                _allow(ruleset, path, rights)
+        _no_new_privileges()
+        _checked("landlock", _RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+    return version
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    with suppress(FileNotFoundError, PermissionError):  # gone, or nothing that we may see ourselves
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                rights &= _OF_FILES
+            if rights:
+                rule = _PathBeneath(rights, descriptor)
+                asked = ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0
+                _checked(str(path), _ADD_RULE, *asked)
+        finally:
+            os.close(descriptor)
+
+
+def _no_new_privileges() -> None:
+    """No program gives this process rights that it has not, whatever its owner and its bits."""
+    if _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+
+
+def _checked(what: str, number: int, *arguments: object) -> int:
+    result = int(_libc().syscall(number, *arguments))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), what)
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,111 @@
+"""What a trial says: right or wrong first, then why, then how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from nsabench.assessment import labels
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Status
+from nsabench.trial import Answer
+
+LOG_LINES = 40
+_NOT_RUN = (Status.SKIPPED, Status.UNSUPPORTED)
+
+
+def lines(answers: Sequence[Answer]) -> Iterator[str]:
+    """One paragraph an implementation of an op."""
+    ordered = sorted(answers, key=_whose)
+    for (name, op), of_one in groupby(ordered, key=_whose):
+        cases = list(of_one)
+        yield f"{name} ({op}): {_head(cases)}"
+        for answer in cases:
+            yield f"  {labels.of_case(answer.case)}: {_outcome(answer)}"
+        log = next((a.log for a in cases if _has_failed(a) and a.log.strip()), "")
+        if log:
+            yield "  what it printed:"
+            yield from (f"    {line}" for line in log.rstrip().splitlines()[-LOG_LINES:])
+
+
+def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """The same for programs; fields are only ever added (docs/how-to/check-a-kernel.md)."""
+    return [
+        {
+            "implementation": answer.record.implementation,
+            "op": answer.case.op,
+            "case": labels.of_case(answer.case),
+            "case_id": answer.case.id,
+            "status": answer.record.status.value,
+            "right": answer.is_right,
+            "reason": answer.record.reason if _has_failed(answer) else "",
+            "diagnosis": answer.record.diagnosis,
+            "rel_l2": answer.record.rel_l2,
+            "device_ms": answer.record.median_ms,
+            "queued_ms": answer.record.queued_ms,
+            "host_us": answer.record.host_us,
+            "baseline": answer.baseline.implementation if answer.baseline else None,
+            "baseline_device_ms": answer.baseline.median_ms if answer.baseline else None,
+            "baseline_queued_ms": answer.baseline.queued_ms if answer.baseline else None,
+            "baseline_is_cached": answer.known,
+            "speedup": answer.speedup,
+            "log": answer.log if _has_failed(answer) else "",
+        }
+        for answer in answers
+    ]
+
+
+def failed(answers: Sequence[Answer]) -> bool:
+    """Whether one of them is not right, where it can run at all."""
+    return any(_has_failed(answer) for answer in answers)
+
+
+def _whose(answer: Answer) -> tuple[str, str]:
+    return answer.record.implementation, answer.case.op
+
+
+def _has_failed(answer: Answer) -> bool:
+    return answer.record.status is not Status.OK and answer.record.status not in _NOT_RUN
+
+
+def _head(answers: Sequence[Answer]) -> str:
+    run = [a for a in answers if a.record.status not in _NOT_RUN]
+    wrong = [a for a in run if not a.is_right]
+    if not run:
+        return "NOT TRIED"
+    if wrong:
+        return f"WRONG {len(wrong)} of {len(run)}"
+    return f"RIGHT {len(run)} of {len(run)}"
+
+
+def _outcome(answer: Answer) -> str:
+    record = answer.record
+    if record.status is not Status.OK:
+        why = record.diagnosis or record.reason
+        return why if record.status is Status.WRONG else f"{record.status}: {why}"
+    if record.median_ms is None:
+        return "right, not timed"
+    times = f"right, {_times(record)}"
+    best = answer.baseline
+    if best is None:
+        return f"{times}; no baseline was timed"
+    cached = ", cached" if answer.known else ""
+    against = f"{best.implementation} ({_times(best)}{cached})"
+    return f"{times}; {answer.speedup:.2f} x as fast as {against}"
+
+
+def _times(record: Record) -> str:
+    """On the device, one call behind the other, and of the host."""
+    parts = [f"device {_duration(record.median_ms)}"]
+    if record.queued_ms:
+        parts.append(f"queue {_duration(record.queued_ms)}")
+    if record.host_us:
+        parts.append(f"host {_duration(record.host_us / 1e3)}")
+    return ", ".join(parts)
+
+
+def _duration(ms: float | None) -> str:
+    if ms is None:
+        return "-"
+    return f"{ms:.3g} ms" if ms >= 1 else f"{ms * 1e3:.3g} µs"

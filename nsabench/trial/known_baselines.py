@@ -1,0 +1,65 @@
+"""What baselines did earlier on this machine, so that a person need not wait for it again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsabench.files import whole
+from nsabench.model.case import Case
+from nsabench.model.description import Described
+from nsabench.model.measurement import Outcome
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.version import __version__
+from nsabench.model.vocabulary import Role, Status
+
+SESSION = (1 << 31) - 1  # that of no process: earlier samples and new ones form no ratio
+
+
+def folder() -> Path:
+    """`$XDG_CACHE_HOME/nsabench/baselines`, by default below `~/.cache`."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "nsabench" / "baselines"
+
+
+class KnownBaselines:
+    """Outcomes of baselines, kept for a machine, its versions, the sources and the case."""
+
+    def __init__(self, described: Described, sources: Mapping[str, str], *, fresh: bool) -> None:
+        self.described = described
+        self._sources = sources
+        self._fresh = fresh
+
+    def _key(self, case: Case, info: ImplementationInfo) -> str:
+        parts = (
+            self.described.model_dump_json(),
+            __version__,
+            case.model_dump_json(),
+            info.model_dump_json(),
+            self._sources.get(info.source, ""),
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def outcome(self, case: Case, info: ImplementationInfo) -> Outcome | None:
+        """What was measured earlier of a baseline, if it was."""
+        if self._fresh or info.role is not Role.BASELINE:
+            return None
+        try:
+            content = (folder() / f"{self._key(case, info)}.json").read_bytes()
+            outcome = Outcome.model_validate_json(content)
+        except (OSError, ValidationError):  # none, or torn
+            return None
+        return outcome.model_copy(update={"session": SESSION})
+
+    def keep(self, case: Case, info: ImplementationInfo, outcome: Outcome) -> None:
+        """Keep what a baseline did, if that says something of every other time."""
+        if info.role is Role.BASELINE and outcome.status in (Status.OK, Status.UNSUPPORTED):
+            content = outcome.model_copy(update={"log": ""}).model_dump_json()
+            with suppress(OSError):  # without a cache it takes longer, and is as right
+                folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+                whole(folder() / f"{self._key(case, info)}.json", content.encode())

@@ -1,0 +1,124 @@
+"""What is tried: the kernels of one file on shapes that are given, or that their ops bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+from pydantic import ValidationError
+
+from nsabench import ops
+from nsabench.errors import UsageError
+from nsabench.model.case import Case, RatioCI, Timing
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Direction, DType, Role
+from nsabench.sources import digest_of
+
+TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
+TIMEOUT_S = 30.0
+SEED = 20260101
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be tried. shapes: of the form "N=64,L=1024"; empty for those that the op brings.
+
+    op: tried alone; empty for every op that the file implements. fresh: use no cached baseline.
+    """
+
+    file: Path
+    device: Device
+    op: str = ""
+    shapes: tuple[str, ...] = ()
+    dtype: DType = DType.FLOAT16
+    direction: Direction = Direction.FORWARD
+    ops_file: Path | None = None
+    sandboxed: bool = True
+    fresh: bool = False
+
+
+def plan(
+    question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
+) -> Plan:
+    """The cases of the file's ops, each with the file's implementations and every baseline."""
+    own = Source.of_digest(question.file, digest_of(question.file, sources))
+    mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
+    tried = [i for i in mine if question.op in ("", i.op)]
+    if not tried:
+        what = f"nothing of the op {question.op}" if question.op else "no candidate"
+        names = ", ".join(sorted({i.op for i in mine}))
+        raise UsageError(
+            f"{question.file} implements {what}",
+            f"it implements {names}." if names else "mark a function with @implementation(op=…).",
+        )
+    cases = []
+    for op_name in dict.fromkeys(i.op for i in tried):
+        for case in _cases(question, op_name):
+            run_along = [
+                i.name
+                for i in infos
+                if i.concerns(case) and (i in tried or i.role is Role.BASELINE)
+            ]
+            cases.append(PlannedCase(id=case.id, case=case, implementations=tuple(run_along)))
+    now = datetime.now(UTC).replace(microsecond=0)
+    return Plan(
+        run_id=f"check-{token_hex(6)}",
+        created=now,
+        device=question.device,
+        kernels=str(question.file),
+        kernels_sha256=digest_of(question.file, sources),
+        ops=str(question.ops_file) if question.ops_file else "",
+        ops_sha256=digest_of(question.ops_file, sources),
+        sources=dict(sources),
+        sandboxed=question.sandboxed,
+        matrices=[],
+        implementations=list(infos),
+        cases=cases,
+    )
+
+
+def _cases(question: Question, op_name: str) -> Iterator[Case]:
+    op = ops.to_measure(op_name, str(question.file))
+    shapes = question.shapes or op.check_shapes.get(question.device, ())
+    if not shapes:
+        raise UsageError(
+            f"the op {op_name} brings no shapes to check on {question.device}",
+            f"give one: --shape {','.join(f'{axis}=…' for axis in op.shape_model.model_fields)}.",
+        )
+    if question.direction not in op.directions:
+        raise UsageError(f"the op {op_name} has no {question.direction}", "leave --direction away.")
+    for text in shapes:
+        try:
+            shape = op.shape_model.model_validate(_sizes(text))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the shape"
+            raise UsageError(
+                f"--shape {text} is none of {op_name}: {where}: {first['msg']}",
+                f"its sizes are {', '.join(op.shape_model.model_fields)}.",
+            ) from None
+        yield Case(
+            op=op.name,
+            shape=shape.model_dump(),
+            dtype=question.dtype,
+            direction=question.direction,
+            distribution=op.distributions[0],
+            streams=1,
+            timeout_s=TIMEOUT_S,
+            seed=SEED,
+            timing=TIMING,
+        )
+
+
+def _sizes(text: str) -> dict[str, int]:
+    sizes = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip().isascii() or not value.strip().isdigit():
+            raise UsageError(f"--shape {text!r}: {part!r} is no size", "write N=64,L=1024.")
+        sizes[name.strip()] = int(value)
+    return sizes

@@ -1,0 +1,114 @@
+"""`nsabench check` on real kernels: what it says, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nsabench import ops
+from nsabench.cli import group
+from nsabench.errors import UsageError
+
+TWO = """
+from nsabench import implementation
+from nsabench.implementations.baselines.selection_rows import gqa
+
+@implementation(op="selection_rows", name="right", devices=("cpu", "cuda"))
+def right(q, k, v, *, sm_scale):
+    return gqa(q, k, v, sm_scale=sm_scale)
+
+@implementation(op="selection_rows", name="first_half", devices=("cpu", "cuda"))
+def first_half(q, k, v, *, sm_scale):
+    half = k.shape[1] // 2
+    return gqa(q, k[:, :half].contiguous(), v[:, :half].contiguous(), sm_scale=sm_scale)
+"""
+RAISES = """
+from nsabench import implementation
+
+def deep(k):
+    return k.no_such_method()
+
+@implementation(op="selection_rows", name="raises", devices=("cpu", "cuda"))
+def raises(q, k, v, *, sm_scale):
+    print("about to fail")
+    return deep(k)
+"""
+SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    path = tmp_path / "two.py"
+    path.write_text(TWO)
+    return path
+
+
+def check(*arguments: object) -> Result:
+    return CliRunner().invoke(group, ["check", *map(str, arguments)], standalone_mode=False)
+
+
+def test_right_and_wrong_are_said_first_and_baselines_come_from_a_cache(two: Path) -> None:
+    first = check(two, *SMALL)
+    assert first.return_value == 1, first.output
+    wrong, why, right, times = first.output.splitlines()
+    assert wrong == "first_half (selection_rows): WRONG 1 of 1"
+    assert "selection_rows N4 H2 D32 L16 fp16: attends to the first 8 of 16 keys" in why
+    assert right == "right (selection_rows): RIGHT 1 of 1"
+    assert ": right, device " in times and " x as fast as sdpa_" in times
+    assert "cached" not in times
+    assert ", cached)" in check(two, *SMALL).output.splitlines()[-1]
+    assert "cached" not in check(two, *SMALL, "--fresh").output
+
+
+def test_for_programs(two: Path) -> None:
+    done = check(two, *SMALL, "--json")
+    answers: list[dict[str, Any]] = json.loads(done.output)
+    by_name = {a["implementation"]: a for a in answers}
+    assert [by_name[n]["right"] for n in ("right", "first_half")] == [True, False]
+    assert by_name["right"]["speedup"] > 0 and by_name["right"]["baseline_device_ms"] > 0
+    assert by_name["first_half"]["device_ms"] is None
+    assert by_name["first_half"]["diagnosis"].startswith("attends to the first 8 of 16 keys")
+
+
+def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
+    path = tmp_path / "raises.py"
+    path.write_text(RAISES)
+    done = check(path, "--device", "cpu")
+    assert done.return_value == 1
+    assert "raises (selection_rows): WRONG 2 of 2" in done.output
+    assert "crashed: AttributeError" in done.output and "raises.py:5" in done.output
+    assert "about to fail" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--shape", "N=4,H=2"], "--shape N=4,H=2 is none of selection_rows"),
+        (["--shape", "N=four"], "'N=four' is no size"),
+        (["--op", "sliding_window"], "implements nothing of the op sliding_window"),
+        (["--direction", "backward"], "the op selection_rows has no backward"),
+    ],
+)
+def test_what_cannot_be_asked(two: Path, arguments: list[str], sentence: str) -> None:
+    done = check(two, "--device", "cpu", *arguments)
+    assert isinstance(done.exception, UsageError) and sentence in str(done.exception)
+
+
+def test_every_op_brings_shapes_that_it_takes() -> None:
+    from nsabench.trial.question import _sizes
+
+    for name in ops.names():
+        op = ops.get(name)
+        for device in ("cpu", "cuda"):
+            assert len(op.check_shapes[device]) == 2, name
+            for text in op.check_shapes[device]:
+                op.shape_model.model_validate(_sizes(text))
