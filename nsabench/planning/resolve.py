@@ -87,7 +87,7 @@ def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to the least and the most work of each
-    dtype, direction and mode among the cases that it concerns.
+    dtype, direction and mode, on one stream and on several, among the cases that it concerns.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
     what is measured.
@@ -96,12 +96,12 @@ def _with_controls(
     works = {planned.id: ops.work(planned.case) for planned in cases}
     by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
-        groups: dict[tuple[str, str, str], list[str]] = {}
+        groups: dict[tuple[str, str, str, bool], list[str]] = {}
         for planned in by_work:
             work = works[planned.id]
             if control.concerns(planned.case) and control.least.met(work.bytes_min, work.flops):
                 case = planned.case
-                key = (case.dtype, case.direction, case.timing.mode)
+                key = (case.dtype, case.direction, case.timing.mode, case.streams > 1)
                 groups.setdefault(key, []).append(planned.id)
         for ids in groups.values():
             for watched in {ids[0], ids[-1]}:

@@ -10,10 +10,10 @@ where there are 64). So whatever it does run, it must be caught on:
 - any other: the check of that name found something in it. One that aims at being too fast to be
   true (`roofline`) and gained nothing, because its host held it up, has proven nothing.
 
-Where some control failed before its check was reached, another one of that op, direction and mode
-must show that the check works: a check that may be broken decides nothing there. Where all declined
-or none was there, nothing speaks against the check and nothing for it: verdicts stand, and the
-decision says what is behind them.
+Where some control failed before its check was reached, another one of that group (op, direction,
+mode, one stream or several) must show that the check works: a check that may be broken decides
+nothing there. Where all declined or none was there, nothing speaks against the check and nothing
+for it: verdicts stand, and the decision says what is behind them.
 """
 
 from __future__ import annotations

@@ -17,18 +17,21 @@ class Grouped(Protocol):
     def direction(self) -> Direction: ...
     @property
     def mode(self) -> Mode: ...
+    @property
+    def streams(self) -> int: ...
 
 
 class Group(NamedTuple):
-    """The cases of an op in one direction and mode."""
+    """The cases of an op in one direction and mode, of one call at a time or of several."""
 
     op: str
     direction: Direction
     mode: Mode
+    at_once: bool = False  # calls on several streams; how many makes no difference to the bench
 
     @classmethod
     def of(cls, record: Grouped) -> Group:
-        return cls(record.op, record.direction, record.mode)
+        return cls(record.op, record.direction, record.mode, record.streams > 1)
 
     def __str__(self) -> str:
         return f"{self.op}{self.way}"
@@ -37,7 +40,8 @@ class Group(NamedTuple):
     def way(self) -> str:
         """How it is measured, where that is not the usual way: ` backward`, ` in graph mode`."""
         backward = " backward" if self.direction is Direction.BACKWARD else ""
-        return backward + (" in graph mode" if self.mode is Mode.GRAPH else "")
+        graph = " in graph mode" if self.mode is Mode.GRAPH else ""
+        return backward + graph + (" on several streams" if self.at_once else "")
 
 
 def named(groups: Iterable[Group]) -> str:

@@ -1,8 +1,8 @@
 """Which checks were shown to work, and where.
 
 A check is proven by a control that it caught, for the op, the direction and the mode in which that
-was: calls do not vouch for replays of a graph, nor a forward for a backward, since other code of
-the bench times and compares them.
+was, and for one stream or several: calls do not vouch for replays of a graph, nor a forward for a
+backward, nor one call for several at once, since other code of the bench times and compares them.
 """
 
 from __future__ import annotations

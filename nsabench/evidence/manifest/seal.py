@@ -86,7 +86,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
 
 def _controls(path: Path) -> pa.Table:
     """What tells of each record what became of it, if it is a control's."""
-    columns = ["op", "direction", "mode", "caught_by", "caught"]
+    columns = ["op", "direction", "mode", "streams", "caught_by", "caught"]
     known = pq.read_schema(path).names
     return pq.read_table(path, columns=[name for name in columns if name in known])
 
@@ -95,7 +95,8 @@ def _outcomes(table: pa.Table) -> Iterator[Outcome]:
     for row in table.to_pylist():
         if row["caught"]:
             direction, mode = Direction(row["direction"]), Mode(row.get("mode") or Mode.STREAM)
-            yield Group(row["op"], direction, mode), row["caught_by"], Catch(row["caught"])
+            group = Group(row["op"], direction, mode, (row.get("streams") or 1) > 1)
+            yield group, row["caught_by"], Catch(row["caught"])
 
 
 def controls_caught(outcomes: Iterable[Outcome]) -> bool:

@@ -29,6 +29,7 @@ class Stated(NamedTuple):
     op: str | None
     direction: str | None
     mode: str | None
+    streams: str | None
     caught_by: str | None
     caught: str | None
 
@@ -74,7 +75,12 @@ def check(records: Collection[Stated], predicate: Predicate) -> None:
     try:
         caught = controls_caught(
             (
-                Group(r.op or "", Direction(r.direction or ""), Mode(r.mode or Mode.STREAM)),
+                Group(
+                    r.op or "",
+                    Direction(r.direction or ""),
+                    Mode(r.mode or Mode.STREAM),
+                    int(r.streams or 1) > 1,
+                ),
                 r.caught_by or "",
                 Catch(r.caught),
             )

@@ -78,7 +78,6 @@ class CaseArm:
         self._burst_before = False
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
-        self._resolved_of_a_row = parity.row_noise(case)
         self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
         # What the call before, and the last one, were expected to return.
@@ -254,7 +253,7 @@ class CaseArm:
                 self.wrong = self._wrong(name, tensor, answer)
                 raise WrongValues(when + error.reason, error.errors) from None
             # Whether it is wrong is known beside the baselines only, and then it is too late.
-            if self.wrong is None and found.worst_row > self._resolved_of_a_row:
+            if self.wrong is None and not parity.is_explained(found, self.case):
                 self.wrong = self._wrong(name, tensor.clone(), answer)
             errors.append(found)
         return errors

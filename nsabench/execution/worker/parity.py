@@ -17,6 +17,7 @@ from nsabench.execution.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
 
+LOST = 1 / 8  # of its norm is left, at most, of a row that is nearly zero and should not be
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
 
 
@@ -27,13 +28,15 @@ class Errors:
     mae: float
     max_abs_err: float
     rel_l2: float
-    worst_row: float  # the largest error of a row (of the last axis), relative to the row's norm
+    # The error of a row (of the last axis), relative to the row's norm: of the row that is furthest
+    # off by what a row of its result may be.
+    worst_row: float
     worst_row_at: str  # the row of it, "output[4095, 7]"
 
     @classmethod
     def worst(cls, errors: Sequence[Errors]) -> Errors:
         """The largest of each kind."""
-        worst = max(errors, key=lambda e: e.worst_row)
+        worst = max(errors, key=lambda e: e.worst_row / checks.row_ratio(e.result))
         return cls(
             max(e.mae for e in errors),
             max(e.max_abs_err for e in errors),
@@ -42,27 +45,39 @@ class Errors:
             worst.worst_row_at,
         )
 
+    @property
+    def result(self) -> str:
+        """What the worst row is one of."""
+        return checks.result_of(self.worst_row_at)
 
-def measure(name: str, output: Tensor, oracle: Tensor, factor: float = 1.0) -> Errors:
+
+def measure(
+    name: str, output: Tensor, oracle: Tensor, resolved: float, factor: float = 1.0
+) -> Errors:
     """Mean and largest absolute error, ||out - oracle|| / ||oracle||, and the same of the worst
     row, in float64.
 
     A mean hides one row among thousands, so each row is looked at by itself. Its error is relative
     to its own norm, or to that of a typical row (the root of the mean square) where that is
-    larger: a row that cancels to nearly nothing has no relative error worth the name.
+    larger: a row that cancels to nearly nothing has no relative error worth the name. A row that is
+    lost has one: it is nearly zero, and what it should be is no rounding of a typical row. In dv
+    nothing cancels, and rows are held to their own norm (`checks.LEAST_ROW`).
 
     name: what the result is called in `worst_row_at`.
     output, oracle: of one shape; a row is what the last axis holds.
+    resolved: the relative error that sums in this format may have (`checks.noise`).
     factor: the output is that of an input `factor` times as large; its errors are divided by it.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
     total = largest = 0.0
-    off, right = [], []  # squared norms by row
+    off, right, found = [], [], []  # squared norms by row
     # In pieces, or the largest results would need several times their own memory.
     rows = max(PIECE // width, 1)
     for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
-        difference = part.double().sub_(truth, alpha=factor)
+        wide = part.double()
+        found.append(wide.square().sum(1))
+        difference = wide.sub(truth, alpha=factor)
         off.append(difference.square().sum(1))
         right.append(truth.double().square().sum(1))
         total += float(difference.abs_().sum())
@@ -73,12 +88,21 @@ def measure(name: str, output: Tensor, oracle: Tensor, factor: float = 1.0) -> E
     worst, at = 0.0, ""
     if len(errors):
         typical = size / len(errors) or 1.0
-        by_row = errors / norms.clamp_min(typical)
+        held_to = norms.clamp_min(checks.least_row(name) ** 2 * typical)
+        least = max(resolved**2 * typical, width * _underflow(output.dtype) ** 2)
+        lost = (torch.cat(found) <= LOST**2 * scale**2 * norms) & (norms >= least)
+        by_row = errors / torch.where(lost, norms, held_to)
         row = int(by_row.argmax())
         worst = math.sqrt(float(by_row[row])) / scale
         index = np.unravel_index(row, output.shape[:-1])
         at = f"{name}[{', '.join(map(str, index))}]" if index else name
     return Errors(total / max(output.numel(), 1) / scale, largest / scale, relative, worst, at)
+
+
+def _underflow(dtype: torch.dtype) -> float:
+    """A value up to which an honest result may be zero: a few of the least steps of its format."""
+    format_ = torch.finfo(dtype)
+    return 8 * float(format_.smallest_normal) * float(format_.eps)
 
 
 def unit(oracle: Tensor, case: Case) -> float:
@@ -92,9 +116,9 @@ def unit(oracle: Tensor, case: Case) -> float:
     return max(1.0, size * checks.EPSILON[case.dtype] / case.tolerances.mae)
 
 
-def row_noise(case: Case) -> float:
-    """The error of a row (`Errors.worst_row`) up to which nobody need ask what it comes from."""
-    return checks.row_noise(case.direction, case.dtype, ops.terms(case))
+def is_explained(errors: Errors, case: Case) -> bool:
+    """Whether the format explains the worst row, so that nobody need ask what it comes from."""
+    return errors.worst_row <= checks.row_noise(errors.result, case.dtype, ops.terms(case))
 
 
 def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor]) -> Tensor:
@@ -132,7 +156,8 @@ def check_values(
     bad = int((~torch.isfinite(output)).sum())
     if bad:
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
-    errors, what = measure(name, output, oracle, factor), ""
+    resolved = checks.noise(case.dtype, ops.terms(case))
+    errors, what = measure(name, output, oracle, resolved, factor), ""
     if case.direction is Direction.BACKWARD:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
         what = f" of {name}"

@@ -45,5 +45,10 @@ def captured(tensor: Tensor) -> bool:
 
 def overlooked(tensors: tuple[Tensor, ...]) -> float:
     """The largest relative error that the bench may still overlook, `NOISES` times honest noise."""
+    return NOISES * resolved(tensors)
+
+
+def resolved(tensors: tuple[Tensor, ...]) -> float:
+    """The relative error that honest sums over these tensors may have at most."""
     dtype = DType(str(tensors[0].dtype).removeprefix("torch."))
-    return NOISES * noise(dtype, sum(sum(t.shape) for t in tensors))
+    return noise(dtype, sum(sum(t.shape) for t in tensors))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported
+from nsabench.assessment.checks.parity import is_seen
 from nsabench.implementations.controls.gradients import Change, with_gradient
+from nsabench.implementations.controls.honest import resolved
 from nsabench.registry import Honest, control
 
 # In which a query may see a single key, for a reason that the options tell.
@@ -68,12 +70,35 @@ def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
 def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """The first gradient lacks its last row that is not zero."""
 
-    def lost(gradient: Tensor) -> Tensor:
-        rows = gradient.reshape(-1, gradient.shape[-1]).clone()
-        rows[rows.any(1).nonzero()[-1:]] = 0
-        return rows.view_as(gradient)
+    return _spoiled(honest, tensors, options, _without_last_row)
 
-    return _spoiled(honest, tensors, options, lost)
+
+@control(caught_by="parity", directions=("backward",))
+def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """The last gradient lacks its last row that is not zero: of an attention dv of the last key,
+    which under a causal mask is small beside the others."""
+    name = honest.op.differentiable[-1]
+
+    def lost(gradient: Tensor) -> Tensor:
+        spoiled = _without_last_row(gradient)
+        norms = gradient.reshape(-1, gradient.shape[-1]).double().norm(dim=1)
+        off = float((gradient - spoiled).double().norm())
+        of_typical = off / float(norms.square().mean().sqrt())
+        if not is_seen(f"d{name}", of_typical, resolved(tensors)):
+            raise Unsupported("what is lost is no more than rounding of a typical row")
+        return spoiled
+
+    given = list(tensors)
+    place = honest.op.arguments.index(name)
+    given[place] = with_gradient(given[place], lost)
+    return _unless_zero(honest(*given, **options))
+
+
+def _without_last_row(gradient: Tensor) -> Tensor:
+    """Its last row that is not zero is."""
+    rows = gradient.reshape(-1, gradient.shape[-1]).clone()
+    rows[rows.any(1).nonzero()[-1:]] = 0
+    return rows.view_as(gradient)
 
 
 @control(caught_by="parity", directions=("backward",))

@@ -141,7 +141,7 @@ def test_candidates_are_never_judged_as_controls(make_row):
 def caught(make_row, check, **fields):
     """A control that this check caught, and what it found."""
     row = control(make_row, caught_by=check, median_ms=1.0, **fields)
-    row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}")
+    row = replace(row, implementation=f"{check}_{row.mode}_{row.direction}_{row.streams}")
     if check == "parity":
         return replace(row, status=Status.WRONG, reason="mae 0.1", median_ms=None), None
     return row, Finding(check, Effect.NOTE, "x", row.case_id, row.implementation)
@@ -162,11 +162,12 @@ WAYS = [
     ({"mode": Mode.GRAPH}, "selection_rows in graph mode"),
     ({"direction": Direction.BACKWARD}, "selection_rows backward"),
     ({"op": "selection_varlen"}, "selection_varlen"),
+    ({"streams": 2}, "selection_rows on several streams"),
 ]
 
 
 @pytest.mark.parametrize(("way", "words"), WAYS)
-def test_a_catch_vouches_for_its_own_op_direction_and_mode_only(make_row, way, words):
+def test_a_catch_vouches_only_for_what_is_measured_in_its_own_way(make_row, way, words):
     rows, found = all_caught(make_row)
     assert judge(rows, found) == []
     elsewhere = [replace(make_row(), case_id="other", **way)]

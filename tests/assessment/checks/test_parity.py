@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from nsabench.assessment.checks import Effect, Limits
 from nsabench.assessment.checks.parity import check, noise
-from nsabench.model.vocabulary import DType, Status
+from nsabench.model.vocabulary import Direction, DType, Status
 
 NONE = Limits()
 
@@ -60,6 +61,60 @@ def test_a_row_is_not_held_to_less_than_its_format_resolves(make_row, dtype, fla
     ]
     assert bool(check(rows, NONE)) is flagged
     assert bool(check(rows[:1], NONE)) is flagged
+
+
+# How many times the noise of its sums an honest row may be off by.
+OF_NOISE = {"output[3, 1]": 2.0, "dq[0, 5, 1]": 16.0, "dk[0, 5, 1]": 8.0, "dv[0, 5, 1]": 4.0}
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("at", OF_NOISE)
+def test_each_result_has_a_bound_of_its_own(make_row, dtype, at):
+    direction = Direction.FORWARD if at.startswith("output") else Direction.BACKWARD
+    limit = OF_NOISE[at] * noise(dtype, 128 + 1024)
+
+    def found(times):
+        fields = {"dtype": dtype, "direction": direction, "rel_l2": None, "worst_row_at": at}
+        row = make_row(worst_row=times * limit, **fields)
+        return check([row, make_row("b", "baseline", worst_row=0.1 * limit, **fields)], NONE)
+
+    assert found(0.99) == []
+    (finding,) = found(1.01)
+    assert f"the row {at} is off by" in finding.sentence
+
+
+@pytest.mark.parametrize("at", ["output[3, 1]", "dq[0, 5, 1]"])
+def test_a_baseline_that_lost_a_row_excuses_nobody(make_row, at):
+    lost = {"direction": Direction.FORWARD, "worst_row": 1.0, "worst_row_at": at}
+    if at.startswith("dq"):
+        lost["direction"] = Direction.BACKWARD
+    rows = [make_row("mine", **lost), make_row("b", "baseline", **lost)]
+    assert [f.implementation for f in check(rows, NONE)] == ["mine", "b"]
+    fine = make_row("fine", "baseline", **{**lost, "worst_row": 1e-4})
+    assert [f.implementation for f in check([*rows, fine], NONE)] == ["mine", "b"]
+
+
+@pytest.mark.parametrize(("times", "flagged"), [(18.7, False), (31.9, False), (32.1, True)])
+def test_a_baseline_excuses_no_more_than_large_scores_need(make_row, times, flagged):
+    """Scores of 1e4 in float32: every implementation was off by 18.7 times the noise of a sum."""
+    epsilon = noise(DType.FLOAT32, 128 + 1024)
+    rows = [
+        make_row("mine", dtype="float32", rel_l2=None, worst_row=times * epsilon),
+        make_row("b", "baseline", dtype="float32", rel_l2=None, worst_row=18.7 * epsilon),
+    ]
+    assert bool(check(rows, NONE)) is flagged
+    as_a_whole = [replace(r, rel_l2=r.worst_row, worst_row=None) for r in rows]
+    as_a_whole = [replace(r, rel_l2_ratio=3.0) for r in as_a_whole]
+    assert bool(check(as_a_whole, NONE)) is flagged
+
+
+def test_without_a_baseline_a_row_is_held_to_its_format_and_told_so(make_row):
+    (finding,) = check([make_row(worst_row=0.5, worst_row_at="output[1, 2]")], NONE)
+    assert finding.sentence == (
+        "the row output[1, 2] is off by 0.5 of its norm, over 0.00195: float16 explains 0.00195"
+    )
+    (finding,) = check([make_row(rel_l2=0.5)], NONE)
+    assert "over 0.00195: there is no valid baseline, sums in float16 resolve" in finding.sentence
 
 
 @pytest.mark.parametrize(("dtype", "flagged"), [("float16", True), ("bfloat16", False)])

@@ -22,6 +22,15 @@ KEYS = case(
     B=2, T=200, HQ=6, H=2, D=64, Dv=32, **compressed.SIZES,
 )  # fmt: skip
 
+# Late keys are seen by few queries, so that their gradients are small beside a typical row.
+LONG_KEYS = case(
+    compressed.OP, "bfloat16", "dense", "backward",
+    B=1, T=2048, HQ=1, H=1, D=32, Dv=32, **compressed.SIZES,
+)  # fmt: skip
+LONG_WINDOW = case(
+    window.OP, "bfloat16", "dense", "backward", B=1, T=1024, HQ=1, H=1, D=32, Dv=32, window=1024
+)  # fmt: skip
+
 
 class Changed(torch.autograd.Function):  # type: ignore[misc]
     """Hands a tensor on as it is, and its gradient back as `change` has it."""
@@ -171,6 +180,33 @@ def tile_of_dq_not_written(q, k, v, **options):
         return grad
 
     return window.naive(changed(q, forget), k, v, **options, steps=gradient.RIGHT)
+
+
+def _without(begin: int):
+    """Of a gradient, axis 1 from here on is not written."""
+
+    def forget(grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        grad[:, begin:] = 0
+        return grad
+
+    return forget
+
+
+@mutant(LONG_WINDOW, "the last tile of dk is not written", "dk is zero in axis 1 (of 1024)")
+def tile_of_dk_not_written(q, k, v, **options):
+    return window.naive(q, changed(k, _without(1016)), v, **options, steps=gradient.RIGHT)
+
+
+@mutant(LONG_WINDOW, "the last tile of dv is not written", "dv is zero in axis 1 (of 1024)")
+def tile_of_dv_not_written(q, k, v, **options):
+    return window.naive(q, k, changed(v, _without(1008)), **options, steps=gradient.RIGHT)
+
+
+@mutant(LONG_KEYS, "the last key's dv is not written", "dv is zero in axis 1 (of 127): index 126")
+def last_dv_not_written(q, k, v, **options):
+    v = changed(v, _without(126))
+    return compressed.naive(q, k, v, **options, steps=gradient.RIGHT)
 
 
 @mutant(SPANS, "one key's gradient is NaN", "elements are NaN or infinite: axis 0 (of 2): index 1")

@@ -10,6 +10,8 @@ import torch
 from nsabench.execution.worker import parity
 from nsabench.execution.worker.parity import Errors
 
+RESOLVED = 2.0**-10
+
 
 def result(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -24,7 +26,7 @@ def test_errors_are_those_of_the_definition(
     oracle = result(5, 3, 16)
     oracle[0] *= 1e-3  # rows that nearly cancel: their errors are held to a typical row's norm
     off = 1e-2 * result(3, 5, 16).transpose(0, 1)
-    found = parity.measure("output", oracle * factor + off, oracle, factor)
+    found = parity.measure("output", oracle * factor + off, oracle, RESOLVED, factor)
     off = off / factor
     typical = math.sqrt(float(oracle.square().sum()) / 15)
     by_row = off.norm(dim=-1) / oracle.norm(dim=-1).clamp_min(typical)
@@ -40,7 +42,7 @@ def test_one_row_among_thousands_shows() -> None:
     oracle = result(4096, 8, 4)
     wrong = oracle.clone()
     wrong[-1, -1] = 0
-    found = parity.measure("output", wrong, oracle)
+    found = parity.measure("output", wrong, oracle, RESOLVED)
     assert found.mae < 1e-4 and found.rel_l2 < 1e-2
     assert found.worst_row > 0.3
     assert found.worst_row_at == "output[4095, 7]"
@@ -49,14 +51,70 @@ def test_one_row_among_thousands_shows() -> None:
 @pytest.mark.parametrize("shape", [(), (7,), (0, 4), (2, 0)])
 def test_any_shape_has_errors(shape: tuple[int, ...]) -> None:
     oracle = result(*shape)
-    found = parity.measure("output", oracle + 1, oracle)
+    found = parity.measure("output", oracle + 1, oracle, RESOLVED)
     assert found.max_abs_err == (1.0 if oracle.numel() else 0.0)
 
 
 def test_rows_of_nothing_have_no_relative_error() -> None:
-    assert parity.measure("output", torch.zeros(3, 4), torch.zeros(3, 4)).worst_row == 0.0
+    zeros = torch.zeros(3, 4)
+    assert parity.measure("output", zeros, zeros, RESOLVED).worst_row == 0.0
 
 
 def test_the_worst_of_several_is_that_of_each_kind() -> None:
-    one, other = Errors(1.0, 4.0, 2.0, 5.0, "dq[1]"), Errors(2.0, 3.0, 1.0, 6.0, "dk[2]")
+    one, other = Errors(1.0, 4.0, 2.0, 5.0, "dk[1]"), Errors(2.0, 3.0, 1.0, 6.0, "dk[2]")
     assert Errors.worst([one, other]) == Errors(2.0, 4.0, 2.0, 6.0, "dk[2]")
+
+
+@pytest.mark.parametrize("of_dv", [1.0, 2.0])
+def test_the_worst_row_is_the_one_that_is_furthest_beyond_its_own_bound(of_dv: float) -> None:
+    """Of dv nothing cancels: four times less is allowed than of dq."""
+    dq, dv = Errors(1.0, 1.0, 1.0, 6.0, "dq[1]"), Errors(1.0, 1.0, 1.0, of_dv, "dv[2]")
+    assert Errors.worst([dq, dv]) == (dv if 4 * of_dv > 6.0 else dq)
+
+
+def one_small(of_typical: float) -> torch.Tensor:
+    """Rows of the norm 1 but for the last one, which has so much of a typical row's."""
+    rows = result(64, 8)
+    rows /= rows.norm(dim=-1, keepdim=True)
+    others = rows[:-1].square().sum()
+    rows[-1] *= math.sqrt(float(of_typical**2 * others / (64 - of_typical**2)))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("name", "of_typical", "held_to"),
+    [
+        *[("output", 0.1, 1.0), ("dq", 0.1, 1.0), ("dk", 0.1, 1.0), ("output", 1.5, 1.5)],
+        *[("dv", 0.1, 0.1), ("dv", 0.02, 0.02), ("dv", 0.01, 1 / 64), ("dv", 1.5, 1.5)],
+    ],
+)
+def test_a_small_row_is_held_to_a_typical_one_and_one_of_dv_to_itself(
+    name: str, of_typical: float, held_to: float
+) -> None:
+    oracle = one_small(of_typical)
+    off = oracle.clone()
+    off[-1] *= 1.5  # half its norm
+    found = parity.measure(name, off, oracle, RESOLVED)
+    assert found.worst_row == pytest.approx(0.5 * of_typical / held_to)
+    assert found.worst_row_at == f"{name}[63]"
+
+
+@pytest.mark.parametrize("factor", [1.0, -0.5])
+@pytest.mark.parametrize("left", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("times", [0.9, 1.1])
+def test_a_lost_row_is_wrong_by_its_own_norm(times: float, left: float, factor: float) -> None:
+    """Under a causal mask the gradient of a late key is small beside a typical one. Nearly zero, it
+    is lost, unless the format resolves no more."""
+    oracle = one_small(times * RESOLVED)
+    off = oracle * factor
+    off[-1] *= left
+    found = parity.measure("dk", off, oracle, RESOLVED, factor)
+    lost = times > 1 and left < 1 / 8
+    assert found.worst_row == pytest.approx((1 - left) * (1.0 if lost else times * RESOLVED))
+
+
+def test_what_underflows_is_not_lost() -> None:
+    oracle = torch.full((4, 8), 4 * 2.0**-24, dtype=torch.float64)
+    oracle[0] *= 100
+    found = parity.measure("dq", oracle.half() * torch.tensor([[1], [0], [1], [1]]), oracle, 1e-3)
+    assert found.worst_row < 0.1

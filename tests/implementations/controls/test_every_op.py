@@ -51,7 +51,9 @@ DISTRIBUTIONS = {
 FORWARD = ("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper")
 LATER = {
     Direction.FORWARD: (*FORWARD, "lost_tail_row"),
-    Direction.BACKWARD: ("patched_clocks", "sleeping_backward", "lost_tail_gradient"),
+    Direction.BACKWARD: (
+        *("patched_clocks", "sleeping_backward", "lost_tail_gradient", "lost_tail_of_the_last"),
+    ),
 }
 controls = [i for i in registry.load() if i.role is Role.CONTROL and Runs.CPU in i.devices]
 CASES = [
