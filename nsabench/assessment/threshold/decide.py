@@ -11,7 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nsabench.assessment.threshold.evidence import Evidence, Note, Tested
-from nsabench.assessment.threshold.union import looked_at_together, refuse_several_kernels
+from nsabench.assessment.threshold.union import (
+    looked_at_together,
+    refuse_several_kernels,
+    taken_for_one,
+)
 from nsabench.assessment.verdict import NEAR
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Answer, Status, Verdict
@@ -80,6 +84,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
     Raises `UsageError` when a candidate is not one kernel in all that is given.
     """
     refuse_several_kernels(given)
+    taken = taken_for_one(given)
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
     notes: dict[_Key, list[Note]] = defaultdict(list)
@@ -106,7 +111,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
                         for n in notes[key]
                         if n.implementation == name or n.implementation not in group
                     ],
-                    caveats[key],
+                    [*caveats[key], *taken.get((key[2], name), ())],
                     margin,
                 )
                 for name, rows in group.items()

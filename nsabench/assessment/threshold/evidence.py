@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,11 +212,13 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
     Raises `UsageError` when one is no table of timings or the device is not known.
     """
     tested, objections = [], []
+    names = Counter(path.name for path in paths)
     for path in paths:
+        name = path.name if names[path.name] == 1 else str(path)
         for finding in audit.audit_csv(path, gpu):
             if finding.effect not in HARMLESS:
                 where = f"{finding.case_id}: " if finding.case_id else ""
-                objections.append(f"{path.name}: {finding.check}: {where}{finding.sentence}")
+                objections.append(f"{name}: {finding.check}: {where}{finding.sentence}")
         rows = [r for r in table.read(path).rows() if r.direction is Direction.FORWARD]
         cases = by_case(rows)
         for row in (r for r in rows if r.role is Role.CANDIDATE):
@@ -238,7 +241,7 @@ def of_tables(paths: Sequence[Path], gpu: str) -> Evidence:
                     case=row.case_id,
                     label=row.case_id,
                     axes=_axes(row.shape),
-                    run_id=path.name,
+                    run_id=name,
                 )
             )
     return Evidence(tested, objections)

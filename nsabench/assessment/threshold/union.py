@@ -12,7 +12,7 @@ from dataclasses import replace
 from nsabench import ops
 from nsabench.assessment.checks import Effect, Finding, Limits, Row, cliff, monotone, scaling
 from nsabench.assessment.results import STATUS_OF
-from nsabench.assessment.threshold.evidence import Evidence, Note, Tested
+from nsabench.assessment.threshold.evidence import Evidence, Implementation, Note, Tested
 from nsabench.errors import UsageError
 from nsabench.machine import datasheet
 from nsabench.model.source import Source
@@ -32,6 +32,23 @@ def refuse_several_kernels(given: Iterable[Evidence]) -> None:
                 f"run {first.run_id} and of {tested.source} in run {tested.run_id}",
                 "a threshold is of one kernel: give the runs of one source alone.",
             )
+
+
+def taken_for_one(given: Iterable[Evidence]) -> dict[Implementation, list[str]]:
+    """What to say of candidates, by op and name, that were tested in several runs or tables of
+    which not all say what code that was."""
+    tested: dict[Implementation, dict[str, str]] = {}
+    for one in (t for evidence in given for t in evidence.tested):
+        tested.setdefault((one.op, one.candidate), {})[one.run_id] = one.source
+    return {
+        (op, name): [
+            f"{name} is taken for one kernel in {' and '.join(sorted(sources))}: nothing says what "
+            f"code was measured in {' and '.join(unsaid)}"
+        ]
+        for (op, name), sources in tested.items()
+        if (unsaid := sorted(run for run, source in sources.items() if not source))
+        and len(sources) > 1
+    }
 
 
 def _digest(source: str) -> str:

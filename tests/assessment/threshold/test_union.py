@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nsabench.assessment.threshold import as_markdown, decide_all, of_run
+from nsabench.assessment.threshold import as_markdown, decide_all, of_run, of_tables
 from nsabench.assessment.threshold.decide import Decision
 from nsabench.assessment.threshold.document import as_data
 from nsabench.cli.threshold import command
@@ -147,3 +147,44 @@ def test_the_document_of_two_runs_can_be_read_by_a_program(tmp_path: Path) -> No
     folders = runs(tmp_path, *of_lengths(FAST, SHORT, LONG))
     done = CliRunner().invoke(command, [*map(str, folders), "--json"])
     assert json.loads(done.stdout)["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": None}
+
+
+def table(folder: Path, name: str, *lengths: int) -> Path:
+    """Honest times of one kernel, at twice the speed of its baseline."""
+    lines = [
+        f"1024,{h},{d},{n},{n * h * d * 1e-6},{2 * n * h * d * 1e-6}"
+        for h in (4, 8)
+        for d in (64, 128)
+        for n in lengths
+    ]
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("N,H,D,L,mine_ms,sdpa_ms\n" + "\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("other", ["u.csv", "elsewhere/t.csv"])
+def test_tables_do_not_say_that_they_are_of_one_kernel(tmp_path: Path, other: str) -> None:
+    one, two = table(tmp_path, "t.csv", 64, 256), table(tmp_path, other, 1024, 4096)
+    [alone] = decide_all([of_tables([one], "H200")])
+    assert (alone.min_length, alone.caveats) == (64, [])
+    [decision] = decide_all([of_tables([one, two], "H200")])
+    assert (decision.min_length, decision.tested) == (64, 16)
+    names = ("t.csv", "u.csv") if other == "u.csv" else (str(two), str(one))
+    [caveat] = decision.caveats
+    assert caveat == (
+        f"mine is taken for one kernel in {names[0]} and {names[1]}: nothing says what code was "
+        f"measured in {names[0]} and {names[1]}"
+    )
+    assert as_data([decision])["decisions"][0]["caveats"] == [caveat]
+
+
+def test_a_table_does_not_say_that_it_is_of_the_kernel_of_a_run(tmp_path: Path) -> None:
+    [run] = runs(tmp_path, Made(source=MINE))
+    given = [of_tables([table(tmp_path, "t.csv", 64, 256)], "H200"), of_run(run)]
+    for decision in decide_all(given):
+        caveat = decision.caveats[-1]
+        assert caveat == (
+            "mine is taken for one kernel in run-0 and t.csv: nothing says what code was measured "
+            "in t.csv"
+        )
