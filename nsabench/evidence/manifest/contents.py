@@ -75,6 +75,7 @@ class Journaled:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._lines = 0
         self.cases = Counter[object]()
         self.samples = 0
         self.described: Described | None = None
@@ -85,7 +86,11 @@ class Journaled:
         return f"{self.cases.total()} cases"
 
     def take(self, line: Line) -> None:
-        """Raises `VerificationFailed` when it is of another run."""
+        """Raises `VerificationFailed` when it is of another run, or one of too many."""
+        self._lines += 1
+        most = limits.SITTINGS + limits.LINES_A_CASE * len(self._plan.cases)
+        if self._lines > most:  # each may have a seal to check
+            raise VerificationFailed(f"more than {most} lines for {len(self._plan.cases)} cases")
         if isinstance(line, Sitting | Header):
             _same("run_id", line.run_id, self._plan.run_id)
             if line.plan_sha256:  # older journals do not say
