@@ -23,6 +23,8 @@ FAULTS = 100  # of one document, that are told apart
 
 JOURNAL = GIB
 JOURNAL_LINE = 16 * MIB
+LINES_A_CASE = 10  # of a journal: a pass has one
+SITTINGS = 5_000  # lines beside those
 LOG = 64 * KIB  # of the end of a log that a report shows
 
 CSV = 8 * MIB
@@ -34,10 +36,11 @@ CSV_CELL = 10_000  # characters of one
 TABLE = 512 * MIB  # a Parquet file
 FOOTER = 2 * MIB
 COLUMNS = 1000
-RECORDS = 1_000_000  # rows
+RECORDS = 300_000  # rows
 SAMPLES = 50_000_000  # rows
 STATED = 10_000  # different things that records state of where they are from
 PAGES = 50_000
 PAGE = 16 * MIB  # of a column, unpacked; a writer makes them of 1 MB
 PAGES_AT_ONCE = 512 * MIB  # the largest pages of all columns together
+TEXTS = 64 * MIB  # spelt out in a group of rows: Arrow keeps them all, each with 50 bytes
 UNPACKED = 4 * GIB

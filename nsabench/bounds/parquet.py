@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nsabench.bounds import limits
@@ -24,7 +25,12 @@ MAGIC = b"PAR1"
 BATCH = 1 << 16  # rows that are looked at together
 # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY, BYTE_STREAM_SPLIT
 _ENCODINGS = frozenset({0, 2, 3, 8, 9})
+_REFERRING = frozenset({2, 8})  # to a dictionary, of data
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
+# BOOLEAN, INT32, INT64, FLOAT, DOUBLE, BYTE_ARRAY
+_KINDS = frozenset({0, 1, 2, 4, 5, 6})
+_TEXT = 6
+_TEXTS = (pa.string(), pa.binary())
 _REPEATED = 2
 _USUAL_HEADER = 512  # bytes of a page header
 _HEADER = 64 << 10  # that one may take, with statistics of long texts
@@ -53,7 +59,17 @@ def layout(file: BinaryIO, rows: int) -> Layout:
 def check(path: Path, rows: int) -> Layout:
     """The layout of a file. Raises as `layout` does, and `OSError`."""
     with opened(path) as file:
-        return layout(file, rows)
+        found = layout(file, rows)
+    try:
+        fields = list(schema(path))
+    except (OSError, pa.ArrowException) as error:
+        raise OutOfBounds(f"cannot be read: {str(error).splitlines()[0]}") from None
+    for field in fields:
+        # Arrow takes its own word for a type, and some spell out a long text at every row.
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not (pa.types.is_primitive(kind) or pa.types.is_null(kind) or kind in _TEXTS):
+            raise OutOfBounds(f"has a column of type {kind}")
+    return found
 
 
 def schema(path: Path) -> pa.Schema:
@@ -65,9 +81,22 @@ def schema(path: Path) -> pa.Schema:
 def batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """A table part by part, once `check` has passed it. A text is held once a part, however many
     rows have it: columns of texts are dictionaries."""
-    texts = [field.name for field in schema(path) if pa.types.is_string(field.type)]
+    texts = [field.name for field in schema(path) if field.type in _TEXTS]
     with pq.ParquetFile(path, read_dictionary=texts) as file:
-        yield from file.iter_batches(BATCH, columns=columns, use_threads=False)
+        for part in file.iter_batches(BATCH, columns=columns, use_threads=False):
+            used = [_used(column) for column in part.columns]
+            yield pa.RecordBatch.from_arrays(used, schema=part.schema)
+
+
+def _used(column: pa.Array) -> pa.Array:
+    """A part of a column with no more texts than rows: a file may bring millions that none has,
+    with each group of rows."""
+    if not pa.types.is_dictionary(column.type) or len(column.dictionary) <= len(column):
+        return column
+    places = pc.unique(column.indices.drop_null())
+    return pa.DictionaryArray.from_arrays(
+        pc.index_in(column.indices, places), column.dictionary.take(places)
+    )
 
 
 def table(path: Path, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -76,7 +105,7 @@ def table(path: Path, rows: int, columns: Sequence[str] | None = None) -> pa.Tab
     Raises `OutOfBounds`, `OSError` and `pa.ArrowException`.
     """
     check(path, rows)
-    texts = [field.name for field in schema(path) if pa.types.is_string(field.type)]
+    texts = [field.name for field in schema(path) if field.type in _TEXTS]
     with pq.ParquetFile(path, read_dictionary=texts) as file:
         return file.read(columns=columns, use_threads=False)
 
@@ -94,6 +123,7 @@ def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     if not pa.types.is_dictionary(column.type):
         values: list[Any] = column.to_pylist()
         return values
+    column = _used(column)
     texts = column.dictionary.to_pylist()
     return [None if i is None else texts[i] for i in column.indices.to_pylist()]
 
@@ -123,6 +153,8 @@ def _layout(file: BinaryIO, footer: dict[int, Any], end: int, rows: int) -> Layo
         element.get(5) or element.get(3) == _REPEATED or 1 not in element for element in elements
     ):
         raise OutOfBounds("has columns within columns")
+    if any(element[1] not in _KINDS for element in elements):
+        raise OutOfBounds("has a column of a kind that no run has")
     if not 0 <= footer[3] <= rows:
         raise OutOfBounds(f"has {footer[3]} rows, more than {rows}")
     walk = _Pages(file, end)
@@ -131,19 +163,23 @@ def _layout(file: BinaryIO, footer: dict[int, Any], end: int, rows: int) -> Layo
         there += group[3]
         if group[3] < 0 or there > rows or len(group[1]) != len(elements):
             raise OutOfBounds("has a footer that is not as it should be")
-        at_once = 0
+        at_once = texts = 0
         if not group[3]:
             continue  # of which nothing is read; a writer may leave a dictionary there
-        for chunk in group[1]:
+        for name, element, chunk in zip(names, elements, group[1], strict=True):
             if 1 in chunk or 8 in chunk or 9 in chunk:
                 raise OutOfBounds("is encrypted, or has parts in other files")
-            if b".".join(chunk[3][3]).decode() not in names:
+            if b".".join(chunk[3][3]).decode() != name:
                 raise OutOfBounds("has a column that it does not name")
             if chunk[3][5] != group[3]:
                 raise OutOfBounds("has a column with another number of rows")
-            at_once += walk.largest(chunk[3])
+            largest, kept = walk.sizes(chunk[3])
+            at_once += largest
+            texts += kept if element[1] == _TEXT else 0
         if at_once > limits.PAGES_AT_ONCE:
             raise OutOfBounds(f"has to be unpacked by more than {size(limits.PAGES_AT_ONCE)}")
+        if texts > limits.TEXTS:
+            raise OutOfBounds(f"has a group of rows with more than {size(limits.TEXTS)} of texts")
     if there != footer[3]:
         raise OutOfBounds("has another number of rows than it says")
     return Layout(there, names)
@@ -157,28 +193,31 @@ class _Pages:
         self.end = end
         self.count = self.unpacked = 0
 
-    def largest(self, column: dict[int, Any]) -> int:
-        """Bytes of the largest page and of the dictionary of a column, unpacked."""
+    def sizes(self, column: dict[int, Any]) -> tuple[int, int]:
+        """Bytes of a column, unpacked: of its largest page and its dictionary, which are there at
+        once; and of all of it that spells out values, which of texts is kept."""
         at, length = column[9], column[7]
         if 0 < column.get(11, 0) < at:
             at = column[11]
         stop = at + length
         if at < len(MAGIC) or length < 0 or stop > self.end:
             raise OutOfBounds("has a column outside of itself")
-        page = dictionary = 0
+        page = dictionary = spelt = 0
         while at < stop:
             header, began = self._header(at, stop - at)
             kind, unpacked, packed = header[1], header[2], header[3]
             self._take(unpacked)
             if packed < 0 or at + began + packed > stop:
                 raise OutOfBounds("has a page outside of its column")
-            _refuse_strange(kind, header, unpacked)
+            encoding = _encoding(kind, header, unpacked)
             if kind == _DICTIONARY:
                 dictionary = max(dictionary, unpacked)
             else:
                 page = max(page, unpacked)
+            if kind == _DICTIONARY or encoding not in _REFERRING:
+                spelt += unpacked
             at += began + packed
-        return page + dictionary
+        return page + dictionary, spelt
 
     def _header(self, at: int, most: int) -> tuple[dict[int, Any], int]:
         try:
@@ -197,7 +236,9 @@ class _Pages:
             raise OutOfBounds(f"unpacks to more than {size(limits.UNPACKED)}")
 
 
-def _refuse_strange(kind: int, header: dict[int, Any], unpacked: int) -> None:
+def _encoding(kind: int, header: dict[int, Any], unpacked: int) -> int:
+    """How the values of a page are written; refused, unless it is as runs are."""
+    encoding: int
     if kind == _DICTIONARY:
         # A flag takes a bit, and is in no dictionary; everything else takes 4 bytes at least.
         if not 0 <= header[7][1] <= unpacked:
@@ -211,6 +252,7 @@ def _refuse_strange(kind: int, header: dict[int, Any], unpacked: int) -> None:
         raise OutOfBounds("has a page of an unknown kind")
     if encoding not in _ENCODINGS:
         raise OutOfBounds("has a column in an encoding that no run is written in")
+    return encoding
 
 
 def _at(file: BinaryIO, offset: int, count: int) -> bytes:

@@ -145,6 +145,8 @@ class Plan(BaseModel):
                 f"in that file",
                 "give the folder that nsabench made.",
             )
+        if len(plan.by_id) != len(plan.cases):
+            raise UsageError(f"{path} plans a case twice", "start a new run.")
         for planned in plan.cases:
             if planned.id != planned.case.id:
                 raise UsageError(

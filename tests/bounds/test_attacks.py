@@ -179,3 +179,20 @@ def test_a_footer_that_lies(tmp_path: Path) -> None:
         path.write_bytes(data[:-8] + struct.pack("<I", length) + b"PAR1")
         with pytest.raises(OutOfBounds, match="has a footer of"):
             parquet.check(path, 10)
+
+
+def test_texts_that_no_row_has_are_not_unpacked(tmp_path: Path) -> None:
+    """A dictionary of millions in each group of rows: a few bytes, and as many texts each time."""
+    path = tmp_path / "t.parquet"
+    many = pa.array(["of one", "of another", *[f"{i:02}"[-2:] for i in range(2_000_000)]])
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0], pa.int32()), many)
+    table = pa.table({"text": column})
+    with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
+        for _ in range(3):
+            writer.write_table(table)
+    assert path.stat().st_size < 100_000 and parquet.check(path, 12).rows == 12
+    texts = [part["text"] for part in parquet.batches(path)]
+    assert sum(len(part.dictionary) for part in texts) <= 6
+    rows = [row["text"] for part in parquet.batches(path) for row in parquet.rows_of(part)]
+    assert rows == ["of one", "of another", None, "of one"] * 3
+    assert list(parquet.rows_of(parquet.table(path, 12)))[1] == {"text": "of another"}

@@ -7,7 +7,7 @@ whole run. Each takes a folder and the signed predicate, and raises `Verificatio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class Journaled:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._lines = 0
         self.cases = Counter[object]()
         self.samples = 0
         self.described: Described | None = None
@@ -85,7 +86,11 @@ class Journaled:
         return f"{self.cases.total()} cases"
 
     def take(self, line: Line) -> None:
-        """Raises `VerificationFailed` when it is of another run."""
+        """Raises `VerificationFailed` when it is of another run, or one of too many."""
+        self._lines += 1
+        most = limits.SITTINGS + limits.LINES_A_CASE * len(self._plan.cases)
+        if self._lines > most:  # each may have a seal to check
+            raise VerificationFailed(f"more than {most} lines for {len(self._plan.cases)} cases")
         if isinstance(line, Sitting | Header):
             _same("run_id", line.run_id, self._plan.run_id)
             if line.plan_sha256:  # older journals do not say
@@ -139,9 +144,10 @@ def check_records(
     predicate: Predicate | None,
     environment: Environment,
     journaled: Journaled,
-) -> list[Record]:
-    """The records, once the table holds one complete row for every implementation of every case,
-    all of them of the device and the versions that were journaled and signed."""
+) -> dict[Key, int | None]:
+    """How many samples each record states, or None where it is not `ok`, once the table holds one
+    complete row for every implementation of every case, all of them of the device and the versions
+    that were journaled and signed. No more is held of a record: there may be many."""
     planned: Counter[object] = Counter(
         (case.id, name) for case in plan.cases for name in case.implementations
     )
@@ -158,16 +164,22 @@ def check_records(
             _same("records.parquet: run_id", run_id, plan.run_id)
         keys.update(_keys(part))
     _same_members("records.parquet: record", keys, planned)
-    parts = parquet.batches(folder / "records.parquet")
-    records = [
-        _record(row, (row["case_id"], row["implementation"]))
-        for part in parts
-        for row in parquet.rows_of(part)
-    ]
-    _check_origin_of(records, plan, environment, journaled)
+    counts: dict[Key, int | None] = {}
+    stated: set[Stated] = set()
+    for part in parquet.batches(folder / "records.parquet"):
+        for row in parquet.rows_of(part):
+            key = row["case_id"], row["implementation"]
+            record = _record(row, key)
+            counts[key] = record.n_samples if record.status is Status.OK else None
+            stated.add(Stated.of(record))
+        if len(stated) > limits.STATED:
+            raise VerificationFailed(
+                f"records.parquet states more than {limits.STATED} different things"
+            )
+    _check_origin_of(stated, plan, environment, journaled)
     if predicate is not None:
-        summary.check({Stated.of(record) for record in records}, predicate)
-    return records
+        summary.check(stated, predicate)
+    return counts
 
 
 def _keys(part: pa.RecordBatch) -> Iterator[Key]:
@@ -176,7 +188,7 @@ def _keys(part: pa.RecordBatch) -> Iterator[Key]:
 
 
 def _check_origin_of(
-    records: Sequence[Record], plan: Plan, environment: Environment, journaled: Journaled
+    records: Collection[Stated], plan: Plan, environment: Environment, journaled: Journaled
 ) -> None:
     """They state the device and the versions that the worker described, and so does the
     environment, as far as it does."""
@@ -220,12 +232,13 @@ def check_samples(
     folder: Path,
     plan: Plan,
     predicate: Predicate | None,
-    records: Sequence[Record],
+    records: Mapping[Key, int | None],
     journaled: int,
 ) -> int:
     """Their number, once each record that is `ok` has as many finite samples as it says.
 
-    journaled: how many the journal holds; the table is made of it.
+    records: how many that is, None where it is not `ok`; journaled: how many the journal holds; the
+    table is made of it.
     """
     rows = _count_rows(folder, "samples.parquet", limits.SAMPLES)
     if predicate is not None:
@@ -233,7 +246,6 @@ def check_samples(
     # Before they are read: a table of very many takes much time and little room.
     if rows > journaled:
         _same("samples.parquet: rows", rows, journaled)
-    by_key = {record.key: record for record in records}
     counts = Counter[Key]()
     for part in _parts(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS):
         for run_id in _texts(part["run_id"]):
@@ -242,16 +254,15 @@ def check_samples(
         if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
             raise VerificationFailed("samples.parquet holds a time that is no finite number")
         for key, count in _counts(part):
-            if key not in by_key:
+            if key not in records:
                 raise VerificationFailed(
                     f"samples.parquet has samples of {key[1]} on {key[0]}, which is no record"
                 )
             counts[key] += count
-    for key, record in by_key.items():
+    for key, stated in records.items():
         # What a check found implausible keeps its samples and states no count of them.
-        if record.status is Status.OK:
-            what = f"samples.parquet: samples of {key[1]} on {key[0]}"
-            _same(what, counts[key], record.n_samples)
+        if stated is not None:
+            _same(f"samples.parquet: samples of {key[1]} on {key[0]}", counts[key], stated)
     _same("samples.parquet: rows", rows, journaled)
     return rows
 

@@ -16,6 +16,8 @@ from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, files, seal, verify
 from nsabench.evidence.manifest.keys import Revocation, Why
 from nsabench.evidence.manifest.seal import describe
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.model.plan import Plan
 from nsabench.signing import Signer
 from tests.runs import make_run
 
@@ -82,6 +84,27 @@ def test_many_large_files(sealed: Path) -> None:
         os.truncate(sealed / "logs" / f"{i}.log", limits.FILE)
     broken = str(verify(sealed).broken)
     assert broken == "folder: the folder has more than 100000 files or 4 GiB"
+
+
+def test_a_journal_of_very_many_lines(tmp_path: Path) -> None:
+    """Each was read, and its seal checked if it has one: a GiB took minutes."""
+    run = make_run(tmp_path / "run")
+    path = run / "journal.jsonl"
+    first = json.loads(path.read_bytes().splitlines()[-1])["case_id"]
+    line = {"kind": "entry", "pass_name": "second_look", "case_id": first}
+    with path.open("a") as journal:
+        journal.write(f"{json.dumps(line)}\n" * 20_000)
+    cases = len(Plan.read(run / "plan.yaml").cases)
+    broken = verify(run, require=Trust.UNSIGNED).broken
+    sentence = f"more than {limits.SITTINGS + limits.LINES_A_CASE * cases} lines for {cases} cases"
+    assert broken == f"journal: journal.jsonl: {sentence}"
+
+
+def test_a_case_that_is_planned_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    plan = Plan.read(run / "plan.yaml")
+    plan.model_copy(update={"cases": [*plan.cases, plan.cases[0]]}).write(run / "plan.yaml")
+    assert "plans a case twice" in str(verify(run, require=Trust.UNSIGNED).broken)
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(sealed: Path) -> None:
