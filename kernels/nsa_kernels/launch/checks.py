@@ -115,8 +115,8 @@ def check_no_config(op: str, config: object) -> None:
     """Raises ValueError for a config that an operator would lose."""
     require(
         config is None,
-        f"{op}: a given config goes into no operator; leave it out under torch.compile and where a "
-        "gradient is wanted",
+        f"{op}: a given config has no backward and no operator; leave it out under torch.compile "
+        "and where a gradient is wanted",
     )
 
 
