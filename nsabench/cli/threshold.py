@@ -17,6 +17,7 @@ from nsabench.cli import _options
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
+from nsabench.planning.narrow import Narrowed
 
 
 @click.command("threshold")
@@ -27,6 +28,7 @@ from nsabench.model.plan import Plan
     metavar="RATIO",
     help="How many times as fast is worth it. Default: what the runs were made for, else 1.2.",
 )
+@_options.where
 @click.option("--op", metavar="NAME", help="Decide for this op alone.")
 @click.option("--gpu", metavar="NAME", help='The device of CSV tables, such as "RTX 4090".')
 @click.option(
@@ -41,6 +43,7 @@ from nsabench.model.plan import Plan
 def command(
     runs: tuple[Path, ...],
     margin: float | None,
+    where: tuple[str, ...],
     op: str | None,
     gpu: str | None,
     patch: Path | None,
@@ -57,7 +60,7 @@ def command(
     """
     evidence = [
         replace(one, tested=[t for t in one.tested if op in (None, t.op)])
-        for one in _evidence(runs, gpu)
+        for one in _evidence(runs, gpu, Narrowed(where))
     ]
     decisions = threshold.decide_all(evidence, margin or _margin_of(evidence))
     if not decisions:
@@ -89,7 +92,7 @@ def _margin_of(evidence: list[Evidence]) -> float:
     return margins[0] if margins else threshold.MARGIN
 
 
-def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
+def _evidence(paths: tuple[Path, ...], gpu: str | None, narrowed: Narrowed) -> list[Evidence]:
     tables = [path for path in paths if path.is_file()]
     if tables and gpu is None:
         raise UsageError("a table does not say its device", 'name it: --gpu "RTX 4090".')
@@ -97,8 +100,9 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
     for path in paths:
         if path.is_dir():
             admit(path)
-            evidence.append(threshold.of_run(path))
-            _say_otherwise(path, evidence[-1])
+            evidence.append(threshold.of_run(path, narrowed))
+            if not narrowed.where:
+                _say_otherwise(path, evidence[-1])
     return evidence
 
 

@@ -34,6 +34,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, Plan
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
+from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
 
 
@@ -82,6 +83,9 @@ def make_plan(
     shard: str = "1/1",
     ops_file: Path | None = None,
     margin: float = MARGIN,
+    *,
+    narrowed: Narrowed = ALL,
+    tag: str = "",
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
@@ -115,6 +119,8 @@ def make_plan(
         sources=sources,
         shard=shard,
         margin=margin,
+        narrowed=narrowed,
+        tag=tag,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
@@ -132,6 +138,8 @@ def start(
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
+        if out is None:
+            folder.is_latest()
     try:
         with folder.resumable():
             return _Run(folder, plan, view, signer, fit).measure()

@@ -90,6 +90,7 @@ class Plan(BaseModel):
     sources: dict[str, str] = {}
     shard: str = "1/1"
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
+    where: tuple[str, ...] = ()  # the conditions that all its cases meet
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]
