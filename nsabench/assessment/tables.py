@@ -10,9 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from nsabench import ops
+from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError
 from nsabench.model.record import Column, Record, Sample, columns, size_columns
 
@@ -72,15 +72,21 @@ def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:
     needed: columns that must be there. Raises `UsageError` when the folder holds no such records.
     """
     try:
-        table = pq.read_table(folder / "records.parquet")
+        path = folder / "records.parquet"
+        parquet.check(path, limits.RECORDS)
+        wrong = misfit(parquet.schema(path), RECORDS, needed)
+        parts = list(parquet.batches(path)) if not wrong else []
     except (OSError, pa.ArrowException):
         raise UsageError(
             f"{folder} holds no records", "give a finished run; `all --resume` finishes one."
         ) from None
-    wrong = misfit(table.schema, RECORDS, needed)
+    except OutOfBounds as error:
+        raise UsageError(
+            f"records.parquet of {folder} {error}", "give the folder as it was made."
+        ) from None
     if not wrong:
         try:
-            return [Record.from_row(row) for row in table.to_pylist()]
+            return [Record.from_row(row) for part in parts for row in parquet.rows_of(part)]
         except ValueError as error:
             wrong = f"holds a record that {error}"
     raise UsageError(f"records.parquet of {folder} {wrong}", "give the folder as it was made.")

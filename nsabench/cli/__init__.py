@@ -6,6 +6,7 @@ Each module of this folder holds one command under the name `command`; adding a 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pkgutil
 import shlex
@@ -15,10 +16,12 @@ from types import FrameType
 
 import click
 
+from nsabench.cli._say import say
 from nsabench.errors import Interrupted, NsabenchError
 from nsabench.files import writing
 from nsabench.model.version import __version__
 from nsabench.signing.secrecy import seclude
+from nsabench.text import shown
 
 INTERRUPTED = 130
 
@@ -51,14 +54,16 @@ def main() -> None:
         # Click raises its own from the one that it caught.
         sys.exit(_interrupted(stopped.__cause__ or stopped))
     except click.ClickException as error:
-        error.show()
+        message = io.StringIO()
+        error.show(message)
+        say(message.getvalue(), err=True, nl=False)
         sys.exit(error.exit_code)
     except NsabenchError as error:
         if "--debug" in sys.argv:
             raise
-        print(f"nsabench: {error}", file=sys.stderr)  # noqa: T201
+        say(f"nsabench: {shown(error)}", err=True)
         if error.remedy:
-            print(f"  remedy: {error.remedy}", file=sys.stderr)  # noqa: T201
+            say(f"  remedy: {shown(error.remedy)}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,11 +71,8 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        print(  # noqa: T201
-            f"nsabench: a fault of nsabench itself: {type(error).__name__}: {error}\n"
-            "  remedy: run it with `nsabench --debug ...` and report what it prints.",
-            file=sys.stderr,
-        )
+        say(f"nsabench: a fault of nsabench itself: {type(error).__name__}: {error}", err=True)
+        say("  remedy: run it with `nsabench --debug ...` and report what it prints.", err=True)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 

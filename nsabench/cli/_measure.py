@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
-
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
+from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
@@ -21,7 +20,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     """Start or resume a run as the options say. fit: look first whether the machine is."""
     signer = conclusion.prepare()
     for exposure in signer.exposed if signer is not None else ():
-        click.echo(
+        say(
             f"nsabench: the kernels that are measured could take the signing key: {exposure} "
             "(docs/explanation/promises.md)",
             err=True,
@@ -30,7 +29,8 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
     if asked.resume is not None:
         if asked != _resuming(asked):
             raise UsageError(
-                "--resume goes on with the plan of the run and takes no other option but --verbose",
+                "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
+                "--kernels, --ops, --shard, --margin, --where, --only, --tag or --device",
                 "leave them away.",
             )
         with _named(fit), terminal.Progress(console) as progress:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
+from nsabench.cli._say import say
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
@@ -21,4 +20,4 @@ def admit(run: Path) -> None:
 
 def say_unsigned(run: Path) -> None:
     """On standard error: what a command prints may be read by a program."""
-    click.echo(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)
+    say(f"nsabench: {run} is unsigned: nothing shows that it was not altered", err=True)

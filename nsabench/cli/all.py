@@ -8,6 +8,7 @@ from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
 from nsabench.cli._options import Measuring
+from nsabench.cli._say import say
 from nsabench.conclusion import finish
 from nsabench.output import terminal
 
@@ -24,5 +25,5 @@ def command(asked: Measuring) -> int:
     finished = measure(asked, fit=True)
     signed = finish(finished)
     terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
-    click.echo(signed)
+    say(signed)
     return 1 if failures(finished.results) else 0

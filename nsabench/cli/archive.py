@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.text import cell, shown
 
 if TYPE_CHECKING:
-    from nsabench.evidence.archive import Archive
+    from nsabench.evidence.archive import Archive, Surveyed
 
 _key = click.option(
     "--key",
@@ -65,10 +68,10 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
             outcome, prefix = archive.add(run, trusted=trusted, require=_required(public))
         except VerificationFailed as error:
             # One bad run keeps no good one out.
-            click.echo(f"nsabench: {error}", err=True)
+            say(f"nsabench: {error}", err=True)
             failed += 1
         else:
-            click.echo(f"{outcome.value}: {prefix}")
+            say(f"{outcome.value}: {prefix}")
     if failed:
         raise VerificationFailed(f"{failed} of {len(runs)} runs were not added", "see above.")
     return 0
@@ -78,24 +81,26 @@ def add(runs: tuple[Path, ...], location: str, public: tuple[Path, ...]) -> int:
 @click.argument("location", metavar="ARCHIVE")
 @_options.as_json
 def list_(location: str, as_json: bool) -> None:
-    """The runs of an archive.
+    """The runs of an archive, each verified; what is broken is said and left out.
 
     Example: nsabench archive list archive
     """
-    runs = _open(location).runs()
+    found = _surveyed(_open(location))
     if as_json:
-        click.echo(
-            json.dumps([k.statement.predicate.model_dump(mode="json") for k in runs], indent=1)
-        )
+        content = [
+            {**k.statement.predicate.model_dump(mode="json"), "trust": k.trust.value}
+            for k in found.sound
+        ]
+        say(json.dumps(content, indent=1))
         return
-    for k in runs:
+    for k in found.sound:
         p = k.statement.predicate
         e = p.environment
-        click.echo(
+        say(
             f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
-            f"{p.records} records  {p.signer.trust}"
+            f"{p.records} records  {k.trust}  verified"
         )
-    click.echo(f"{len(runs)} runs")
+    say(f"{len(found.sound)} runs")
 
 
 @command.command("verify")
@@ -107,13 +112,14 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 
     Example: nsabench archive verify s3://bench/runs --key signing.key.pub
     """
-    sound, broken, stray = _open(location).check(trusted_keyids(public), _required(public))
+    found = _open(location).survey(trusted_keyids(public), _required(public))
+    sound, broken, stray = [run.run_id for run in found.sound], found.broken, found.stray
     if as_json:
-        click.echo(json.dumps({"sound": sound, "broken": broken, "unfinished": stray}, indent=1))
+        say(json.dumps({"sound": sound, "broken": broken, "unfinished": stray}, indent=1))
     else:
-        click.echo(f"{len(sound)} runs are sound, {len(broken)} broken; {stray} unfinished objects")
+        say(f"{len(sound)} runs are sound, {len(broken)} broken; {stray} unfinished objects")
     for sentence in broken:
-        click.echo(f"nsabench: {sentence}", err=True)
+        say(f"nsabench: {sentence}", err=True)
     if broken:
         raise VerificationFailed(
             f"{len(broken)} of {len(sound) + len(broken)} runs are broken",
@@ -128,7 +134,7 @@ def verify(location: str, public: tuple[Path, ...], as_json: bool) -> int:
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @_options.as_json
 def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
-    """Ask in SQL; there are the views runs, records and samples.
+    """Ask in SQL; there are the views runs, records and samples, of verified runs alone.
 
     Example: nsabench archive query archive "SELECT run_id, median(speedup) FROM records GROUP BY 1"
     """
@@ -137,14 +143,15 @@ def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
     archive = _open(location)
     from nsabench.evidence.archive import query as ask
 
-    answer = ask(archive, sql)
+    answer = ask(archive, sql, _surveyed(archive).sound)
     if as_json:
-        click.echo(json.dumps(answer.to_pylist(), indent=1, default=str))
+        say(json.dumps(answer.to_pylist(), indent=1, default=str))
         return
     if as_csv:
-        import pyarrow.csv
-
-        pyarrow.csv.write_csv(answer, sys.stdout.buffer)
+        rows = ([_in_csv(value) for value in row.values()] for row in answer.to_pylist())
+        writer = csv.writer(sys.stdout, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+        writer.writerow(map(cell, answer.column_names))
+        writer.writerows(rows)
         return
     _show(answer.column_names, [list(row.values()) for row in answer.to_pylist()])
 
@@ -160,14 +167,29 @@ def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
     help="Where to write it.",
 )
 def report(location: str, out: Path) -> None:
-    """Write a page: how candidates went over dates and versions.
+    """Write a page: how candidates went over dates and versions, in verified runs.
 
     Example: nsabench archive report s3://bench/runs --out archive.html
     """
     archive = _open(location)
     from nsabench.output import archive_page as page
 
-    click.echo(page.write(archive, out))
+    say(page.write(archive, out, _surveyed(archive).sound))
+
+
+def _surveyed(archive: Archive) -> Surveyed:
+    """What lies in an archive; what is broken there is said, and left out of every answer."""
+    found = archive.survey(trusted_keyids(()))
+    for sentence in found.broken:
+        say(f"nsabench: left out: {sentence}", err=True)
+    return found
+
+
+def _in_csv(value: object) -> object:
+    """Numbers as they are; everything else as a text that is no formula."""
+    if type(value) in (int, float):
+        return value
+    return cell("" if value is None else value)
 
 
 def _show(names: list[str], rows: list[list[object]]) -> None:
@@ -175,7 +197,7 @@ def _show(names: list[str], rows: list[list[object]]) -> None:
 
     from nsabench.output.terminal import console
 
-    table = Table(*names)
+    table = Table(*map(shown, names))
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
+        table.add_row(*("" if value is None else shown(value) for value in row))
     console().print(table)

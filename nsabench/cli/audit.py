@@ -13,6 +13,7 @@ from nsabench.assessment.checks import HARMLESS, Effect, Finding
 from nsabench.assessment.failures import found_while_measuring
 from nsabench.assessment.results import assemble
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
@@ -59,7 +60,7 @@ def command(path: Path, gpu: str | None, each: bool, as_json: bool) -> int:
     else:
         findings = audit.audit_csv(path, gpu)
     if as_json:
-        click.echo(json.dumps([asdict(f) for f in findings], indent=1))
+        say(json.dumps([asdict(f) for f in findings], indent=1))
     else:
         terminal.print_findings(findings, cases, terminal.console(), each=each)
         terminal.print_counts(findings, terminal.console())

@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.cli._trust import say_unsigned
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import compare, terminal
@@ -88,20 +89,20 @@ def command(
 
         page.write(comparison, html)
     if as_json:
-        click.echo(json.dumps(document.as_data(comparison), indent=1))
+        say(json.dumps(document.as_data(comparison), indent=1))
     elif as_markdown:
-        click.echo(markdown.render(comparison), nl=False)
+        say(markdown.render(comparison), nl=False)
     else:
         terminal.console().print(tables.render(comparison))
     for later, side in enumerate(comparison.later):
         doubtful = comparison.doubtful(later)
         if doubtful:
-            click.echo(
+            say(
                 f"undecided: {len(doubtful)} cells in {side.name}, such as "
                 f"{doubtful[0][0].name}: {doubtful[0][1].why}",
                 err=True,
             )
     failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
     for line in failed:
-        click.echo(f"failed: {line}", err=True)
+        say(f"failed: {line}", err=True)
     return 1 if failed else 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.errors import EnvironmentRefused
 from nsabench.execution import run
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -40,11 +41,11 @@ def command(device: str, results: Path, as_json: bool) -> int:
     except GroupLost as lost:
         # A worker that cannot even tell its versions is itself a finding, not a reason to stop.
         described = None
-        click.echo(f"nsabench: torch could not be asked: {lost.reason}", err=True)
+        say(f"nsabench: torch could not be asked: {lost.reason}", err=True)
     environment = collect(described, None)
     problems = doctor.examine(environment, results=results)
     if as_json:
-        click.echo(json.dumps(doctor.as_json(environment, problems), indent=1))
+        say(json.dumps(doctor.as_json(environment, problems), indent=1))
     else:
         terminal.console().print(doctor.render(environment, problems))
     bad = doctor.worst(problems) is doctor.Severity.ERROR

@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.output import explain
 
 
@@ -37,13 +38,13 @@ def command(word: str | None, as_json: bool) -> None:
     else:
         meanings = explain.explain(word)
     if as_json:
-        click.echo(json.dumps([asdict(meaning) for meaning in meanings], indent=1))
+        say(json.dumps([asdict(meaning) for meaning in meanings], indent=1))
     elif word is None:
         kinds = dict.fromkeys(meaning.kind for meaning in meanings)
         for kind in kinds:
-            click.echo(f"{kind}: " + ", ".join(m.word for m in meanings if m.kind == kind))
+            say(f"{kind}: " + ", ".join(m.word for m in meanings if m.kind == kind))
     else:
-        click.echo("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in meanings))
+        say("\n\n".join(f"{m.word} ({m.kind})\n{_indented(m.text)}" for m in meanings))
 
 
 def _indented(text: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
@@ -81,12 +82,12 @@ def list_(as_json: bool) -> None:
             name: {**combo.model_dump(), "locked": checkout.lock(name).is_file()}
             for name, combo in combos.items()
         }
-        click.echo(json.dumps(rows, indent=1))
+        say(json.dumps(rows, indent=1))
         return
     for name, combo in combos.items():
         cuda = f"CUDA {combo.cuda}  driver >= {combo.driver}" if combo.cuda else "CPU"
         locked = "locked" if checkout.lock(name).is_file() else "no lock"
-        click.echo(
+        say(
             f"{name:20} torch {combo.torch:11} triton {combo.triton:6} {cuda:25} {locked:8} "
             f"{' '.join(combo.architectures)}"
         )
@@ -116,7 +117,7 @@ def lock(combos: tuple[str, ...], exclude_newer: str, links: str) -> None:
             path = locking.lock_flash_attn(checkout, exclude_newer)
         else:
             path = locking.lock(checkout, name, pinned.get(name), exclude_newer, links)
-        click.echo(f"{path}: {len(list(locking.pinned(path)))} packages")
+        say(f"{path}: {len(list(locking.pinned(path)))} packages")
 
 
 @command.command("wheelhouse")
@@ -136,7 +137,7 @@ def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
     pinned = checkout.combos().get(combo)
     filled = wheels.fill(checkout, combo, pinned, folder or Path("wheelhouse") / combo, links)
     size = sum(wheel.stat().st_size for wheel in filled.glob("*.whl"))
-    click.echo(f"{filled}: {len(list(filled.glob('*.whl')))} wheels, {size / 2**30:.2f} GiB")
+    say(f"{filled}: {len(list(filled.glob('*.whl')))} wheels, {size / 2**30:.2f} GiB")
 
 
 @command.command("build")
@@ -181,9 +182,9 @@ def build(
         flash_attn=building.FlashAttn(devel_base, max_jobs, flash_attn_archs)
         if flash_attn
         else None,
-        say=click.echo if verbose else lambda line: None,
+        say=say if verbose else lambda line: None,
     )
-    click.echo(f"{known.tag(combo)} {identifier} in {time.monotonic() - began:.0f} s")
+    say(f"{known.tag(combo)} {identifier} in {time.monotonic() - began:.0f} s")
 
 
 @command.command("sbom")
@@ -199,7 +200,7 @@ def bill(combo: str, out: Path | None) -> None:
     checkout = known.checkout()
     checkout.combos().get(combo)
     lock = wheels.existing_lock(checkout, combo)
-    click.echo(sbom.write(checkout, [lock], out or Path(f"{combo}.cdx.json")))
+    say(sbom.write(checkout, [lock], out or Path(f"{combo}.cdx.json")))
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
@@ -288,7 +289,7 @@ def matrix(
     outcomes = matrices_in_images.run_all(names, matrices, launch, click.echo)
     for outcome in outcomes:
         unfinished = "" if outcome.finished else ", not finished"
-        click.echo(f"{outcome.combo}: exit {outcome.exit_code}{unfinished}")
+        say(f"{outcome.combo}: exit {outcome.exit_code}{unfinished}")
     comparison = matrices_in_images.compared(outcomes)
     if comparison is not None:
         terminal.console().print(tables.render(comparison))

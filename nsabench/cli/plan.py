@@ -10,6 +10,7 @@ import click
 
 from nsabench.assessment import labels
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.execution import run
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.planning.narrow import Narrowed
@@ -47,17 +48,15 @@ def command(
         narrowed=Narrowed(where, only),
     )
     if as_json:
-        click.echo(json.dumps(plan.model_dump(mode="json"), indent=1))
+        say(json.dumps(plan.model_dump(mode="json"), indent=1))
         return
     for planned in plan.cases:
-        click.echo(f"{planned.id}  {labels.of_case(planned.case)}")
+        say(f"{planned.id}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
-        click.echo(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
+        say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
         for line in _alongside(plan, item):
-            click.echo(f"             {line}")
-    click.echo(
-        f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records"
-    )
+            say(f"             {line}")
+    say(f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records")
 
 
 def _alongside(plan: Plan, item: ImplementationInfo) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.errors import EnvironmentRefused
 from nsabench.output import terminal
 from nsabench.preflight import architectures, compiled_launch, report, run, tritons
@@ -89,7 +90,7 @@ def command(
         complete.extend(compiled)
         progress.finished(compiled)
 
-    with report.Progress(console, lambda line: click.echo(line, err=True)) as progress:
+    with report.Progress(console, lambda line: say(line, err=True)) as progress:
         try:
             compiled = run.run(order, progress.done, finished)
         except BaseException:  # whatever ends it, what is complete is kept
@@ -99,7 +100,7 @@ def command(
     _write(compiled, out)
     failed = sum(c.failed for c in compiled)
     if as_json:
-        click.echo(json.dumps([asdict(c) for c in compiled], indent=1))
+        say(json.dumps([asdict(c) for c in compiled], indent=1))
     else:
         console.print(report.render(compiled))
         console.print(f"{len(compiled)} launches, {failed} failed; all in {out}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
@@ -41,7 +42,7 @@ def command(run: Path, out: Path | None, as_json: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
     if as_json:
-        click.echo(json.dumps({"valid": facts.valid, "written": [str(p) for p in written]}))
+        say(json.dumps({"valid": facts.valid, "written": [str(p) for p in written]}))
         return
     for path in written:
-        click.echo(path)
+        say(path)

@@ -14,6 +14,7 @@ from nsabench.assessment.threshold.document import as_data
 from nsabench.assessment.threshold.evidence import Evidence
 from nsabench.assessment.threshold.patch import patch as make_patch
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
@@ -66,9 +67,9 @@ def command(
     if not decisions:
         raise UsageError("there is no candidate to decide about", "give a run that has one.")
     if as_json:
-        click.echo(json.dumps(as_data(decisions), indent=1))
+        say(json.dumps(as_data(decisions), indent=1))
     elif as_yaml:
-        click.echo(threshold.as_yaml(decisions), nl=False)
+        say(threshold.as_yaml(decisions), nl=False)
     elif patch is not None:
         if not any(d.axis == SELECTED for d in decisions):
             raise UsageError(
@@ -76,9 +77,9 @@ def command(
             )
         values = per_gpu(decisions)
         one = next(iter(values.values()), None)  # measured on no GPU: never
-        click.echo(make_patch(patch, values if len(values) > 1 else one), nl=False)
+        say(make_patch(patch, values if len(values) > 1 else one), nl=False)
     else:
-        click.echo(threshold.as_markdown(decisions))
+        say(threshold.as_markdown(decisions))
 
 
 def _margin_of(evidence: list[Evidence]) -> float:
@@ -111,4 +112,4 @@ def _say_otherwise(run: Path, evidence: Evidence) -> None:
     plan = Plan.read(run / "plan.yaml")
     otherwise = threshold.said_otherwise(run, plan, threshold.decide_all([evidence], plan.margin))
     if otherwise:
-        click.echo(f"nsabench: {otherwise}", err=True)
+        say(f"nsabench: {otherwise}", err=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import Report, verify
 from nsabench.evidence.manifest.keys import revocations, trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output.words import TRUST
+from nsabench.text import shown
 
 
 @click.command("verify")
@@ -66,22 +69,30 @@ def command(
         require=Trust(require) if require else least,
         identity=(identity, issuer) if identity and issuer else None,
         revoked=revocations(revoked),
+        begun=_say_begun,
     )
+    _say_begun("")
     if as_json:
-        click.echo(json.dumps(_as_json(report), indent=1))
+        say(json.dumps(_as_json(report), indent=1))
     else:
         _show(report)
     report.raise_if_broken()
     return 0
 
 
+def _say_begun(check: str) -> None:
+    """Which check is being made, on a line that the next one takes; "": none any more."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{check and f'{check} …'}", err=True, nl=False)
+
+
 def _show(report: Report) -> None:
     styles = {"ok": "green", "broken": "red"}
     for check, outcome in report.outcomes.items():
         styled = click.style(f"{outcome:8}", fg=styles.get(outcome))
-        click.echo(f"{styled} {check:12} {report.details.get(check, '')}".rstrip())
+        click.echo(f"{styled} {check:12} {shown(report.details.get(check, ''))}".rstrip())
     if report.broken is None:
-        click.echo(f"trust level: {report.trust} ({TRUST[report.trust]})")
+        say(f"trust level: {report.trust} ({TRUST[report.trust]})")
 
 
 def _as_json(report: Report) -> dict[str, object]:

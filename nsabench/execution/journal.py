@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic import ValidationError
 
+from nsabench import bounds
+from nsabench.bounds import limits
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution import chain
 from nsabench.execution.chain import Origin, Sealer
@@ -39,7 +41,8 @@ class Journal:
                 "wait for it, or give --out another folder.",
             ) from None
         try:
-            self.contents, self.origin, whole, self._last = _examine(path)
+            self.contents = Contents()
+            self.origin, whole, self._last = _examine(path, self.contents.add)
         except (UsageError, VerificationFailed):
             self._file.close()
             raise
@@ -94,37 +97,58 @@ def examine(path: Path) -> tuple[Contents, Origin | None]:
     Raises `UsageError` as `read` does, and `VerificationFailed` when a line is not what was
     measured.
     """
-    return _examine(path)[:2]
+    contents = Contents()
+    return contents, origin(path, contents.add)
 
 
-def _examine(path: Path) -> tuple[Contents, Origin | None, int, str]:
+def origin(path: Path, take: Callable[[Line], None]) -> Origin | None:
+    """Who vouches for the whole lines. Each is handed to `take` once it follows the one before, for
+    whoever need not hold them all. Raises as `examine` does, and what `take` raises."""
+    return _examine(path, take)[0]
+
+
+def _examine(path: Path, take: Callable[[Line], None]) -> tuple[Origin | None, int, str]:
     """Also the length of the whole lines, and what the next line names as its previous one."""
-    contents, whole, last = Contents(), 0, b""
+    whole, last = 0, b""
 
     def pairs() -> Iterator[tuple[bytes, Line]]:
         nonlocal whole, last
         for content, line in _lines(path):
-            contents.add(line)
-            whole, last = whole + len(content) + 1, content
             yield content, line
+            take(line)
+            whole, last = whole + len(content) + 1, content
 
-    origin = chain.origin(pairs())
-    return contents, origin, whole, chain.link(last) if last else ""
+    vouched = chain.origin(pairs())
+    return vouched, whole, chain.link(last) if last else ""
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Line]]:
+    """Each whole line, as it stands there without its end, and what it says."""
     try:
-        text = path.read_bytes()
+        with bounds.opened(path) as file:
+            yield from _lines_of(file, path)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", "give the folder that nsabench made."
         ) from None
+    except bounds.OutOfBounds as error:
+        raise UsageError(f"{path} {error}", "give the folder that nsabench made.") from None
+
+
+def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
+    number = end = 0
     # Only a newline ends a line: a stray \r must not pass for a torn last one.
-    for number, line in enumerate(text.split(b"\n")[:-1], 1):
+    while (text := file.readline(limits.JOURNAL_LINE + 1)).endswith(b"\n"):
+        number += 1
+        end += len(text)
+        if end > limits.JOURNAL:
+            raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
         try:
-            yield line, LINE.validate_json(line)
+            yield text[:-1], LINE.validate_json(text)
         except ValidationError:
             raise UsageError(
                 f"{path}:{number}: not a line of a run's journal",
                 "the file was altered or the disk is bad: start a new run.",
             ) from None
+    if len(text) > limits.JOURNAL_LINE:
+        raise bounds.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from nsabench import bounds
 from nsabench.errors import VerificationFailed
 from nsabench.execution.chain import Origin
 from nsabench.execution.folder import RunFolder
@@ -70,6 +71,7 @@ def same_environment(folder: RunFolder, contents: Contents) -> None:
 def digest(path: Path) -> str:
     """The sha256 of a file, empty where there is none."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        with bounds.opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, bounds.OutOfBounds):
         return ""

@@ -82,6 +82,10 @@ EARLIER_KINDS = {
 }
 
 
+# Small ones: large numbers can be chosen so that a table of them takes the square of its size.
+Session = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
 class Entry(Linked):
     """What one pass measured on one case.
 
@@ -93,7 +97,7 @@ class Entry(Linked):
     pass_name: PassName
     case_id: str
     outcomes: list[Outcome] = []
-    conditions: dict[int, Conditions] = {}
+    conditions: dict[Session, Conditions] = {}
     wall_s: float = 0.0
     measuring_s: float = 0.0
     reason: str = ""

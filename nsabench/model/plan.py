@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from nsabench import bounds
+from nsabench.bounds import limits
+from nsabench.bounds import yaml as bounded_yaml
 from nsabench.errors import UsageError
 from nsabench.files import whole
 from nsabench.model.case import Case
@@ -128,13 +131,13 @@ class Plan(BaseModel):
     def read(cls, path: Path) -> Plan:
         """Raises `UsageError` when `path` holds no plan."""
         try:
-            content = path.read_bytes()
-            plan = cls.model_validate(yaml.load(content, _FAST_LOADER))
+            content = bounds.read(path, limits.PLAN)
+            plan = cls.model_validate(bounded_yaml.load(content, limits.PLAN, limits.PLAN_NODES))
             plan._content = content
-        except (OSError, yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-            first = str(error).splitlines()[0]
+        except (OSError, yaml.YAMLError, ValueError) as error:
             raise UsageError(
-                f"{path} is not the plan of a run: {first}", "give the folder that nsabench made."
+                f"{path} is not the plan of a run: {_why(error)}",
+                "give the folder that nsabench made.",
             ) from None
         if plan.ops and not plan._binds_its_op():
             raise UsageError(
@@ -152,4 +155,9 @@ class Plan(BaseModel):
         return plan
 
 
-_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def _why(error: Exception) -> str:
+    if isinstance(error, bounds.OutOfBounds):
+        return f"it {error}"
+    if isinstance(error, ValidationError):
+        return bounds.first_fault(error)
+    return str(error).splitlines()[0]

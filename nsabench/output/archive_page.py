@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nsabench.errors import UsageError
-from nsabench.evidence.archive.archive import Archive
+from nsabench.evidence.archive.archive import Archive, ArchivedRun
 from nsabench.evidence.archive.query import query
 from nsabench.output.report import html
 from nsabench.output.report.files import replace
@@ -49,14 +50,17 @@ TEXTS = (
 NUMBERS = ("at", "cases", "ok", "failed", "compared", "faster", "speedup", "time_ms")
 
 
-def write(archive: Archive, path: Path) -> Path:
-    """Raises `UsageError` for an archive without a candidate, and `EnvironmentRefused` where the
-    extra `report` is not installed."""
-    return replace(path, render(archive))
+def write(archive: Archive, path: Path, runs: Sequence[ArchivedRun] | None = None) -> Path:
+    """runs: those that it is about, of a survey; without, all sound ones.
+
+    Raises `UsageError` for an archive without a candidate, and `EnvironmentRefused` where the
+    extra `report` is not installed.
+    """
+    return replace(path, render(archive, runs))
 
 
-def render(archive: Archive) -> str:
-    rows = [_row(row) for row in query(archive, TRENDS).to_pylist()]
+def render(archive: Archive, runs: Sequence[ArchivedRun] | None = None) -> str:
+    rows = [_row(row) for row in query(archive, TRENDS, runs).to_pylist()]
     if not rows:
         raise UsageError(
             f"no run in {archive.store.location} has a candidate", "add one: archive add RUN."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from pydantic import (
 )
 
 from nsabench import ops
+from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
@@ -102,7 +104,7 @@ def _load(path: Path, document: Document) -> LoadedMatrix:
     return LoadedMatrix(
         name=path.stem,
         file=path.name,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(document.content).hexdigest(),
         selection=matrix.implementations,
         cases=cases,
     )
@@ -128,6 +130,12 @@ def _span(matrix: Matrix, op: Op, document: Document) -> Iterator[Case]:
             if axis not in valid:
                 where = document.where((*place, axis))
                 raise UsageError(f"{where} is not an axis of {op.name}", nearest(axis, valid))
+    spanned = sum(math.prod(map(len, axes.values())) for _, axes in blocks)
+    if spanned > limits.CASES:
+        raise UsageError(
+            f"{document.file} spans {spanned} cases, more than {limits.CASES}",
+            "give fewer values, or spread them over several matrices.",
+        )
     for place, axes in blocks:
         for values in itertools.product(*axes.values()):
             point = {**_defaults(op), **dict(zip(axes, values, strict=True))}

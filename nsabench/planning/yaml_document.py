@@ -10,6 +10,9 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from nsabench import bounds
+from nsabench.bounds import limits
+from nsabench.bounds import yaml as bounded_yaml
 from nsabench.errors import UsageError
 
 M = TypeVar("M", bound=BaseModel)
@@ -23,6 +26,7 @@ class Document:
     file: str
     data: Any
     lines: dict[Path_, int]
+    content: bytes = b""  # of the whole file
 
     def where(self, field: Path_) -> str:
         """`file:line: field`, for the deepest part of `field` that is in the file."""
@@ -45,27 +49,28 @@ def read(path: Path) -> list[Document]:
     Raises `UsageError` when it cannot be read or is not YAML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = bounds.read(path, limits.MATRIX)
+        text = data.decode()
+        bounded_yaml.refuse_unbounded(text, limits.MATRIX_NODES)
         nodes = [n for n in yaml.compose_all(text, Loader=yaml.SafeLoader) if n is not None]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{path} cannot be read: {why}", "check the path.") from None
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deeply", "write it flatter.") from None
+    except bounds.OutOfBounds as error:
+        raise UsageError(f"{path} {error}", "write it shorter and flatter.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
         problem = getattr(error, "problem", None) or str(error)
         raise UsageError(f"{path}:{line}: not YAML: {problem}", "mend the syntax there.") from None
-    return [_document(node, str(path)) for node in nodes] or [Document(str(path), {}, {})]
+    return [_document(node, str(path), data) for node in nodes] or [
+        Document(str(path), {}, {}, data)
+    ]
 
 
-def _document(node: yaml.Node, file: str) -> Document:
+def _document(node: yaml.Node, file: str, content: bytes) -> Document:
     lines: dict[Path_, int] = {}
-    try:
-        return Document(file, _plain(node, (), lines, file), lines)
-    except RecursionError:
-        raise UsageError(f"{file}: it refers to itself", "write the values out.") from None
+    return Document(file, _plain(node, (), lines, file), lines, content)
 
 
 def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) -> Any:
@@ -88,7 +93,7 @@ def _plain(node: yaml.Node, place: Path_, lines: dict[Path_, int], file: str) ->
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except (KeyError, AttributeError):  # of constructors that got what they do not know
+    except (KeyError, IndexError, AttributeError):  # of constructors that got what they do not know
         kind = node.tag.rpartition(":")[2]
         raise UsageError(
             f"{file}:{lines[place]}: {node.value!r} is no {kind}", "mend the value there."

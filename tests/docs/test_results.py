@@ -40,11 +40,11 @@ def test_a_kept_run(run: Path) -> None:
 
 def test_the_archive_of_all_of_them() -> None:
     archive = Archive(str(ARCHIVE))
-    sound, broken, stray = archive.check(trusted_keyids((KEY,)), Trust.PINNED)
-    assert (broken, stray) == ([], 0)
+    found = archive.survey(trusted_keyids((KEY,)), Trust.PINNED)
+    assert (found.broken, found.stray) == ([], 0)
     listed = (RESULTS / "README.md").read_text()
-    assert [run for run in sound if f"`{run}`" not in listed] == []
-    assert len(sound) == 5
+    assert [run.run_id for run in found.sound if f"`{run.run_id}`" not in listed] == []
+    assert len(found.sound) == 5
 
 
 def test_the_run_with_the_op_decode_is_what_was_signed(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_published_runs_say_what_was_not_proven_of_them(tmp_path: Path) -> N
     assert "8 faster, 2 slower, 2 inconclusive of 12 cases" in text, "as it was published"
     assert (
         "**Unproven:** no control showed that the checks timer, baseline and roofline (none was "
-        "there) work for selection\\_ranges backward." in text
+        "there) work for selection_ranges backward." in text
     )
     assert "Nothing is decided" not in text and "invalid" not in text.partition("## Env")[0]
 

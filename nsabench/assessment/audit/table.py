@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsabench import ops
+from nsabench import bounds, ops
 from nsabench.assessment.checks.row import Row
+from nsabench.bounds import csv, limits
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType, Mode, Role, Status
 from nsabench.ops import Shape
@@ -193,16 +193,12 @@ def name_of(column: str) -> str:
 def read(path: Path) -> Table:
     """Raises `UsageError` when the file cannot be read or holds no time column."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            columns = [c.strip() for c in reader.fieldnames or []]
-            reader.fieldnames = columns
-            lines = [
-                Line(reader.line_num, {c: (cells.get(c) or "").strip() for c in columns})
-                for cells in reader
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read as CSV: {error}", "give a CSV file.") from None
+        columns, rows = csv.load(bounds.read(path, limits.CSV))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "give a CSV file.") from None
+    except bounds.OutOfBounds as error:
+        raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
+    lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
     times = {c: unit for c in columns for u, unit in UNITS_MS.items() if c.lower().endswith(u)}
     if not times or not lines:
         raise UsageError(

@@ -1,7 +1,7 @@
 """From which selected length on is a candidate worth switching on?"""
 
 from nsabench.assessment.threshold.decide import Decision, decide_all
-from nsabench.assessment.threshold.document import as_markdown, as_yaml, write
+from nsabench.assessment.threshold.document import as_markdown, as_yaml, read, write
 from nsabench.assessment.threshold.evidence import of_records, of_run, of_tables
 from nsabench.assessment.threshold.of_a_run import decide_run, said_otherwise
 from nsabench.model.vocabulary import MARGIN
@@ -16,6 +16,7 @@ __all__ = [
     "of_records",
     "of_run",
     "of_tables",
+    "read",
     "said_otherwise",
     "write",
 ]

@@ -9,10 +9,14 @@ from typing import Any
 
 import yaml
 
+from nsabench import bounds
 from nsabench.assessment.threshold.decide import Decision, gated, per_gpu
+from nsabench.bounds import limits
+from nsabench.bounds import yaml as bounded_yaml
 from nsabench.files import whole
 from nsabench.model.version import __version__
 from nsabench.sources import digest_packages
+from nsabench.text import code, markdown
 
 SCHEMA_VERSION = 1
 HEAD = """\
@@ -82,6 +86,14 @@ def write(decisions: Sequence[Decision], path: Path) -> None:
     whole(path, as_yaml(decisions).encode())
 
 
+def read(path: Path) -> Any:
+    """What a thresholds.yaml holds. Raises `OSError`, and `ValueError` when it is none."""
+    try:
+        return bounded_yaml.load(bounds.read(path, limits.MATRIX), limits.MATRIX, limits.PLAN_NODES)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
 def as_markdown(decisions: Sequence[Decision]) -> str:
     """A section a decision, with the lengths that decide it."""
     return "\n".join(line for d in decisions for line in _section(d))
@@ -89,11 +101,11 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 
 def _section(d: Decision) -> list[str]:
     lines = [
-        f"## {d.candidate} ({d.op}) on {d.gpu or 'a CPU'}: {d.sentence}",
+        f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}: {d.sentence}",
         "",
-        f"{d.combo}, margin {d.margin:g}, {d.tested} cases",
+        f"{markdown(d.combo)}, margin {d.margin:g}, {d.tested} cases",
         "",
-        *(f"- {sentence}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
+        *(f"- {markdown(sentence)}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
         *([""] if d.reasons or d.caveats or d.notes else []),
         "| length | cases | passed | smallest speedup_lo |",
         "|---:|---:|---:|---:|",
@@ -106,7 +118,7 @@ def _section(d: Decision) -> list[str]:
         value = "no speed-up" if by.speedup_lo is None else f"speedup_lo {by.speedup_lo:.3f}"
         lines += [
             "",
-            f"decided by {by.label} at {d.axis} = {by.length}: {by.verdict or by.status}, {value}"
-            f"{f' ({by.why})' if by.why else ''}",
+            f"decided by {markdown(by.label)} at {d.axis} = {by.length}: "
+            f"{by.verdict or by.status}, {value}{f' ({markdown(by.why)})' if by.why else ''}",
         ]
     return [*lines, ""]

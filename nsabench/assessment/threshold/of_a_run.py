@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
-from nsabench import ops
+from nsabench import bounds, ops
 from nsabench.assessment.threshold.decide import Decision, decide_all
-from nsabench.assessment.threshold.document import decided_with
+from nsabench.assessment.threshold.document import decided_with, read
 from nsabench.assessment.threshold.evidence import of_records
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
@@ -32,8 +29,11 @@ def decide_run(records: Sequence[Record], plan: Plan) -> list[Decision]:
 def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:
     """Where the run's `thresholds.yaml` does not say what is decided of the run here: which version
     wrote it, and what it says. Empty where there is none, or it says the same."""
-    content = read(folder / THRESHOLDS)
-    if content is None:
+    try:
+        content = read(folder / THRESHOLDS)
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(content, dict):
         return ""
     before = {_of(d): d["min_L"] for d in content.get("decisions", [])}
     now = {(d.gpu, d.combo, d.op, d.candidate): d.min_length for d in decisions}
@@ -55,15 +55,6 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
     )
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """What `thresholds.yaml` holds; None where there is none that can be read."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _of(decision: dict[str, Any]) -> tuple[str, str, str, str]:
     op = ops.current_name(decision["op"], decision.get("distribution", ""))
     return decision["gpu"], decision["combo"], op, decision["candidate"]
@@ -75,8 +66,8 @@ def _version(content: dict[str, Any], folder: Path, plan: Plan) -> str:
         return str(content["decided_with"])
     measured_with = f"nsabench {plan.nsabench}"
     try:
-        environment = Environment.model_validate_json((folder / "environment.json").read_bytes())
-    except (OSError, ValidationError):
+        environment = Environment.read(folder / "environment.json")
+    except (OSError, bounds.OutOfBounds):
         return measured_with
     commits = (c.commit for c in environment.run.checkouts if c.of == "nsabench" and c.commit)
     return next((f"{measured_with} at commit {commit[:7]}" for commit in commits), measured_with)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from nsabench import bounds
+from nsabench.bounds import limits
+from nsabench.bounds import yaml as bounded_yaml
 from nsabench.errors import UsageError
 
 SECTION, FIELD = "runtime", "sel_triton_min_L"
@@ -23,11 +27,13 @@ def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
     Raises `UsageError` when the file is no YAML mapping, or sets the field through an alias.
     """
     try:
-        # newline="": a file with CRLF stays one.
-        with path.open(newline="", encoding="utf-8") as file:
-            before = file.read()
+        # As bytes: a file with CRLF stays one.
+        before = bounds.read(path, limits.MATRIX).decode()
+        content = _load(before)
+        bounded_yaml.refuse_unbounded(before, limits.MATRIX_NODES)
         root = yaml.compose(before, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(before)
+    except bounds.OutOfBounds as error:
+        raise UsageError(f"{path} {error}", "give a plain YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(
             f"{path} cannot be read as YAML: {str(error).splitlines()[0]}", "give a YAML file."
@@ -39,7 +45,7 @@ def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
     section = expected.get(SECTION)
     plain = dict(value) if isinstance(value, Mapping) else value
     expected = {**expected, SECTION: {**(section or {}), FIELD: plain}}
-    if yaml.safe_load(after) != expected:
+    if _load(after) != expected:
         raise UsageError(
             f"{path} writes {SECTION}.{FIELD} in a way that cannot be patched",
             f"set it by hand to {_text(value)}.",
@@ -52,6 +58,10 @@ def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
             f"b/{path.name}",
         )
     )
+
+
+def _load(text: str) -> Any:
+    return bounded_yaml.load(text.encode(), 2 * limits.MATRIX, limits.MATRIX_NODES)
 
 
 def _text(value: int | Mapping[str, int | None] | None) -> str:

@@ -10,7 +10,7 @@ the same object. The manifest is written last and only where there is none, and 
 manifests alone: a run is there as a whole or not at all, whoever else writes, or dies, meanwhile.
 """
 
-from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun
+from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun, Surveyed
 from nsabench.evidence.archive.query import query
 
-__all__ = ["Added", "Archive", "ArchivedRun", "query"]
+__all__ = ["Added", "Archive", "ArchivedRun", "Surveyed", "query"]

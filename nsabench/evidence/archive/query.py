@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 
 import pyarrow as pa
 
+from nsabench.bounds import limits
+from nsabench.bounds.content import size
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
 from nsabench.evidence.archive.store import _INSTALL
@@ -18,59 +21,100 @@ try:
 except ImportError as error:
     raise EnvironmentRefused("a query needs duckdb, which is not installed", _INSTALL) from error
 
+from nsabench.evidence.archive.question import views_of
 
-def query(archive: Archive, sql: str) -> pa.Table:
+MEMORY = 512 * limits.MIB  # of DuckDB; the answer has as much again
+PATIENCE_S = 60.0
+_BATCH = 10_000
+# In this order: what comes last keeps the rest as it is.
+_SETTINGS = (
+    f"SET memory_limit = '{MEMORY // limits.MIB}MiB'",
+    "SET temp_directory = ''",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET allow_community_extensions = false",
+    "SET python_enable_replacements = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+
+def query(
+    archive: Archive,
+    sql: str,
+    runs: Sequence[ArchivedRun] | None = None,
+    *,
+    patience_s: float = PATIENCE_S,
+) -> pa.Table:
     """The answer. Columns that older runs do not have are null there.
 
-    Raises `UsageError` when DuckDB does not accept the query.
+    runs: those that are asked about, of a survey; without, all sound ones. Raises `UsageError` when
+    it reads anything but the views, when DuckDB does not accept it, and when it takes too much.
     """
+    views = views_of(sql)
+    runs = archive.runs() if runs is None else runs
+    if not runs and views:
+        raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
     with duckdb.connect() as connection, TemporaryDirectory() as scratch:
+        interrupt = Timer(patience_s, connection.interrupt)
         try:
             # A view and each question to it read the footer of every file; once is enough.
             connection.execute("SET parquet_metadata_cache = true")
-            # Only what the query may mean is opened: a view reads the schema of every file.
-            words = {word.lower() for word in re.findall(r"\w+", sql)}
-            runs = archive.runs()
-            if not runs and words.intersection(["runs", *TABLES]):
-                raise UsageError(
-                    f"{archive.store.location} holds no runs", "add one: archive add RUN."
-                )
-            if "runs" in words:
+            # Only what the query means is opened: a view reads the schema of every file.
+            files = {
+                table: _files(archive, runs, table, Path(scratch))
+                for table in TABLES
+                if table in views
+            }
+            connection.execute("SET allowed_paths = $1", [[p for f in files.values() for p in f]])
+            if "runs" in views:
                 connection.register("runs", _runs(runs))
-            for table in words.intersection(TABLES):
-                _view(connection, archive, runs, table, Path(scratch))
-            answer = connection.sql(sql)
-            if answer is None:
-                raise UsageError("that is no question", "ask with SELECT.")
-            return answer.to_arrow_table()
-        except duckdb.Error as error:
+            for table, paths in files.items():
+                connection.read_parquet(
+                    paths, union_by_name=True, hive_partitioning=False
+                ).create_view(table)
+            for setting in _SETTINGS:
+                connection.execute(setting)
+            interrupt.start()
+            return _answer(connection, sql)
+        except duckdb.InterruptException:
+            raise UsageError(
+                f"the query takes more than {patience_s:g} s", "ask for less."
+            ) from None
+        except (duckdb.Error, pa.ArrowException) as error:
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
                 "it may select from runs, records and samples, in DuckDB's SQL.",
             ) from None
+        finally:
+            interrupt.cancel()
 
 
-def _view(
-    connection: duckdb.DuckDBPyConnection,
-    archive: Archive,
-    runs: list[ArchivedRun],
-    table: str,
-    scratch: Path,
-) -> None:
-    names = [run.object(table) for run in runs]
-    folder = archive.store.folder
-    if folder is None:
-        with ThreadPoolExecutor(READERS) as pool:
-            for name, data in zip(names, pool.map(archive.store.read, names), strict=True):
-                (scratch / name.replace("/", "_")).write_bytes(data)
-        paths = [str(scratch / name.replace("/", "_")) for name in names]
-    else:
-        paths = [str(folder / name) for name in names]
-    connection.read_parquet(paths, union_by_name=True, hive_partitioning=False).create_view(table)
+def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """Batch by batch: an answer of any size can be asked for in a few words."""
+    answer = connection.sql(sql)
+    # As it is called from 2.0 on, and before.
+    read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
+    reader = read(_BATCH)
+    batches, taken = [], 0
+    for batch in reader:
+        taken += batch.nbytes
+        if taken > MEMORY:
+            raise UsageError(f"the answer has more than {size(MEMORY)}", "ask for less.")
+        batches.append(batch)
+    return pa.Table.from_batches(batches, reader.schema)
 
 
-def _runs(runs: list[ArchivedRun]) -> pa.Table:
+def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: Path) -> list[str]:
+    """A table of all runs, as files that can be opened in place."""
+    with ThreadPoolExecutor(READERS) as pool:
+        names = [run.object(table) for run in runs]
+        paths = pool.map(lambda n: archive.store.as_file(n, scratch, limits.TABLE), names)
+        return [str(path) for path in paths]
+
+
+def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
     rows = []
     for run in runs:
         p = run.statement.predicate
@@ -79,7 +123,7 @@ def _runs(runs: list[ArchivedRun]) -> pa.Table:
                 "run_id": p.run_id,
                 "created": p.plan.created,
                 "signed": p.signed,
-                "trust": p.signer.trust.value,
+                "trust": run.trust.value,
                 "keyid": p.signer.keyid,
                 "device": p.plan.device,
                 "shard": p.plan.shard,

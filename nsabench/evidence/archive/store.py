@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 
@@ -57,17 +58,40 @@ class Store:
 
     def names(self) -> list[str]:
         """Names of all objects, sorted."""
+        return sorted(self.stamps())
+
+    def stamps(self) -> dict[str, str]:
+        """All objects by name, each with what changes when another takes its place."""
         with self._errors():
             entries = obstore.list(self._store).collect()
-        return sorted(entry["path"] for entry in entries)
+            return {entry["path"]: self._stamp(entry) for entry in entries}
 
-    def read(self, name: str) -> bytes:
-        """Raises `VerificationFailed` when there is no such object."""
+    def _stamp(self, entry: Mapping[str, Any]) -> str:
+        if self.folder is None:
+            return f"{entry['e_tag']} {entry['version']} {entry['size']} {entry['last_modified']}"
+        found = (self.folder / entry["path"]).stat()
+        # With the time that nobody but the system sets.
+        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+    def read(self, name: str, most: int) -> bytes:
+        """Raises `VerificationFailed` when there is no such object, or one of over `most` bytes."""
         with self._errors():
             try:
-                return bytes(obstore.get(self._store, name).bytes())
+                found = obstore.get(self._store, name)
+                if found.meta["size"] > most:
+                    raise VerificationFailed(f"{name} has more than {most} bytes")
+                return bytes(found.bytes())
             except FileNotFoundError:
                 raise VerificationFailed(f"{name} is missing") from None
+
+    def as_file(self, name: str, scratch: Path, most: int) -> Path:
+        """An object as a file: itself in a folder, else a copy in `scratch`. Raises as `read`."""
+        if self.folder is not None:
+            return self.folder / name
+        path = scratch / name.replace("/", "_")
+        if not path.exists():
+            path.write_bytes(self.read(name, most))
+        return path
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where there is none. False: there is one already, left as it is."""

@@ -13,19 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pydantic import ValidationError
 
 from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
 from nsabench.assessment.verdict import Key
+from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest import files
-from nsabench.evidence.manifest.seal import brief_of, brief_plan, controls_caught, outcomes_of
+from nsabench.evidence.manifest import files, summary
+from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import Predicate
+from nsabench.evidence.manifest.summary import Stated
 from nsabench.execution import journal
 from nsabench.execution.chain import Origin
 from nsabench.machine.environment.model import Environment
-from nsabench.model.journal import Contents
+from nsabench.model.description import Described
+from nsabench.model.journal import Entry, Header, Line, Sitting
 from nsabench.model.plan import Plan
 from nsabench.model.record import Column, Record
 from nsabench.model.vocabulary import PassName, Status
@@ -52,11 +53,11 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
 def check_environment(folder: Path, predicate: Predicate | None) -> Environment:
     """The environment, once what was signed of it in brief is what it says."""
     try:
-        environment = Environment.model_validate_json((folder / "environment.json").read_bytes())
-    except (OSError, ValidationError) as error:
-        raise VerificationFailed(
-            f"environment.json cannot be read: {str(error).splitlines()[0]}"
-        ) from None
+        environment = Environment.read(folder / "environment.json")
+    except OSError as error:
+        raise VerificationFailed(f"environment.json cannot be read: {error.strerror}") from None
+    except OutOfBounds as error:
+        raise VerificationFailed(f"environment.json {error}") from None
     if predicate is not None:
         there = brief_of(environment)
         for name, stated in predicate.environment:
@@ -64,43 +65,72 @@ def check_environment(folder: Path, predicate: Predicate | None) -> Environment:
     return environment
 
 
-def read_journal(folder: Path, plan: Plan) -> tuple[Contents, Origin | None]:
-    """The journal, which is one of this run and not of another, and who vouches for it."""
+class Journaled:
+    """What the journal of a run holds, taken line by line, since it may be large.
+
+    cases: how often the first look at each was journaled; samples: timed calls in them; described:
+    by the first header; environments: the sha256 of environment.json, as the headers say; origin:
+    who vouches for it all.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.cases = Counter[object]()
+        self.samples = 0
+        self.described: Described | None = None
+        self.environments: set[str] = set()
+        self.origin: Origin | None = None
+
+    def __str__(self) -> str:
+        return f"{self.cases.total()} cases"
+
+    def take(self, line: Line) -> None:
+        """Raises `VerificationFailed` when it is of another run."""
+        if isinstance(line, Sitting | Header):
+            _same("run_id", line.run_id, self._plan.run_id)
+            if line.plan_sha256:  # older journals do not say
+                _same("sha256 of plan.yaml", line.plan_sha256, self._plan.sha256)
+        if isinstance(line, Header):
+            self.described = self.described or line.described
+            self.environments.add(line.environment_sha256)
+        elif isinstance(line, Entry) and line.pass_name is PassName.FIRST_LOOK:
+            # Of more cases than were planned, one that was not is enough to say so.
+            if line.case_id in self.cases or len(self.cases) <= len(self._plan.cases):
+                self.cases[line.case_id] += 1
+            counts = {o.implementation: len(o.samples.time_ms) for o in line.outcomes}
+            self.samples += sum(counts.values())
+
+
+def read_journal(folder: Path, plan: Plan) -> Journaled:
+    """What the journal holds, which is one of this run and not of another, and who vouches."""
+    journaled = Journaled(plan)
     try:
-        contents, origin = journal.examine(folder / "journal.jsonl")
+        journaled.origin = journal.origin(folder / "journal.jsonl", journaled.take)
     except (OSError, UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"journal.jsonl: {error}") from None
-    for line in contents.openings:
-        _same("journal.jsonl: run_id", line.run_id, plan.run_id)
-        if line.plan_sha256:  # older journals do not say
-            _same("journal.jsonl: sha256 of plan.yaml", line.plan_sha256, plan.sha256)
-    return contents, origin
+    return journaled
 
 
-def check_journal(folder: Path, plan: Plan) -> tuple[Contents, Origin | None]:
+def check_journal(folder: Path, plan: Plan) -> Journaled:
     """Every case of the plan is journaled once, by this run."""
-    contents, origin = read_journal(folder, plan)
-    if not contents.headers:
+    journaled = read_journal(folder, plan)
+    if journaled.described is None:
         raise VerificationFailed("journal.jsonl has no header")
-    _same_members(
-        "journal.jsonl: case",
-        Counter(entry.case_id for entry in contents.of(PassName.FIRST_LOOK)),
-        Counter(planned.id for planned in plan.cases),
-    )
-    return contents, origin
+    planned: Counter[object] = Counter(case.id for case in plan.cases)
+    _same_members("journal.jsonl: case", journaled.cases, planned)
+    return journaled
 
 
-def check_origin(
-    folder: Path, journaled: Contents, origin: Origin | None, predicate: Predicate | None
-) -> None:
+def check_origin(folder: Path, journaled: Journaled, predicate: Predicate | None) -> None:
     """Whoever signed is who measured, by a journal that says so, and environment.json is theirs."""
+    origin = journaled.origin
     if origin is None:
         return  # of a version that did not say who measured
     if predicate is not None:
         _same("journal.jsonl: the key that vouches for it", origin.keyid, predicate.signer.keyid)
     digest = files.sha256(folder, "environment.json")
-    for header in journaled.headers:
-        _same("environment.json: its sha256, by the journal,", header.environment_sha256, digest)
+    for stated in sorted(journaled.environments):
+        _same("environment.json: its sha256, by the journal,", stated, digest)
 
 
 def check_records(
@@ -108,33 +138,51 @@ def check_records(
     plan: Plan,
     predicate: Predicate | None,
     environment: Environment,
-    journaled: Contents,
+    journaled: Journaled,
 ) -> list[Record]:
     """The records, once the table holds one complete row for every implementation of every case,
     all of them of the device and the versions that were journaled and signed."""
-    table = _read(folder, "records.parquet", RECORDS, RECORD_COLUMNS)
-    if predicate is not None:
-        _same("records.parquet: rows", table.num_rows, predicate.records)
-    _all_of_run("records.parquet", table, plan.run_id)
-    keys = list(_keys(table))
-    _same_members(
-        "records.parquet: record",
-        Counter(keys),
-        Counter((case.id, name) for case in plan.cases for name in case.implementations),
+    planned: Counter[object] = Counter(
+        (case.id, name) for case in plan.cases for name in case.implementations
     )
-    records = [_record(row, key) for row, key in zip(table.to_pylist(), keys, strict=True)]
+    rows = _count_rows(folder, "records.parquet", limits.RECORDS)
+    if predicate is not None:
+        _same("records.parquet: rows", rows, predicate.records)
+    if rows > 2 * planned.total():  # of fewer, the one that is too many is named
+        raise VerificationFailed(
+            f"records.parquet has {rows} rows, and {planned.total()} records were planned"
+        )
+    keys: Counter[object] = Counter()
+    for part in _parts(folder, "records.parquet", RECORDS, RECORD_COLUMNS):
+        for run_id in _texts(part["run_id"]):
+            _same("records.parquet: run_id", run_id, plan.run_id)
+        keys.update(_keys(part))
+    _same_members("records.parquet: record", keys, planned)
+    parts = parquet.batches(folder / "records.parquet")
+    records = [
+        _record(row, (row["case_id"], row["implementation"]))
+        for part in parts
+        for row in parquet.rows_of(part)
+    ]
     _check_origin_of(records, plan, environment, journaled)
     if predicate is not None:
-        check_summary(table, predicate)
+        summary.check({Stated.of(record) for record in records}, predicate)
     return records
 
 
+def _keys(part: pa.RecordBatch) -> Iterator[Key]:
+    rows = parquet.rows_of(part.select(["case_id", "implementation"]))
+    return ((row["case_id"], row["implementation"]) for row in rows)
+
+
 def _check_origin_of(
-    records: Sequence[Record], plan: Plan, environment: Environment, journaled: Contents
+    records: Sequence[Record], plan: Plan, environment: Environment, journaled: Journaled
 ) -> None:
     """They state the device and the versions that the worker described, and so does the
     environment, as far as it does."""
-    described = journaled.headers[0].described
+    described = journaled.described
+    if described is None:
+        raise VerificationFailed("journal.jsonl has no header")
     software, device = described.software, described.device
     expected = {
         "gpu_name": device.name or "",
@@ -149,63 +197,9 @@ def _check_origin_of(
     if torch is not None:
         _same("environment.json: torch, by the journal,", torch.version, software.torch)
     if plan.device == "cuda" and gpu is not None:
-        _same_device("environment.json: the GPU, by the journal,", gpu.name or "", device.name)
-
-
-def check_summary(table: pa.Table, predicate: Predicate) -> None:
-    """What was signed about the records in brief is what they say.
-
-    Raises `VerificationFailed` when it is something else, such as another GPU.
-    """
-
-    def column(name: str) -> list[Any]:
-        there = name in table.column_names
-        return table[name].to_pylist() if there else [None] * table.num_rows
-
-    signed = predicate.environment
-    if predicate.plan.device == "cuda":
-        for measured in set(column("gpu_name")):
-            _same_device("what was signed: gpu", signed.gpu or "", measured)
-    for name in ("torch", "triton", "cuda"):
-        stated = getattr(signed, name)
-        for measured in set(column(name)) if stated is not None else ():
-            _same(f"what was signed: {name}", stated, measured)
-    caught = controls_caught(outcomes_of(table))
-    _same("what was signed: controls_caught", predicate.controls_caught, caught)
-
-
-def check_archived(data: bytes, predicate: Predicate) -> None:
-    """As `check_summary`, of the bytes of a records.parquet by itself."""
-    needed = [
-        "op",
-        "direction",
-        "mode",
-        "caught_by",
-        "caught",
-        "gpu_name",
-        "torch",
-        "triton",
-        "cuda",
-    ]
-    try:
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
-            wrong = misfit(file.schema_arrow, RECORDS, ["op", "caught_by", "gpu_name"])
-            if wrong:
-                raise VerificationFailed(f"records.parquet {wrong}")
-            there = [name for name in needed if name in file.schema_arrow.names]
-            check_summary(file.read(columns=there), predicate)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise VerificationFailed(f"records.parquet cannot be read: {error}") from None
-
-
-def _same_device(what: str, named: str, measured: str | None) -> None:
-    # torch adds to the name of a device the slice of it that it sees.
-    if not (measured or "").startswith(f"{named} MIG "):
-        _same(what, named, measured or "")
-
-
-def _keys(table: pa.Table) -> Iterator[Key]:
-    return zip(table["case_id"].to_pylist(), table["implementation"].to_pylist(), strict=True)
+        what = "environment.json: the GPU, by the journal,"
+        if not summary.is_device(gpu.name or "", device.name):
+            _same(what, gpu.name or "", device.name or "")
 
 
 def _record(row: Mapping[str, Any], key: Key) -> Record:
@@ -223,49 +217,87 @@ def _record(row: Mapping[str, Any], key: Key) -> Record:
 
 
 def check_samples(
-    folder: Path, plan: Plan, predicate: Predicate | None, records: Sequence[Record]
-) -> pa.Table:
-    """The table, once each record that is `ok` has as many finite samples as it says."""
-    table = _read(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS)
+    folder: Path,
+    plan: Plan,
+    predicate: Predicate | None,
+    records: Sequence[Record],
+    journaled: int,
+) -> int:
+    """Their number, once each record that is `ok` has as many finite samples as it says.
+
+    journaled: how many the journal holds; the table is made of it.
+    """
+    rows = _count_rows(folder, "samples.parquet", limits.SAMPLES)
     if predicate is not None:
-        _same("samples.parquet: rows", table.num_rows, predicate.samples)
-    _all_of_run("samples.parquet", table, plan.run_id)
-    times = table["time_ms"]
-    if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
-        raise VerificationFailed("samples.parquet holds a time that is no finite number")
-    grouped = table.group_by(["case_id", "implementation"]).aggregate([("time_ms", "count")])
-    counts = dict(zip(_keys(grouped), grouped["time_ms_count"].to_pylist(), strict=True))
+        _same("samples.parquet: rows", rows, predicate.samples)
+    # Before they are read: a table of very many takes much time and little room.
+    if rows > journaled:
+        _same("samples.parquet: rows", rows, journaled)
     by_key = {record.key: record for record in records}
-    for key in counts:
-        if key not in by_key:
-            raise VerificationFailed(
-                f"samples.parquet has samples of {key[1]} on {key[0]}, which is no record"
-            )
+    counts = Counter[Key]()
+    for part in _parts(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS):
+        for run_id in _texts(part["run_id"]):
+            _same("samples.parquet: run_id", run_id, plan.run_id)
+        times = part["time_ms"]
+        if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
+            raise VerificationFailed("samples.parquet holds a time that is no finite number")
+        for key, count in _counts(part):
+            if key not in by_key:
+                raise VerificationFailed(
+                    f"samples.parquet has samples of {key[1]} on {key[0]}, which is no record"
+                )
+            counts[key] += count
     for key, record in by_key.items():
         # What a check found implausible keeps its samples and states no count of them.
         if record.status is Status.OK:
             what = f"samples.parquet: samples of {key[1]} on {key[0]}"
-            _same(what, counts.get(key, 0), record.n_samples)
-    return table
+            _same(what, counts[key], record.n_samples)
+    _same("samples.parquet: rows", rows, journaled)
+    return rows
 
 
-def _read(folder: Path, name: str, columns: list[Column], needed: list[str]) -> pa.Table:
+def _count_rows(folder: Path, name: str, most: int) -> int:
+    """How many rows a table has, once it is within bounds."""
     try:
-        with pq.ParquetFile(folder / name, pre_buffer=True) as file:
-            wrong = misfit(file.schema_arrow, columns, needed)
-            if wrong:
-                raise VerificationFailed(f"{name} {wrong}")
-            # All columns, so that a broken page anywhere is found.
-            table = file.read()
-            table.validate(full=True)  # texts are UTF-8
-            return table
+        return parquet.check(folder / name, most).rows
+    except OSError as error:
+        raise VerificationFailed(f"{name} cannot be read: {error.strerror}") from None
+    except OutOfBounds as error:
+        raise VerificationFailed(f"{name} {error}") from None
+
+
+def _parts(
+    folder: Path, name: str, columns: list[Column], needed: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """A table part by part, once it has the columns; `_count_rows` has passed it."""
+    try:
+        wrong = misfit(parquet.schema(folder / name), columns, needed)
+        if wrong:
+            raise VerificationFailed(f"{name} {wrong}")
+        # All columns, so that a broken page anywhere is found.
+        for part in parquet.batches(folder / name):
+            part.validate(full=True)  # texts are UTF-8
+            yield part
     except (OSError, pa.ArrowException) as error:
         raise VerificationFailed(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _all_of_run(name: str, table: pa.Table, run_id: str) -> None:
-    for value in pc.unique(table["run_id"]).to_pylist():
-        _same(f"{name}: run_id", value, run_id)
+def _texts(column: pa.DictionaryArray) -> list[str | None]:
+    """The texts that occur in a column."""
+    texts = column.dictionary.to_pylist()
+    return [None if i is None else texts[i] for i in pc.unique(column.indices).to_pylist()]
+
+
+def _counts(part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
+    """How many rows of a part each case and implementation has."""
+    cases, names = part["case_id"], part["implementation"]
+    table = pa.table({"case": cases.indices, "name": names.indices, "row": part["time_ms"]})
+    counted = table.group_by(["case", "name"]).aggregate([("row", "count")])
+    case_texts, name_texts = cases.dictionary.to_pylist(), names.dictionary.to_pylist()
+    for case, name, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
+        if case is None or name is None:
+            raise VerificationFailed("samples.parquet holds a sample of nothing")
+        yield (case_texts[case], name_texts[name]), count
 
 
 def _same(what: str, value: object, expected: object) -> None:

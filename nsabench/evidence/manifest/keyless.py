@@ -10,6 +10,8 @@ import base64
 from collections.abc import Mapping
 from pathlib import Path
 
+from nsabench import bounds
+from nsabench.bounds import limits
 from nsabench.errors import EnvironmentRefused, VerificationFailed
 from nsabench.evidence.manifest.dsse import PAYLOAD_TYPE, Envelope
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST
@@ -44,7 +46,7 @@ def sign(folder: Path) -> None:
     from sigstore.oidc import IdentityToken, detect_credential
     from sigstore.sign import SigningContext
 
-    content = Envelope.parse((folder / MANIFEST).read_bytes()).content()
+    content = Envelope.parse(bounds.read(folder / MANIFEST, limits.MANIFEST)).content()
     try:
         with restored():
             credential = detect_credential()
@@ -73,7 +75,7 @@ def check(folder: Path, identity: str, issuer: str) -> None:
     from sigstore.verify.policy import Identity
 
     try:
-        bundle = Bundle.from_json((folder / BUNDLE).read_bytes())
+        bundle = Bundle.from_json(bounds.read(folder / BUNDLE, limits.MANIFEST))
         policy = Identity(identity=identity, issuer=issuer)
         try:
             verifier = Verifier.production()
@@ -83,6 +85,6 @@ def check(folder: Path, identity: str, issuer: str) -> None:
         kind, content = verifier.verify_dsse(bundle, policy)
     except (Error, ValueError) as error:
         raise VerificationFailed(f"{BUNDLE}: {str(error).splitlines()[0]}") from None
-    envelope = Envelope.parse((folder / MANIFEST).read_bytes())
+    envelope = Envelope.parse(bounds.read(folder / MANIFEST, limits.MANIFEST))
     if kind != PAYLOAD_TYPE or base64.b64encode(content).decode() != envelope.payload:
         raise VerificationFailed(f"{BUNDLE} is over another statement than {MANIFEST}")

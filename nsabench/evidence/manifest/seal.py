@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
 
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Outcome, unproven
@@ -79,7 +78,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
             environment=brief_environment(folder / "environment.json"),
             records=table.num_rows,
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
-            controls_caught=controls_caught(outcomes_of(table)),
+            controls_caught=controls_caught(_outcomes(table)),
             results_schema=SCHEMA_VERSION,
         ),
     )
@@ -92,7 +91,7 @@ def _controls(path: Path) -> pa.Table:
     return pq.read_table(path, columns=[name for name in columns if name in known])
 
 
-def outcomes_of(table: pa.Table) -> Iterator[Outcome]:
+def _outcomes(table: pa.Table) -> Iterator[Outcome]:
     for row in table.to_pylist():
         if row["caught"]:
             direction, mode = Direction(row["direction"]), Mode(row.get("mode") or Mode.STREAM)
@@ -123,8 +122,8 @@ def brief_plan(plan: Plan) -> PlanBrief:
 def brief_environment(path: Path) -> EnvironmentBrief:
     """Of an environment.json."""
     try:
-        environment = Environment.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        environment = Environment.read(path)
+    except (OSError, ValueError):
         # A run whose environment is not known is signed as such.
         return EnvironmentBrief(complete=False)
     return brief_of(environment)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel
 
+from nsabench.bounds import OutOfBounds, json, limits
 from nsabench.errors import VerificationFailed
-
-# A run of 10,000 cases has a manifest of about 2 MB.
-MAX_BYTES = 64 << 20
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -20,15 +17,7 @@ def parse_json(data: bytes, what: str, model: type[M]) -> M:
 
     Raises `VerificationFailed` when it does not, is nested too deep, or is too large.
     """
-    if len(data) > MAX_BYTES:
-        raise VerificationFailed(f"{what} has {len(data)} bytes, more than {MAX_BYTES}")
     try:
-        return model.model_validate(from_json(data, allow_inf_nan=False))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise VerificationFailed(
-            f"{what} is not as it should be: {where}: {first['msg']}"
-        ) from None
-    except ValueError as error:
-        raise VerificationFailed(f"{what} is not JSON: {error}") from None
+        return json.load(data, limits.MANIFEST, model)
+    except OutOfBounds as error:
+        raise VerificationFailed(f"{what} {error}") from None

@@ -5,22 +5,21 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from nsabench import bounds
+from nsabench.bounds import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
-from nsabench.evidence.manifest.strict_json import MAX_BYTES
 from nsabench.execution.chain import Origin
-from nsabench.model.journal import Contents
-from nsabench.model.vocabulary import PassName
 from nsabench.signing import run_keys
 from nsabench.signing.keys import public_key_of_der
 
@@ -90,19 +89,20 @@ def verify(
     require: Trust = Trust.EPHEMERAL,
     identity: tuple[str, str] | None = None,
     revoked: Mapping[str, Revocation] | None = None,
+    begun: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
     `trusted`: ids of keys that make a run `pinned`. `identity`: the name and the issuer that must
     have signed keyless. `require`: the least trust that passes; with `unsigned`, a run without a
     manifest passes when its files agree with each other. `revoked`: keys that do not count any
-    more; None: those that NSABENCH_REVOKED_KEYS lists.
+    more; None: those that NSABENCH_REVOKED_KEYS lists. `begun` is told of each check as it begins.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, keyids, require, identity, revoked)
+        _verify(report, keyids, require, identity, revoked, begun)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
     return report
@@ -135,10 +135,12 @@ def _verify(
     require: Trust,
     identity: tuple[str, str] | None,
     revoked: Mapping[str, Revocation],
+    begun: Callable[[str], None],
 ) -> None:
     folder = report.folder
 
     def run(check: str, action: Callable[[], T], say: Callable[[T], str] = lambda _: "") -> T:
+        begun(check)
         try:
             result = action()
         except VerificationFailed as error:
@@ -166,20 +168,23 @@ def _verify(
         lambda: contents.check_environment(folder, predicate),
         lambda e: "complete" if e.complete else "not complete",
     )
-    journal, report.origin = run(
-        "journal", lambda: contents.check_journal(folder, plan), lambda found: _cases(found[0])
-    )
+    journaled = run("journal", lambda: contents.check_journal(folder, plan), str)
+    report.origin = journaled.origin
     run(
         "origin",
-        lambda: contents.check_origin(folder, journal, report.origin, predicate),
+        lambda: contents.check_origin(folder, journaled, predicate),
         lambda _: str(report.origin or "the journal does not say who measured"),
     )
     records = run(
         "records",
-        lambda: contents.check_records(folder, plan, predicate, environment, journal),
-        _count,
+        lambda: contents.check_records(folder, plan, predicate, environment, journaled),
+        lambda r: _rows(len(r)),
     )
-    run("samples", lambda: contents.check_samples(folder, plan, predicate, records), _count)
+    run(
+        "samples",
+        lambda: contents.check_samples(folder, plan, predicate, records, journaled.samples),
+        _rows,
+    )
     run(
         "trust",
         lambda: _trust(report, BUNDLE in names, trusted, require, identity, revoked),
@@ -196,10 +201,17 @@ def _listing(folder: Path) -> list[str]:
 def _envelope(folder: Path, names: list[str]) -> Envelope:
     if MANIFEST not in names:
         raise VerificationFailed(f"there is no {MANIFEST}: the run is unsigned")
-    path = folder / MANIFEST
-    if path.stat().st_size > MAX_BYTES:
-        raise VerificationFailed(f"{MANIFEST} has more than {MAX_BYTES} bytes")
-    return Envelope.parse(path.read_bytes())
+    return read_envelope(folder)
+
+
+def read_envelope(folder: Path) -> Envelope:
+    """Raises `VerificationFailed` when the manifest cannot be read or is none."""
+    try:
+        return Envelope.parse(bounds.read(folder / MANIFEST, limits.MANIFEST))
+    except OSError as error:
+        raise VerificationFailed(f"{MANIFEST} cannot be read: {error.strerror}") from None
+    except bounds.OutOfBounds as error:
+        raise VerificationFailed(f"{MANIFEST} {error}") from None
 
 
 def signed(envelope: Envelope) -> tuple[Statement, str]:
@@ -250,7 +262,7 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
     """Whether a key that is trusted, or kept here, vouches for the journal of an unsigned run."""
     try:
         plan = contents.read_plan(folder, None)
-        _, origin = contents.read_journal(folder, plan)
+        origin = contents.read_journal(folder, plan).origin
     except VerificationFailed:
         return False
     if origin is None:
@@ -259,12 +271,8 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
     return origin.keyid in trusted or (kept is not None and kept.keyid == origin.keyid)
 
 
-def _cases(journal: Contents) -> str:
-    return f"{len(journal.of(PassName.FIRST_LOOK))} cases"
-
-
-def _count(rows: Sized) -> str:
-    return f"{len(rows)} rows"
+def _rows(count: int) -> str:
+    return f"{count} rows"
 
 
 def _trust(

@@ -7,9 +7,13 @@ Names end in their unit (`_bytes`, `_mhz`, `_w`, `_c`). A field that could not b
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from nsabench import bounds
+from nsabench.bounds import json, limits
 
 SCHEMA_VERSION = 1
 # The reason for whatever only torch knows, when no process with torch was started to ask.
@@ -219,6 +223,11 @@ class Environment(Part):
     container: Container = Container()
     run: Run = Run()
     absent: dict[str, str] = {}  # "software.torch" -> why it could not be told
+
+    @classmethod
+    def read(cls, path: Path) -> Environment:
+        """What the file says. Raises `OSError`, and `OutOfBounds` when it is no environment."""
+        return json.load(bounds.read(path, limits.ENVIRONMENT), limits.ENVIRONMENT, cls)
 
     @property
     def gpu(self) -> Gpu | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare.comparison import Comparison, Mean, Measurement, Shift
 from nsabench.output.compare.vocabulary import Difference
-from nsabench.output.report.markdown import code, plain, table
+from nsabench.output.report.markdown import table
+from nsabench.text import code, markdown
 
 MOST = 60  # lines of a table of cells; the JSON holds all
 
@@ -35,31 +36,31 @@ def counts(mean: Mean) -> str:
 
 
 def _head(comparison: Comparison) -> Iterator[str]:
-    yield f"# Comparison with {plain(comparison.first.name)}\n"
+    yield f"# Comparison with {markdown(comparison.first.name)}\n"
     yield (
         "Ratio: median time in the first run over that in the later one, with its 95 % interval; "
         f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same."
     )
     for side in comparison.sides:
         if side.objection:
-            yield f"\n**{plain(side.objection)}.**"
+            yield f"\n**{markdown(side.objection)}.**"
     if comparison.disagreements:
         yield "\nThe plans differ, and only what they have in common is compared:\n"
-        yield from (f"- {plain(line)}" for line in comparison.disagreements)
+        yield from (f"- {markdown(line)}" for line in comparison.disagreements)
 
 
 def _runs(comparison: Comparison) -> Iterator[str]:
     yield "## Runs\n"
     differing = comparison.differing
     yield from table(
-        ("run", "id", "made", "trust", *map(plain, differing)),
+        ("run", "id", "made", "trust", *map(markdown, differing)),
         (
             (
-                plain(side.name),
+                markdown(side.name),
                 code(side.plan.run_id),
                 f"{side.plan.created:%Y-%m-%d %H:%M}",
                 side.trust.value,
-                *(plain(values[number]) or "–" for values in differing.values()),
+                *(markdown(values[number]) or "–" for values in differing.values()),
             )
             for number, side in enumerate(comparison.sides)
         ),
@@ -69,7 +70,7 @@ def _runs(comparison: Comparison) -> Iterator[str]:
 
 
 def _changes(comparison: Comparison, later: int, name: str) -> Iterator[str]:
-    yield f"## Statuses that changed in {plain(name)}\n"
+    yield f"## Statuses that changed in {markdown(name)}\n"
     changes = comparison.changes(later)
     if not changes:
         yield "None."
@@ -79,11 +80,11 @@ def _changes(comparison: Comparison, later: int, name: str) -> Iterator[str]:
         (
             (
                 str(shift.change),
-                plain(cell.label),
+                markdown(cell.label),
                 code(cell.implementation),
                 cell.measurements[0].status,
                 cell.measurements[later + 1].status,
-                plain(cell.measurements[later + 1].reason or cell.measurements[0].reason),
+                markdown(cell.measurements[later + 1].reason or cell.measurements[0].reason),
             )
             for cell, shift in changes[:MOST]
         ),
@@ -92,12 +93,12 @@ def _changes(comparison: Comparison, later: int, name: str) -> Iterator[str]:
 
 
 def _means(comparison: Comparison, later: int, name: str) -> Iterator[str]:
-    yield f"## {plain(name)} against {plain(comparison.first.name)}\n"
+    yield f"## {markdown(name)} against {markdown(comparison.first.name)}\n"
     yield from table(
         ("op", "implementation", "role", "geometric mean", "of cells", "invalid", "cells"),
         (
             (
-                mean.op,
+                markdown(mean.op),
                 code(mean.implementation),
                 mean.role.value,
                 "–" if mean.value is None else f"{mean.value:.3f}",
@@ -111,7 +112,7 @@ def _means(comparison: Comparison, later: int, name: str) -> Iterator[str]:
 
 
 def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
-    yield f"### Slower in {plain(name)}\n"
+    yield f"### Slower in {markdown(name)}\n"
     slower = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
     if not slower:
         yield "No candidate."
@@ -120,7 +121,7 @@ def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
         ("case", "implementation", "ms before", "ms after", "ratio [95 %]"),
         (
             (
-                plain(cell.label),
+                markdown(cell.label),
                 code(cell.implementation),
                 _ms(cell.measurements[0]),
                 _ms(cell.measurements[later + 1]),
@@ -140,9 +141,9 @@ def _candidates(comparison: Comparison) -> Iterator[str]:
         yield "No candidate takes part."
         return
     yield from table(
-        ("case", "candidate", *(plain(side.name) for side in comparison.sides)),
+        ("case", "candidate", *(markdown(side.name) for side in comparison.sides)),
         (
-            (plain(cell.label), code(cell.implementation), *map(standing, cell.measurements))
+            (markdown(cell.label), code(cell.implementation), *map(standing, cell.measurements))
             for cell in cells[:MOST]
         ),
     )

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nsabench.assessment.checks import proofs
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Lack
 from nsabench.assessment.doubts import Doubts, of_journal
-from nsabench.assessment.tables import read_records
+from nsabench.assessment.tables import SAMPLES, misfit, read_records
 from nsabench.assessment.verdict import Key
+from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import refuse_altered
 from nsabench.evidence.manifest.keys import trusted_keyids
@@ -30,6 +30,8 @@ from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
+
+SAMPLE_COLUMNS = ("case_id", "implementation", "time_ms")
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,16 @@ def _read(path: Path) -> Side:
     trust = refuse_altered(path, trusted_keyids(()))
     records = read_records(path)
     try:
-        samples = pq.read_table(
-            path / "samples.parquet", columns=["case_id", "implementation", "time_ms"]
-        )
+        samples = parquet.table(path / "samples.parquet", limits.SAMPLES, SAMPLE_COLUMNS)
+        wrong = misfit(parquet.schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)
     except (OSError, pa.ArrowException):
         raise UsageError(
             f"{path} holds no samples", "give a finished run; `all --resume` finishes one."
         ) from None
+    except OutOfBounds as error:
+        wrong = str(error)
+    if wrong:
+        raise UsageError(f"samples.parquet of {path} {wrong}", "give the folder as it was made.")
     return Side(
         name=path.resolve().name,
         folder=path,
@@ -157,10 +162,10 @@ def _by_key(table: pa.Table) -> dict[Key, NDArray[np.float64]]:
     """The times of each record, sorted."""
     if not table.num_rows:  # nothing was timed
         return {}
-    table = table.combine_chunks()
+    table = table.unify_dictionaries().combine_chunks()
     codes, names = [], []
     for column in ("case_id", "implementation"):
-        encoded = table[column].combine_chunks().dictionary_encode()
+        encoded = table[column].combine_chunks()
         codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
         names.append(encoded.dictionary.to_pylist())
     times = table["time_ms"].to_numpy()

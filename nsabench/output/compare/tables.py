@@ -13,6 +13,7 @@ from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.output.compare.comparison import ComparedCell, Comparison
 from nsabench.output.compare.markdown import counts, ratio, standing
 from nsabench.output.compare.vocabulary import Change, Difference
+from nsabench.text import shown
 
 MOST = 20
 STYLES = {
@@ -31,9 +32,9 @@ def render(comparison: Comparison) -> Group:
 def _parts(comparison: Comparison) -> Iterator[RenderableType]:
     for side in comparison.sides:
         if side.objection:
-            yield Text(side.objection, "bold red")
+            yield Text(shown(side.objection), "bold red")
     for line in comparison.disagreements:
-        yield Text(f"left out: {line}", "yellow")
+        yield Text(shown(f"left out: {line}"), "yellow")
     for later, side in enumerate(comparison.later):
         yield from _changes(comparison, later, side.name)
         yield from _slower(comparison, later, side.name)
@@ -44,9 +45,9 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", header_style="bold")
+    table = Table(title=Text(shown(title)), title_justify="left", header_style="bold")
     for name, justify in columns:
-        table.add_column(Text(name), justify="right" if justify == "right" else "left")
+        table.add_column(Text(shown(name)), justify="right" if justify == "right" else "left")
     return table
 
 
@@ -63,11 +64,11 @@ def _changes(comparison: Comparison, later: int, name: str) -> Iterator[Renderab
         before, after = cell.measurements[0], cell.measurements[later + 1]
         table.add_row(
             Text(str(shift.change), STYLES[shift.change] if shift.change else ""),
-            Text(cell.label),
-            Text(cell.implementation),
+            Text(shown(cell.label)),
+            Text(shown(cell.implementation)),
             before.status,
             after.status,
-            Text((after.reason or before.reason)[:120]),
+            Text(shown(after.reason or before.reason)[:120]),
         )
     yield table
     yield from _left_out(len(changes))
@@ -81,7 +82,7 @@ def _slower(comparison: Comparison, later: int, name: str) -> Iterator[Renderabl
         f"slower in {name}", ("case", "left"), ("implementation", "left"), ("ratio [95 %]", "right")
     )
     for cell, shift in slower[:MOST]:
-        table.add_row(Text(cell.label), Text(cell.implementation), ratio(shift))
+        table.add_row(Text(shown(cell.label)), Text(shown(cell.implementation)), ratio(shift))
     yield table
     yield from _left_out(len(slower))
 
@@ -101,7 +102,9 @@ def version_matrix(comparison: Comparison) -> Table:
     )
     for (op, name), cells in groups.items():
         table.add_row(
-            op, Text(name), *(_tally(cells, number) for number in range(len(comparison.sides)))
+            shown(op),
+            Text(shown(name)),
+            *(_tally(cells, number) for number in range(len(comparison.sides))),
         )
     return table
 
@@ -129,8 +132,8 @@ def _means(comparison: Comparison, later: int, name: str) -> Table:
     )
     for mean in comparison.means(later):
         table.add_row(
-            mean.op,
-            Text(mean.implementation),
+            shown(mean.op),
+            Text(shown(mean.implementation)),
             "-" if mean.value is None else f"{mean.value:.3f}",
             str(mean.valid),
             str(mean.invalid),

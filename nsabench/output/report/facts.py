@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from nsabench import ops
+from nsabench import bounds, ops
 from nsabench.assessment import threshold
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.results import Results, assemble
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
+from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.execution.folder import HEAD, RunFolder
@@ -71,8 +70,8 @@ class Facts:
     def environment(self) -> Environment | None:
         """What `environment.json` says; None where it is missing or not readable."""
         try:
-            return Environment.model_validate_json(self.folder.environment.read_bytes())
-        except (OSError, ValidationError):
+            return Environment.read(self.folder.environment)
+        except (OSError, ValueError):
             return None
 
     @cached_property
@@ -188,8 +187,8 @@ class Facts:
         parts = []
         for look in PassName:
             try:
-                text = self.folder.log(case_id, look).read_text(errors="replace")
-            except OSError:
+                text = bounds.tail(self.folder.log(case_id, look), limits.LOG)
+            except (OSError, bounds.OutOfBounds):
                 continue
             own = _of_one(text, name)
             heading = [f"--- {look}"] if own and look is not PassName.FIRST_LOOK else []

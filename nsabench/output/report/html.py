@@ -14,6 +14,7 @@ from typing import Any
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.model.version import __version__
+from nsabench.text import shown
 
 # In the order in which they build on each other; those of a page follow.
 COMMON = ("data.js", "theme.js", "filters.js", "table.js", "draw.js")
@@ -28,6 +29,7 @@ def render(
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nsabench.output.report"),
         autoescape=True,  # every text of a run is foreign
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -74,8 +76,28 @@ def short(value: float | None) -> float | None:
 
 def _pack(data: Mapping[str, Any]) -> str:
     """Base64 of gzipped JSON. The same data gives the same text."""
-    text = json.dumps(data, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    text = json.dumps(_shown_within(data), separators=(",", ":"), sort_keys=True, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def _shown(value: Any) -> Any:
+    """What a template prints; of markup that is ours, and of numbers, as it is."""
+    return shown(value, lines=True) if isinstance(value, str) and not _is_markup(value) else value
+
+
+def _is_markup(value: str) -> bool:
+    return hasattr(value, "__html__")
+
+
+def _shown_within(data: Any) -> Any:
+    """Data for the scripts of a page, and all texts in it as they are shown."""
+    if isinstance(data, str):
+        return shown(data, lines=True)
+    if isinstance(data, Mapping):
+        return {_shown_within(key): _shown_within(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_shown_within(value) for value in data]
+    return data
 
 
 def _extra(name: str) -> ModuleType:
@@ -117,5 +139,5 @@ def _tiny(value: float | None) -> str:
 def _ticks(text: str) -> Any:
     """What stands between backticks as code; all of it is escaped first."""
     markupsafe = _extra("markupsafe")
-    escaped = str(markupsafe.escape(text))
+    escaped = str(markupsafe.escape(shown(text)))
     return markupsafe.Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped))

@@ -11,6 +11,7 @@ from nsabench.model.vocabulary import Role, Status
 from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
+from nsabench.text import code, markdown
 
 MOST = 40  # lines of a list of problems; records.parquet holds all
 
@@ -28,22 +29,9 @@ def render(facts: Facts) -> str:
         _decision,
         _commands,
     )
-    blocks = [f"# Selection report: {plain(facts.machine)}"]
+    blocks = [f"# Selection report: {markdown(facts.machine)}"]
     blocks += ["\n".join(part(facts)) for part in parts]
     return "\n\n".join(blocks) + "\n"
-
-
-def plain(text: object) -> str:
-    """Text of a run as Markdown shows it and does not obey it."""
-    escaped = " ".join(str(text).split())
-    for mark in "\\`*_[]<>|#":
-        escaped = escaped.replace(mark, "\\" + mark)
-    return escaped.replace("&", "&amp;")
-
-
-def code(text: object) -> str:
-    """Text between backticks, which it cannot leave."""
-    return "`" + " ".join(str(text).split()).replace("`", "'").replace("|", "\\|") + "`"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -57,18 +45,18 @@ def _summary(facts: Facts) -> Iterator[str]:
     yield "## Summary\n"
     for finding in facts.invalidating:
         who = f"{code(finding.implementation)}: " if finding.implementation else ""
-        yield f"**This run is invalid and decides nothing.** {who}{plain(finding.sentence)}\n"
+        yield f"**This run is invalid and decides nothing.** {who}{markdown(finding.sentence)}\n"
     for finding in facts.undecided:
-        yield f"**Nothing is decided of a part of this run.** {plain(finding.sentence)}\n"
+        yield f"**Nothing is decided of a part of this run.** {markdown(finding.sentence)}\n"
     for sentence in facts.unproven:
-        yield f"**Unproven:** {plain(sentence)}.\n"
+        yield f"**Unproven:** {markdown(sentence)}.\n"
     if facts.missing:
         yield (
             f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "
             f"cases were not measured.\n"
         )
     for standing in standings(facts):
-        yield f"- {code(standing.implementation)} ({standing.op}): {standing.sentence}"
+        yield f"- {code(standing.implementation)} ({markdown(standing.op)}): {standing.sentence}"
     if not facts.candidates:
         yield "- No candidate took part."
     catches = Counter(r.caught for r in facts.controls if r.caught)
@@ -84,10 +72,10 @@ def _environment(facts: Facts) -> Iterator[str]:
         return
     yield from table(
         ("what", "value"),
-        ((name, plain(line) or "not readable") for name, line in machine(facts.environment)),
+        ((name, markdown(line) or "not readable") for name, line in machine(facts.environment)),
     )
     for problem in facts.problems:
-        yield f"\n**{problem.severity}** {plain(problem.what)} {plain(problem.remedy)}"
+        yield f"\n**{problem.severity}** {markdown(problem.what)} {markdown(problem.remedy)}"
 
 
 def _method(facts: Facts) -> Iterator[str]:
@@ -135,8 +123,8 @@ def _parity(facts: Facts) -> Iterator[str]:
         (
             (
                 code(name),
-                role,
-                dtype,
+                markdown(role),
+                markdown(dtype),
                 str(sum(r.mae is not None for r in rows)),
                 str(sum(r.status is Status.WRONG for r in rows)),
                 _worst(r.mae for r in rows),
@@ -165,7 +153,7 @@ def _results(facts: Facts) -> Iterator[str]:
         ),
         (
             (
-                plain(labels.case(r)),
+                markdown(labels.case(r)),
                 code(r.implementation),
                 _number(r.median_ms, ".4g"),
                 _number(r.queued_ms, ".4g"),
@@ -177,7 +165,7 @@ def _results(facts: Facts) -> Iterator[str]:
                 if r.speedup is None
                 else f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]",
                 # A dash alone would hide why: the reason stands where the verdict would.
-                _verdict(r) or f"{r.status}: {plain(r.reason)}",
+                _verdict(r) or f"{r.status}: {markdown(r.reason)}",
             )
             for r in facts.candidates
         ),
@@ -185,7 +173,7 @@ def _results(facts: Facts) -> Iterator[str]:
 
 
 def _verdict(record: Record) -> str:
-    lacking = f" (unproven: {record.unproven})" if record.unproven_verdict else ""
+    lacking = f" (unproven: {markdown(record.unproven)})" if record.unproven_verdict else ""
     return f"{record.verdict}{lacking}" if record.verdict else ""
 
 
@@ -213,7 +201,7 @@ def _groups(groups: Iterable[Group], name: str, margin: float) -> Iterator[str]:
         (
             (
                 code(g.implementation),
-                plain(g.name),
+                markdown(g.name),
                 f"{g.compared} of {g.cases}",
                 str(g.meeting),
                 _number(g.average, ".2f"),
@@ -229,10 +217,11 @@ def _groups(groups: Iterable[Group], name: str, margin: float) -> Iterator[str]:
 def _problems(facts: Facts) -> Iterator[str]:
     yield "## Problems found\n"
     controls = {r.implementation for r in facts.controls}
-    lines = [f"- {plain(line)}" for line in facts.failures]
+    lines = [f"- {markdown(line)}" for line in facts.failures]
     lines += [
-        f"- {f.check} ({f.effect}) {code(' '.join(x for x in (f.case_id, f.implementation) if x))}:"
-        f" {plain(f.sentence)}"
+        f"- {markdown(f.check)} ({f.effect}) "
+        f"{code(' '.join(x for x in (f.case_id, f.implementation) if x))}:"
+        f" {markdown(f.sentence)}"
         for f in facts.results.findings
         if f.implementation not in controls or not f.case_id
     ]
@@ -247,12 +236,13 @@ def _decision(facts: Facts) -> Iterator[str]:
         yield "None: the run is invalid."
         return
     for d in facts.decisions:
-        yield f"- {code(d.candidate)} ({d.op}) on {plain(d.gpu) or 'a CPU'}: **{d.sentence}**"
-        yield from (f"  - {plain(why)}" for why in [*d.reasons, *d.caveats, *d.notes])
+        where = markdown(d.gpu) or "a CPU"
+        yield f"- {code(d.candidate)} ({markdown(d.op)}) on {where}: **{d.sentence}**"
+        yield from (f"  - {markdown(why)}" for why in [*d.reasons, *d.caveats, *d.notes])
     if not facts.decisions:
         yield "There is no candidate to decide about."
     if facts.said_otherwise:
-        yield f"\n**Otherwise before:** {plain(facts.said_otherwise)}."
+        yield f"\n**Otherwise before:** {markdown(facts.said_otherwise)}."
 
 
 def _commands(facts: Facts) -> Iterator[str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.text import shown
 
 EFFECT_STYLES = {
     Effect.INVALID: "bold red",
@@ -41,9 +42,9 @@ def print_findings(
         console.print(
             Text.assemble(
                 (f"{last.effect:12}", EFFECT_STYLES.get(last.effect, "dim")),
-                f" {last.check}: {often}",
-                (f"{where}: " if where else "", "bold"),
-                last.sentence,
+                f" {shown(last.check)}: {often}",
+                (shown(f"{where}: ") if where else "", "bold"),
+                shown(last.sentence),
             ),
         )
     if not findings:

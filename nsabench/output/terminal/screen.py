@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from nsabench.text import shown
+
+
+class _Console(Console):
+    """One that obeys nothing in the texts that it prints: no escapes, no markup, no `:x:`."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(shown(text, lines=True), **how)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        # Texts with a style do not pass `render_str`; they are laid out by what they were.
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else shown(text, lines=True), style, control)
 
 
 def console() -> Console:
     """Standard output; wide enough for its tables when that is no terminal.
 
-    Without markup: names and reasons are of others, and `[/usr/lib/x.so]` would be a closing tag.
+    Names and reasons are of others: `[/usr/lib/x.so]` would be a closing tag, `mine.py:100:x` a
+    picture.
     """
     width = None if sys.stdout.isatty() else 160
-    return Console(width=width, soft_wrap=False, markup=False)
+    return _Console(width=width, soft_wrap=False, markup=False, emoji=False)
 
 
 def interactive(console: Console) -> bool:

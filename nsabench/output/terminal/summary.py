@@ -18,6 +18,7 @@ from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
 from nsabench.output.terminal import outcome
 from nsabench.output.terminal.findings import print_findings
 from nsabench.output.terminal.tables import baselines_table, candidates_table
+from nsabench.text import shown
 
 
 def print_summary(finished: Finished, console: Console, *, verbose: bool = False) -> None:
@@ -30,11 +31,11 @@ def print_summary(finished: Finished, console: Console, *, verbose: bool = False
     else:
         for line in (_baselines(records), outcome.controls(records)):
             if line:
-                console.print(line, highlight=False, soft_wrap=True)
+                console.print(shown(line), highlight=False, soft_wrap=True)
     console.print(_time(finished), highlight=False, soft_wrap=True)
     _print_grave(finished, console, verbose=verbose)
     for line in _failed(finished):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(shown(line)), soft_wrap=True)
     console.print(candidates_table(_own_last(finished), console.width))
     console.print(_panel(finished, console.width))
 
@@ -98,7 +99,7 @@ def _panel(finished: Finished, width: int) -> Panel:
     page = finished.folder.path / "report.html"
     said.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
     return Panel(
-        Text("\n".join(said)),
+        Text("\n".join(map(shown, said))),
         title="failed" if failed else "complete",
         border_style="red" if failed else "green",
     )

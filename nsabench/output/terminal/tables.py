@@ -12,6 +12,7 @@ from rich.text import Text
 from nsabench.assessment import labels
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.text import shown
 
 STYLES = {
     Status.OK: "green",
@@ -54,8 +55,8 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         ("speed-up" if narrow else "speed-up [95 %]", "right"),
         ("verdict", "left"),
     )
-    shown = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
-    for name, justify in (columns[n] for n in shown):
+    kept = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
+    for name, justify in (columns[n] for n in kept):
         # Names may take a second line; a number that is cut off is none.
         long = name in ("case", "candidate", "best baseline")
         table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
@@ -64,20 +65,20 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         if r.role is not Role.CANDIDATE:
             continue
         cells = (
-            labels.case(r),
-            r.implementation,
+            shown(labels.case(r)),
+            shown(r.implementation),
             Text(r.status, STYLES.get(r.status, "bold red")),
             number(r.mae, ".1e"),
             number(r.median_ms, ".4g"),
             number(r.queued_ms, ".4g"),
             number(r.host_us, ".0f"),
             number(r.roofline_fraction, ".0%"),
-            r.best_baseline,
+            shown(r.best_baseline),
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
             _ratio(r, narrow=narrow),
             _standing(r, narrow=narrow),
         )
-        table.add_row(*(cells[n] for n in shown))
+        table.add_row(*(cells[n] for n in kept))
     if any(r.unproven_verdict for r in records):
         table.caption = "* no control showed that each check behind it works: see `unproven`"
         table.caption_justify = "left"
@@ -121,11 +122,11 @@ def baselines_table(records: Sequence[Record]) -> Table:
         counts = Counter(r.status for r in rows)
         reasons = [r.diagnosis or r.reason for r in rows if r.status is not Status.OK]
         table.add_row(
-            name,
+            shown(name),
             role,
             ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
             str(best[name]) if role == Role.BASELINE else _catches(rows),
-            _short(reasons[0]) if reasons else "",
+            _short(shown(reasons[0])) if reasons else "",
         )
     return table
 

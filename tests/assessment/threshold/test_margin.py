@@ -20,6 +20,7 @@ from nsabench.errors import UsageError
 from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import second_look as pass_
 from nsabench.model.plan import Plan
+from nsabench.text import markdown
 from tests.runs import Made, make_run, second_look, timed
 
 
@@ -57,7 +58,7 @@ def test_a_threshold_that_one_process_alone_saw_says_so(tmp_path: Path) -> None:
     assert "second looks were taken at 1.2" in note
     assert "`nsabench all --margin 1.05`" in note
     decision = decision_of(folder, 1.05)
-    assert note in as_markdown([decision])
+    assert markdown(note) in as_markdown([decision])
     assert "one_process: 8" in as_yaml([decision])
 
 

@@ -130,8 +130,8 @@ def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path
     ]
     assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
     text = as_markdown(decisions)
-    assert "## mine (selection_rows) on NVIDIA H200: worth using from L = 256 on" in text
-    assert "## rows_cuda (selection_rows) on NVIDIA H200: worth using from L = 64 on" in text
+    assert "## `mine` (selection_rows) on NVIDIA H200: worth using from L = 256 on" in text
+    assert "## `rows_cuda` (selection_rows) on NVIDIA H200: worth using from L = 64 on" in text
 
 
 @settings(max_examples=200, deadline=None)
@@ -256,7 +256,7 @@ def test_what_an_earlier_run_called_decode_has_a_threshold_for_each_op_that_it_i
     dense, step = decide_all([Evidence(rows)])
     assert (dense.op, dense.min_length) == ("decode_dense", None)
     assert (step.op, step.min_length) == ("decode_step", 256)
-    assert "mine (decode_step) on NVIDIA H200: worth using from S = 256 on" in as_markdown([step])
+    assert "`mine` (decode_step) on NVIDIA H200: worth using from S = 256 on" in as_markdown([step])
 
 
 def test_the_controls_of_an_earlier_decode_vouch_for_all_that_it_is_now() -> None:

@@ -14,7 +14,6 @@ import pytest
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal
 from nsabench.evidence.manifest.seal import describe
-from nsabench.evidence.manifest.statement import Trust
 from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench, command
 from tests.cli.conftest import nsabench as nsabench
@@ -33,8 +32,8 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def check(archive: Archive) -> tuple[int, list[str], int]:
-    sound, broken, stray = archive.check(frozenset(), Trust.EPHEMERAL)
-    return len(sound), broken, stray
+    found = archive.survey()
+    return len(found.sound), found.broken, found.stray
 
 
 def test_adding_twice_is_harmless(archive: Archive, signed: MakeSigned) -> None:

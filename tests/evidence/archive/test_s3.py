@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 
 from nsabench.errors import EnvironmentRefused
-from nsabench.evidence.manifest.statement import Trust
 from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
@@ -141,8 +140,8 @@ def test_add_list_verify_query(locate: Callable[..., str], signed: MakeSigned) -
     assert [archive.add(run)[0] for run in runs] == [Added.ADDED] * 2
     assert archive.add(runs[0])[0] is Added.THERE
     assert len(archive.runs()) == 2
-    sound, broken, stray = archive.check(frozenset(), Trust.EPHEMERAL)
-    assert (len(sound), broken, stray) == (2, [], 0)
+    found = archive.survey()
+    assert (len(found.sound), found.broken, found.stray) == (2, [], 0)
     answer = query(archive, "SELECT count(*) AS n FROM records JOIN runs USING (run_id)")
     assert answer.to_pylist() == [{"n": 96}]
 
@@ -240,11 +239,11 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload(
         own = start(tmp_path)
         archive = Archive(locate(on=own))
         assert archive.runs() == []
-        sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
-        assert (sound, broken) == ([], [])
+        found = archive.survey()
+        assert (found.sound, found.broken) == ([], [])
         assert archive.add(run)[0] is Added.ADDED
-        sound, broken, _ = archive.check(frozenset(), Trust.EPHEMERAL)
-        assert (len(sound), broken) == (1, [])
+        found = archive.survey()
+        assert (len(found.sound), found.broken) == (1, [])
     finally:
         tap.close()
         own.stop()

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench.bounds import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, dsse, seal, verify
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.evidence.manifest.strict_json import MAX_BYTES
 from nsabench.files import unfinished
 from nsabench.signing import Signer
 
@@ -114,7 +114,7 @@ TAMPERED: dict[str, tuple[Change, str]] = {
         "manifest: the manifest is not",
     ),
     "huge JSON": (
-        lambda r: os.truncate(r / MANIFEST, MAX_BYTES + 1),
+        lambda r: os.truncate(r / MANIFEST, limits.MANIFEST + 1),
         "manifest: manifest.dsse.json has more than",
     ),
     "truncated Parquet": (
@@ -317,9 +317,8 @@ def test_columns_that_are_none(run: Path, signer: Signer) -> None:
     )
     original = pq.read_table(run / "records.parquet")
     for broken, change in {
-        "has list<element: string> in column case_id and not string": put(
-            "case_id", lambda n: pa.array([["x"]] * n)
-        ),
+        "has int64 in column case_id and not string": put("case_id", lambda n: pa.array([1] * n)),
+        "has columns within columns": put("case_id", lambda n: pa.array([["x"]] * n)),
         "has 2 columns status": lambda t: t.append_column("status", t["status"]),
         "has no column reason": lambda t: t.drop_columns(["reason"]),
         "record None mine is there 1 times": lambda t: pa.concat_tables(

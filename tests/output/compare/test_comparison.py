@@ -75,7 +75,7 @@ def test_what_crashed_comes_first_and_has_no_ratio(compared: Compared) -> None:
     assert len(list(comparison.failures(slower=False))) == 8
     text = markdown.render(comparison)
     assert text.index("## Statuses that changed") < text.index("geometric mean")
-    assert "| broke | selection\\_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
+    assert "| broke | selection_rows N256 H4 D64 L256 fp16 | `mine` | ok | crashed |" in text
     for cell in comparison.cells:
         for shift in cell.shifts:
             assert (shift.ratio is None) == (shift.difference is Difference.INVALID)

@@ -141,7 +141,7 @@ def test_it_is_told_as_text(run_of_it: Path, tmp_path: Path) -> None:
     text = write_markdown(Facts.read(run_of_it), tmp_path).read_text()
     assert "| `fused` | random, backward | 4 of 4 |" in text
     assert "| `fused` | local, backward | 0 of 4 |" in text
-    assert "T8192 HQ64 block\\_size=32 bf16 backward local" in text
+    assert "T8192 HQ64 block_size=32 bf16 backward local" in text
 
 
 def test_rows_of_many_sizes_are_told_apart(browser: Browser, tmp_path: Path) -> None:

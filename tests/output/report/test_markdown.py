@@ -12,9 +12,9 @@ from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.output.report import Facts, write_html, write_markdown
-from nsabench.output.report.markdown import plain
 from nsabench.output.report.statistics import by_length
 from nsabench.signing import load_signer
+from nsabench.text import markdown
 from tests.output.report.conftest import make_run
 from tests.runs import Made
 from tests.runs import make_run as make_whole_run
@@ -71,7 +71,7 @@ def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> N
         "selection_rows"
     )
     summary = text.partition("## Environment")[0]
-    assert f"**Unproven:** {plain(sentence)}." in summary
+    assert f"**Unproven:** {markdown(sentence)}." in summary
     assert "of 16 cases; 16 rest on an unproven check" in summary
     assert "| faster (unproven: timer, baseline, roofline) |" in text
     page = write_html(facts, tmp_path).read_text()

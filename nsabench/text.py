@@ -1,0 +1,87 @@
+"""Text from elsewhere is text: what a terminal, Markdown, a page or a spreadsheet would obey in it
+is shown instead.
+
+Names, reasons, logs and versions come from whoever made a run. `shown` is what every output shows
+of them; the other functions add to it what one kind of output alone would obey.
+"""
+
+from __future__ import annotations
+
+import re
+
+# A letter with many accents may cover the lines above and below it; no script needs more.
+_ACCENT = r"[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+_PILED = re.compile(f"({_ACCENT}{{3}}){_ACCENT}+")
+_USUAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# Seen as nothing at all, though Unicode calls them letters, marks or symbols.
+_BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+_BLANKS = frozenset(_BLANK) | {chr(c) for c in range(0xFE00, 0xFE10)}
+# What a renderer of Markdown makes a link, a mention or a picture of, however it is escaped.
+_LIVE = re.compile(
+    r"(?:https?|ftp)://[^\s`|<>()\[\]]+|www\.[^\s`|<>()\[\]]+"
+    r"|(?<!\w)@[\w-]+|:[\w+-]+:|(?<!\w)#\d+"
+)
+# Between letters an underscore is one.
+_MARKS = re.compile(r"([\\`*\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_]))")
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
+
+
+def shown(value: object, *, lines: bool = False) -> str:
+    r"""Text with every character that is not seen as what it is written out, as `\x1b` or `\u202e`:
+    control characters, escapes, marks of direction, what has no width, line ends.
+
+    lines: keep line feeds and tabs, in a log say.
+    """
+    text = str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    text = "".join(
+        c if (c.isprintable() and c not in _BLANKS) or c in kept else _escape(c) for c in text
+    )
+    return _PILED.sub(r"\1…", text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return _USUAL.get(character, f"\\x{code:02x}")
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def markdown(value: object) -> str:
+    """Text of a run as Markdown shows it and does not obey it."""
+    text, parts, end = shown(_on_one_line(value)), [], 0
+    for live in _LIVE.finditer(text):
+        parts += [_marked(text[end : live.start()]), code(live.group())]
+        end = live.end()
+    return "".join([*parts, _marked(text[end:])])
+
+
+def _marked(text: str) -> str:
+    return _MARKS.sub(r"\\\1", text).replace("&", "&amp;")
+
+
+def code(value: object) -> str:
+    """Text between backticks, which it cannot leave."""
+    text = shown(_on_one_line(value)).replace("`", "'").replace("|", "\\|")
+    return f"`{text}`"
+
+
+def fenced(value: object, language: str = "") -> str:
+    """Lines of text as a block of code in Markdown, which they cannot leave."""
+    text = shown(value, lines=True).rstrip()
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def cell(value: object) -> str:
+    """Text of a run in a CSV file, which no spreadsheet takes for a formula."""
+    text = str(value)
+    return ("'" if _FORMULA.match(text) else "") + shown(text)
+
+
+def _on_one_line(value: object) -> str:
+    # Line ends within a reason are its layout; other blanks stay and are shown.
+    return " ".join(re.split(r"[ \t\r\n]+", str(value).strip(" \t\r\n")))

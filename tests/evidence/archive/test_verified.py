@@ -1,0 +1,286 @@
+"""What an archive answers from: verified runs, each once, and its three views."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import MANIFEST, dsse, seal
+from nsabench.evidence.manifest.seal import describe
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.signing import Signer, load_signer
+from tests.cli.conftest import Nsabench
+from tests.cli.conftest import nsabench as nsabench
+from tests.evidence.archive.conftest import MakeSigned
+
+pytest.importorskip("obstore")
+pytest.importorskip("duckdb")
+from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.archive import seen as seen_tables
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Archive(str(tmp_path / "archive"), create=True)
+
+
+def folder(archive: Archive) -> Path:
+    assert archive.store.folder is not None
+    return archive.store.folder
+
+
+def test_the_same_run_under_another_gpu_is_refused(archive: Archive, signed: MakeSigned) -> None:
+    run = signed(0)
+    archive.add(run)
+    shutil.rmtree(run)
+    names = archive.store.names()
+    with pytest.raises(VerificationFailed, match="another run with the id"):
+        archive.add(signed(0, gpu="NVIDIA L4"))
+    assert archive.store.names() == names
+
+
+def test_a_run_that_was_put_there_twice_is_answered_by_neither(
+    archive: Archive, signed: MakeSigned, tmp_path: Path
+) -> None:
+    """As somebody does who may write there, and adds with no nsabench."""
+    other = Archive(str(tmp_path / "other"), create=True)
+    run = signed(0)
+    archive.add(run)
+    archive.add(signed(1))
+    shutil.rmtree(run)
+    other.add(signed(0, gpu="NVIDIA L4"))
+    shutil.copytree(folder(other), folder(archive), dirs_exist_ok=True)
+    found = archive.survey()
+    assert [run.run_id[-1] for run in found.sound] == ["1"]
+    assert len(found.broken) == 2 and all("is in the archive 2 times" in b for b in found.broken)
+    answer = query(archive, "SELECT count(*) AS n FROM records JOIN runs USING (run_id)")
+    assert answer.to_pylist() == [{"n": 48}]
+
+
+def resign(archive: Archive, prefix: str, run: Path, change: Callable[..., object]) -> None:
+    """A manifest in the archive that is signed, and says something else of the run."""
+    signer: Signer = load_signer({})
+    statement = describe(run, signer)
+    predicate = statement.predicate.model_copy(update=change(statement.predicate))  # type: ignore[arg-type]
+    statement = statement.model_copy(update={"predicate": predicate})
+    (folder(archive) / prefix / MANIFEST).write_bytes(
+        dsse.sign(statement.to_json(), signer.key).to_json()
+    )
+
+
+def test_a_summary_that_says_another_gpu(archive: Archive, signed: MakeSigned) -> None:
+    run = signed(0)
+    _, prefix = archive.add(run)
+
+    def lie(predicate: object) -> dict[str, object]:
+        environment = predicate.environment.model_copy(update={"gpu": "NVIDIA B200"})  # type: ignore[attr-defined]
+        return {"environment": environment}
+
+    resign(archive, prefix, run, lie)
+    [sentence] = archive.survey().broken
+    assert "it belongs under schema=1/gpu=NVIDIA_B200" in sentence
+    moved = folder(archive) / prefix.replace("H200", "B200")
+    moved.parent.mkdir()
+    (folder(archive) / prefix).rename(moved)
+    [sentence] = archive.survey().broken
+    assert "records.parquet is of NVIDIA H200, signed is NVIDIA B200" in sentence
+
+
+def test_a_summary_that_says_more_rows(archive: Archive, signed: MakeSigned) -> None:
+    run = signed(0)
+    _, prefix = archive.add(run)
+    resign(archive, prefix, run, lambda predicate: {"samples": predicate.samples + 1})
+    [sentence] = archive.survey().broken
+    assert "samples.parquet has 640 rows, signed are 641" in sentence
+
+
+def test_what_was_altered_is_in_no_answer(
+    tmp_path: Path, nsabench: Nsabench, signed: MakeSigned
+) -> None:
+    archive = Archive(str(tmp_path / "a"), create=True)
+    archive.add(signed(0))
+    _, prefix = archive.add(signed(1))
+    [path] = (folder(archive) / prefix).glob("records-*.parquet")
+    table = pq.read_table(path)
+    faster = pa.array([9.0] * table.num_rows)
+    place = table.schema.get_field_index("speedup")
+    pq.write_table(table.set_column(place, "speedup", faster), path)
+    for words in (["list", "a"], ["query", "a", "SELECT count(*), max(speedup) FROM records"]):
+        done = nsabench("archive", *words)
+        assert done.returncode == 0 and "9.0" not in done.stdout
+        assert "left out" in done.stderr and "was changed after the signature" in done.stderr
+    assert "48" in done.stdout
+    listed = nsabench("archive", "list", "a").stdout.splitlines()
+    assert [line.split()[-1] for line in listed] == ["verified", "runs"]
+    done = nsabench("archive", "report", "a")
+    assert done.returncode == 0 and "left out" in done.stderr
+    # Whoever may write there cannot add without a signature either.
+    (folder(archive) / prefix / MANIFEST).write_text("{}")
+    assert [run.run_id[-1] for run in archive.runs()] == ["0"]
+
+
+def test_what_was_seen_is_not_read_again_until_it_changes(
+    archive: Archive, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, prefix = archive.add(signed(0))
+    looked: list[str] = []
+    really = seen_tables.look
+
+    def look(path: Path, digest: str, most: int) -> seen_tables.Table:
+        looked.append(path.name)
+        return really(path, digest, most)
+
+    monkeypatch.setattr("nsabench.evidence.archive.archive.look", look)
+    assert len(archive.runs()) == 1 and len(looked) == 2
+    assert len(archive.runs()) == 1 and len(looked) == 2
+    [path] = (folder(archive) / prefix).glob("samples-*.parquet")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert archive.runs() == [], "another content of the same name and size is looked at"
+
+
+def test_trust_is_the_readers(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed(0))
+    [run] = archive.runs()
+    assert run.trust is Trust.EPHEMERAL
+    keyid = run.statement.predicate.signer.keyid
+    assert [r.trust for r in archive.runs(frozenset({keyid}))] == [Trust.PINNED]
+
+
+FORBIDDEN = (
+    "SELECT * FROM read_text('/etc/passwd')",
+    "SELECT * FROM '/etc/passwd'",
+    "SELECT * FROM read_parquet('{table}')",
+    "SELECT * FROM '{table}'",
+    "SELECT * FROM glob('/*')",
+    "COPY (SELECT 1) TO '{away}'",
+    "COPY runs TO '{away}'",
+    "EXPORT DATABASE '{away}'",
+    "ATTACH '{away}'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET threads = 4",
+    "PRAGMA database_list",
+    "CALL duckdb_settings()",
+    "CREATE TABLE x AS SELECT 1",
+    "SELECT 1; SELECT 2",
+    "SELECT 1; COPY runs TO '{away}'",
+    "SELECT * FROM duckdb_settings()",
+    "SELECT * FROM duckdb_tables",
+    "SELECT * FROM information_schema.tables",
+    "SELECT current_setting('allowed_paths')",
+    "SELECT getenv('HOME')",
+    "SELECT (SELECT max(content) FROM read_text('/etc/passwd')) FROM runs",
+    "WITH q AS (SELECT * FROM read_csv('/etc/passwd')) SELECT * FROM q",
+    "SELECT * FROM query('SELECT 1')",
+    "SELECT * FROM query_table('runs')",
+    "SHOW TABLES",
+    "SELECT * FROM archive",
+    "",
+    "(" * 3000,
+)
+
+
+@pytest.mark.parametrize("sql", FORBIDDEN)
+def test_a_query_reads_its_views_and_nothing_else(
+    archive: Archive, signed: MakeSigned, tmp_path: Path, sql: str
+) -> None:
+    _, prefix = archive.add(signed(0))
+    [table] = (folder(archive) / prefix).glob("records-*.parquet")
+    away, before = tmp_path / "away", table.read_bytes()
+    with pytest.raises(UsageError) as refused:
+        query(archive, sql.format(table=table, away=away))
+    assert refused.value.remedy
+    assert not away.exists() and table.read_bytes() == before
+
+
+@pytest.mark.parametrize("sql", FORBIDDEN)
+def test_duckdb_itself_reads_and_writes_no_file(
+    archive: Archive,
+    signed: MakeSigned,
+    tmp_path: Path,
+    sql: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same where the question is not looked at first: no file is read or written by it."""
+    module = importlib.import_module("nsabench.evidence.archive.query")
+    monkeypatch.setattr(module, "views_of", lambda sql: frozenset({"runs", "records", "samples"}))
+    _, prefix = archive.add(signed(0))
+    [table] = (folder(archive) / prefix).glob("records-*.parquet")
+    away, before = tmp_path / "away", table.read_bytes()
+    try:
+        answer = str(query(archive, sql.format(table=table, away=away)).to_pydict())
+    except (UsageError, AttributeError):
+        answer = ""
+    assert "root:" not in answer
+    assert not away.exists() and table.read_bytes() == before
+
+
+def test_questions_that_are_allowed(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed(0))
+    for sql in (
+        "WITH q AS (SELECT * FROM records) SELECT count(*) FROM q JOIN samples USING (case_id)",
+        "FROM Records SELECT count(*)",
+        "SELECT * FROM main.runs",
+        "SELECT * FROM range(3), unnest([1, 2])",
+        "SUMMARIZE runs",
+        "DESCRIBE records",
+        "VALUES (1), (2)",
+        "SELECT x FROM (SELECT 1 AS x) UNION ALL SELECT 2",
+    ):
+        assert query(archive, sql).num_rows > 0, sql
+
+
+def test_a_query_that_takes_too_much(archive: Archive, signed: MakeSigned) -> None:
+    archive.add(signed(0))
+    with pytest.raises(UsageError, match=r"takes more than 0\.2 s"):
+        query(
+            archive,
+            "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b",
+            patience_s=0.2,
+        )
+    with pytest.raises(UsageError, match="the answer has more than 512 MiB"):
+        query(archive, "SELECT * FROM range(10000000000)")
+    with pytest.raises(UsageError, match="Out of Memory"):
+        query(archive, "SELECT list(repeat('a', 1000) || range) FROM range(10000000)")
+
+
+def test_a_csv_holds_no_formula(tmp_path: Path, nsabench: Nsabench, signed: MakeSigned) -> None:
+    Archive(str(tmp_path / "a"), create=True).add(signed(0))
+    sql = "SELECT '=1+1' AS \"=x\", -1 AS n, [1, 2] AS l, NULL AS z, chr(27) || 'm' AS e FROM runs"
+    done = nsabench("archive", "query", "a", sql, "--csv")
+    assert done.stdout == '"\'=x","n","l","z","e"\n"\'=1+1",-1,"[1, 2]","","\\x1bm"\n'
+    assert json.loads(nsabench("archive", "query", "a", sql, "--json").stdout)[0]["=x"] == "=1+1"
+
+
+def test_a_table_of_endless_rows_is_not_opened(archive: Archive, signed: MakeSigned) -> None:
+    """In an archive, where no journal says how many there may be."""
+    run = signed(0)
+    schema = pq.read_schema(run / "samples.parquet")
+    part = pq.read_table(run / "samples.parquet").take([0] * 1_000_000)
+    _, prefix = archive.add(run)
+    [path] = (folder(archive) / prefix).glob("samples-*.parquet")
+    path.unlink()
+    with pq.ParquetWriter(run / "samples.parquet", schema) as writer:
+        for _ in range(51):
+            writer.write_table(part, row_group_size=1 << 20)
+    seal(run, load_signer({}))
+    shutil.copytree(run, folder(archive) / "scratch")
+    (folder(archive) / prefix / MANIFEST).unlink()
+    digest = describe(run, load_signer({})).digests["samples.parquet"]
+    shutil.copy(
+        run / "samples.parquet", folder(archive) / prefix / f"samples-{digest[:16]}.parquet"
+    )
+    shutil.copy(run / MANIFEST, folder(archive) / prefix / MANIFEST)
+    shutil.rmtree(folder(archive) / "scratch")
+    [sentence] = archive.survey().broken
+    assert "has 51000000 rows, more than 50000000" in sentence

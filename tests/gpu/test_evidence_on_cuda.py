@@ -1,0 +1,81 @@
+"""A signed run on a CUDA device: killed half way, resumed, and with a kernel that seeks the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SPY = Path(__file__).parents[1] / "signing" / "spy.py"
+TWO = """
+op: selection_rows
+axes: {dtype: float16, N: [64, 256], H: 4, D: 64, L: 128}
+implementations: {only: [sdpa_gqa, mine]}
+timing: {stopping: {kind: fixed_count, rounds: 10}}
+"""
+
+
+@pytest.mark.untimed
+def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the_key(
+    tmp_path: Path,
+) -> None:
+    from nsabench.evidence.manifest import verify
+    from nsabench.evidence.manifest.statement import Trust
+    from nsabench.signing import keys
+    from nsabench.signing.signer import KEY
+
+    key = tmp_path / "signing.key"
+    public = keys.generate(key, b"words")
+    private = keys.private_key(key.read_bytes(), "", b"words")
+    pem = keys.private_pem(private).decode()
+    needles = {"seed": private.private_bytes_raw(), "text": pem.splitlines()[1].encode()}
+    task = {
+        "needles": {name: needle.hex() for name, needle in needles.items()},
+        "left_out": [os.getpid(), os.getppid()],  # the test itself holds it
+        "files": [],
+    }
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    (tmp_path / "m.yaml").write_text(TWO)
+    environment = {**os.environ, "SPY": str(tmp_path / "task.json"), KEY: pem}
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "nsabench", "all"]
+    begun = subprocess.Popen(
+        [*command, "m.yaml", "--device", "cuda", "--out", run, "--kernels", SPY],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    journal, deadline = run / "journal.jsonl", time.monotonic() + 240
+    while not journal.is_file() or b'"pass_name"' not in journal.read_bytes():
+        assert begun.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGKILL)
+    begun.wait(30)
+    resumed = subprocess.run(
+        [*command, "--resume", run], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert resumed.returncode in (0, 1), resumed.stdout[-2000:] + resumed.stderr
+    report = verify(run, trusted=[keys.keyid_of(public)], require=Trust.PINNED)
+    assert report.broken is None, report.broken
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert str(begun.pid) in found["processes"]
+    read = [
+        (pid, where, what)
+        for pid, places in found["processes"].items()
+        for where, what in places.items()
+        if isinstance(what, list) and what
+    ]
+    assert read == []

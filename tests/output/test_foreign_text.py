@@ -1,0 +1,224 @@
+"""Text from elsewhere is text: a corpus of what outputs would obey, in every field of a run that
+holds text, rendered by every output."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from nsabench.assessment import parquet, threshold
+from nsabench.assessment.results import assemble
+from nsabench.execution import journal
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.run import Finished
+from nsabench.machine.environment.model import Environment
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Status
+from nsabench.output import compare, report, terminal
+from nsabench.output.compare import markdown as compare_markdown
+from nsabench.output.compare import page as compare_page
+from nsabench.output.compare import tables as compare_tables
+from nsabench.output.report import page
+from nsabench.output.report.markdown import render as markdown_of
+from nsabench.output.terminal.screen import _Console
+from nsabench.text import cell, code, fenced, markdown, shown
+from tests.runs import Made, make_run
+
+CORPUS = (
+    "\x1b[31mred\x1b]0;title\x07 \x9b2J\x00\x7f",
+    "a\u202eright-to-left\u2066\u200f\u061c b\u200bc\ufeff\U000e0041",
+    "mine.py:100:x [bold]b[/bold] [/usr/lib/x.so] :smiley:",
+    "<script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} </style>",
+    "` ``` | *b* _i_ ~~s~~ $m$ # h [l](http://evil) http://evil www.evil @everyone #1",
+    "=HYPERLINK(1)",
+    "one\rtwo\ntwo\tthree\u2028four\x85five",
+)
+ALL = " ".join(CORPUS)
+# Whatever is not seen as what it is; line ends and tabs are an output's own, too.
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0d\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def leaves(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where texts stand in JSON."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        if isinstance(value, str):
+            yield (*place, key)
+        elif isinstance(value, dict | list):
+            yield from leaves(value, (*place, key))
+
+
+def put(data: Any, place: tuple[Any, ...], value: object) -> object:
+    """Put a value somewhere; what stood there before."""
+    *parents, last = place
+    for key in parents:
+        data = data[key]
+    before: object = data[last]
+    data[last] = value
+    return before
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def fill(folder: Path, seed: int) -> Path:
+        made = Made(
+            seed=seed,
+            implementations=(ALL,),
+            gpu=ALL,
+            torch=ALL,
+            triton=ALL,
+            status=lambda length: Status.CRASHED if length == 64 else Status.OK,
+        )
+        make_run(folder, made)
+        environment = json.loads((folder / "environment.json").read_text())
+        changed = 0
+        for place in list(leaves(environment)):
+            before = put(environment, place, ALL)
+            try:
+                Environment.model_validate(environment)
+                changed += 1
+            except ValidationError:  # a word of a vocabulary, or a time
+                put(environment, place, before)
+        assert changed > 20
+        (folder / "environment.json").write_text(json.dumps(environment))
+        text = (folder / "journal.jsonl").read_text()
+        lines = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
+        for line in lines:
+            if line["kind"] == "header":
+                described = line["described"]
+                described["software"] = dict.fromkeys(described["software"], ALL)
+                described["device"]["name"] = ALL
+                line["distributions"] = {ALL: ALL}
+            for outcome in line.get("outcomes", []):
+                for name in ("diagnosis", "config", "worst_row_at", "log"):
+                    outcome[name] = ALL
+                outcome["notes"] = list(CORPUS)
+                outcome["reason"] = ALL if outcome["reason"] else ""
+            line.get("conditions", {}).update({"0": {"clock_event_reasons": list(CORPUS)}})
+            if line["kind"] == "header":
+                line.pop("conditions", None)
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "journal.jsonl").write_text(content)
+        plan = Plan.read(folder / "plan.yaml")
+        for log in (folder / "logs").iterdir():
+            log.write_text(ALL)
+        results = assemble(plan, journal.read(folder / "journal.jsonl"))
+        parquet.write(results, plan.run_id, folder)
+        decisions = threshold.decide_all([threshold.of_run(folder)])
+        threshold.write(decisions, folder / "thresholds.yaml")
+        return folder
+
+    parent = tmp_path_factory.mktemp("hostile")
+    fill(parent / "other", 1)
+    return fill(parent / "run", 0)
+
+
+def finished(folder: Path) -> Finished:
+    plan = Plan.read(folder / "plan.yaml")
+    results = assemble(plan, journal.read(folder / "journal.jsonl"))
+    return Finished(RunFolder(folder), plan, results, 1.0, 0.5)
+
+
+def printed(show: Callable[[_Console], object]) -> str:
+    console = terminal.console()
+    assert isinstance(console, _Console)
+    with console.capture() as capture:
+        show(console)
+    return capture.get()
+
+
+def comparison(folder: Path) -> compare.Comparison:
+    return compare.compare(compare.read([folder, folder.parent / "other"]))
+
+
+def on_terminal(folder: Path) -> str:
+    return printed(lambda console: terminal.print_summary(finished(folder), console))
+
+
+def compared_on_terminal(folder: Path) -> str:
+    return printed(lambda console: console.print(compare_tables.render(comparison(folder))))
+
+
+def as_markdown(folder: Path) -> str:
+    decisions = threshold.decide_all([threshold.of_run(folder)])
+    return "\n".join(
+        (
+            markdown_of(report.Facts.read(folder)),
+            compare_markdown.render(comparison(folder)),
+            threshold.as_markdown(decisions),
+        )
+    )
+
+
+def pages(folder: Path) -> str:
+    return page.render(report.Facts.read(folder)) + compare_page.render(comparison(folder))
+
+
+@pytest.mark.parametrize("render", [on_terminal, compared_on_terminal, as_markdown])
+def test_nothing_is_obeyed(hostile: Path, render: Callable[[Path], str]) -> None:
+    text = render(hostile)
+    found = INVISIBLE.search(text)
+    assert found is None, repr(text[max(found.start() - 60, 0) : found.end() + 20])
+    assert "\\x1b[31mred" in text.replace("\n", "").replace(" ", "") or "\\\\x1b\\[31mred" in text
+    assert "😃" not in text and "❌" not in text, "rich makes pictures of :smiley: and :x:"
+
+
+def test_a_page_shows_text_only(hostile: Path) -> None:
+    pytest.importorskip("vl_convert")
+    html = pages(hostile)
+    # The bundle of scripts is ours, and may hold any character.
+    ours = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    found = INVISIBLE.search(ours)
+    assert found is None, repr(ours[max(found.start() - 60, 0) : found.end() + 20])
+    assert "<img" not in ours and "alert(1)</script>" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in ours and "\\x1b[31mred" in ours
+    for packed in re.findall(r'id="data">(.*?)</script>', html, flags=re.DOTALL):
+        data = gzip.decompress(base64.b64decode(packed)).decode()
+        texts = json.loads(data)["strings"]
+        assert any("\\x1b" in text for text in texts)
+        assert not any(INVISIBLE.search(text) for text in texts)
+
+
+def test_in_markdown_nothing_is_live(hostile: Path) -> None:
+    text = as_markdown(hostile)
+    unfenced = re.sub(r"(?ms)^(`{3,}).*?^\1", "", text)
+    unescaped = re.sub(r"\\[^\w\s]", "", unfenced)  # what is escaped is not obeyed
+    plain = re.sub(r"`[^`\n]*`", "", unescaped)
+    for live in ("<", "http://", "www.", "@everyone", ":smiley:", ":100:", "*b*", "~~", "](", "`"):
+        assert live not in plain, (live, plain[max(plain.find(live) - 80, 0) :][:160])
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_each_kind(text: str) -> None:
+    for render in (shown, markdown, code, cell, fenced):
+        assert not INVISIBLE.search(render(text)), render
+    assert shown(shown(text)) == shown(text), "what is shown is shown as it is"
+    assert code(text).count("`") == 2
+    assert "\n" not in markdown(text) + code(text) + cell(text) + shown(text)
+    assert fenced(text).splitlines()[0] == fenced(text).splitlines()[-1]
+    assert set(fenced(text).splitlines()[0]) == {"`"} and len(fenced(text).splitlines()[0]) > 2
+
+
+def test_words_that_are_only_words() -> None:
+    # CommonMark makes no emphasis within a word.
+    assert markdown("_a_ b_") == r"\_a\_ b\_"
+    for word in ("日本語", "naïve é", "✅ ok", "C:\\path", "torch 2.11.0+cu130 · 1.2×"):
+        assert shown(word) == word
+    assert markdown("a_b (selection_rows)") == "a_b (selection_rows)"
+
+
+@pytest.mark.parametrize("formula", ["=1", "+1", "-1", "@a", " =1", "\t=1", "＝1", "\r\n=1"])
+def test_no_cell_is_a_formula(formula: str) -> None:
+    assert cell(formula).startswith("'")
+    assert cell("a=1") == "a=1"
