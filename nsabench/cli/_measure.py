@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from nsabench import conclusion
+from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import MARGIN
 from nsabench.output import terminal
+from nsabench.planning.narrow import Narrowed
 
 
-def measure(
-    matrices: Sequence[str],
-    device: str,
-    quick: bool,
-    out: Path | None,
-    resume: Path | None,
-    kernels: Path | None,
-    ops_file: Path | None,
-    shard: str,
-    margin: float,
-    no_sandbox: bool,
-    *,
-    fit: bool,
-) -> Finished:
+def measure(asked: Measuring, *, fit: bool) -> Finished:
     """Start or resume a run as the options say. fit: look first whether the machine is."""
     signer = conclusion.prepare()
     for exposure in signer.exposed if signer is not None else ():
@@ -38,29 +26,51 @@ def measure(
             err=True,
         )
     console = terminal.console()
-    if resume is not None:
-        given = matrices or quick or out or kernels or ops_file or no_sandbox
-        if given or shard != "1/1" or device != "auto" or margin != MARGIN:
+    if asked.resume is not None:
+        if asked != _resuming(asked):
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard, --margin, --no-sandbox or --device",
+                "--kernels, --ops, --shard, --margin, --where, --only, --tag, --no-sandbox or "
+                "--device",
                 "leave them away.",
             )
         with _named(fit), terminal.Progress(console) as progress:
-            return conclusion.resume(resume, progress, signer=signer, fit=fit)
-    if quick and matrices:
+            return conclusion.resume(asked.resume, progress, signer=signer, fit=fit)
+    if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
-        ["quick"] if quick else matrices,
-        run.choose_device(device),
-        kernels,
-        shard,
-        ops_file,
-        margin,
-        sandboxed=not no_sandbox,
+        ["quick"] if asked.quick else asked.matrices,
+        run.choose_device(asked.device),
+        asked.kernels,
+        asked.shard,
+        asked.ops_file,
+        asked.margin,
+        narrowed=Narrowed(asked.where, asked.only),
+        tag=asked.tag,
+        sandboxed=not asked.no_sandbox,
     )
     with _named(fit), terminal.Progress(console) as progress:
-        return run.start(plan, out, progress, signer=signer, fit=fit)
+        return run.start(plan, asked.out, progress, signer=signer, fit=fit)
+
+
+def _resuming(asked: Measuring) -> Measuring:
+    """The options of one who resumes, and asks for nothing else."""
+    return Measuring(
+        matrices=(),
+        device="auto",
+        quick=False,
+        out=None,
+        resume=asked.resume,
+        kernels=None,
+        ops_file=None,
+        shard="1/1",
+        margin=MARGIN,
+        where=(),
+        only=(),
+        tag="",
+        no_sandbox=False,
+        verbose=asked.verbose,
+    )
 
 
 @contextmanager

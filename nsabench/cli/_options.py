@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from nsabench import ops
 from nsabench.model.vocabulary import MARGIN
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
 device = click.option(
@@ -85,9 +85,58 @@ ops_of_the_run = click.option(
 )
 
 
-def measuring(command: F) -> F:
-    """The options of a command that measures."""
-    own = (no_sandbox, ops_file, kernels, shard, margin, resume, out, quick, device, matrices)
-    for option in own:
-        command = option(command)
-    return command
+where = click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only the cases for which it holds, such as 'D=128 and L>=512'. May be given again.",
+)
+only = click.option(
+    "-k",
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only candidates of such a name, such as `mine` or `rows_*`. May be given again.",
+)
+tag = click.option(
+    "--tag", default="", metavar="NAME", help="A word of your own in the name of the run's folder."
+)
+verbose = click.option(
+    "-v", "--verbose", is_flag=True, help="Every baseline, control and finding, a line each."
+)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What a command that measures was asked for."""
+
+    matrices: tuple[str, ...]
+    device: str
+    quick: bool
+    out: Path | None
+    resume: Path | None
+    kernels: Path | None
+    ops_file: Path | None
+    shard: str
+    margin: float
+    where: tuple[str, ...]
+    only: tuple[str, ...]
+    tag: str
+    no_sandbox: bool
+    verbose: bool
+
+
+def measuring(command: Callable[[Measuring], int]) -> Callable[..., int]:
+    """The options of a command that measures, which it is given as one."""
+
+    @functools.wraps(command)
+    def called(**given: Any) -> int:
+        return command(Measuring(**given))
+
+    with_options: Callable[..., int] = called
+    for option in (
+        *(verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
+        *(resume, out, quick, device, matrices),
+    ):
+        with_options = option(with_options)
+    return with_options

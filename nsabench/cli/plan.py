@@ -13,6 +13,7 @@ from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.execution import run
 from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.planning.narrow import Narrowed
 
 
 @click.command("plan")
@@ -21,6 +22,8 @@ from nsabench.model.plan import ImplementationInfo, Plan
 @_options.kernels
 @_options.ops_file
 @_options.shard
+@_options.where
+@_options.only
 @_options.as_json
 def command(
     matrices: tuple[str, ...],
@@ -28,13 +31,22 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    where: tuple[str, ...],
+    only: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Print the resolved cases and their ids, without running them.
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
-    plan = run.make_plan(matrices, run.choose_device(device), kernels, shard, ops_file)
+    plan = run.make_plan(
+        matrices,
+        run.choose_device(device),
+        kernels,
+        shard,
+        ops_file,
+        narrowed=Narrowed(where, only),
+    )
     if as_json:
         say(json.dumps(plan.model_dump(mode="json"), indent=1))
         return

@@ -18,6 +18,7 @@ from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
+from nsabench.planning.narrow import Narrowed
 
 
 @click.command("threshold")
@@ -28,6 +29,7 @@ from nsabench.model.plan import Plan
     metavar="RATIO",
     help="How many times as fast is worth it. Default: what the runs were made for, else 1.2.",
 )
+@_options.where
 @click.option("--op", metavar="NAME", help="Decide for this op alone.")
 @click.option("--gpu", metavar="NAME", help='The device of CSV tables, such as "RTX 4090".')
 @click.option(
@@ -42,6 +44,7 @@ from nsabench.model.plan import Plan
 def command(
     runs: tuple[Path, ...],
     margin: float | None,
+    where: tuple[str, ...],
     op: str | None,
     gpu: str | None,
     patch: Path | None,
@@ -58,7 +61,7 @@ def command(
     """
     evidence = [
         replace(one, tested=[t for t in one.tested if op in (None, t.op)])
-        for one in _evidence(runs, gpu)
+        for one in _evidence(runs, gpu, Narrowed(where))
     ]
     decisions = threshold.decide_all(evidence, margin or _margin_of(evidence))
     if not decisions:
@@ -92,7 +95,7 @@ def _margin_of(evidence: list[Evidence]) -> float:
     return margins[0] if margins else threshold.MARGIN
 
 
-def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
+def _evidence(paths: tuple[Path, ...], gpu: str | None, narrowed: Narrowed) -> list[Evidence]:
     tables = [path for path in paths if path.is_file()]
     if tables and gpu is None:
         raise UsageError("a table does not say its device", 'name it: --gpu "RTX 4090".')
@@ -100,8 +103,9 @@ def _evidence(paths: tuple[Path, ...], gpu: str | None) -> list[Evidence]:
     for path in paths:
         if path.is_dir():
             admit(path)
-            evidence.append(threshold.of_run(path))
-            _say_otherwise(path, evidence[-1])
+            evidence.append(threshold.of_run(path, narrowed))
+            if not narrowed.where:
+                _say_otherwise(path, evidence[-1])
     return evidence
 
 
@@ -110,4 +114,4 @@ def _say_otherwise(run: Path, evidence: Evidence) -> None:
     plan = Plan.read(run / "plan.yaml")
     otherwise = threshold.said_otherwise(run, plan, threshold.decide_all([evidence], plan.margin))
     if otherwise:
-        click.echo(f"nsabench: {otherwise}", err=True)
+        say(f"nsabench: {otherwise}", err=True)

@@ -14,6 +14,7 @@ from nsabench.files import writing
 from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
 
+LATEST = "latest"
 HEAD = "=== "  # before the names of those whom a part of a log is of
 
 
@@ -73,11 +74,22 @@ class RunFolder:
                         "look where it is from; remove it, or start a new run.",
                     )
 
+    def is_latest(self) -> None:
+        """`latest` beside it names this folder. A file of that name is left as it is."""
+        link = self.path.parent / LATEST
+        if link.is_symlink() or not link.exists():
+            new = link.with_name(f"{LATEST}.{self.path.name}")
+            new.symlink_to(self.path.name)
+            new.replace(link)
+
     def discard(self) -> None:
         """Take away what a run leaves before it has measured anything."""
         known = (self.plan, self.journal, self.environment)
         for path in known:
             path.unlink(missing_ok=True)
+        link = self.path.parent / LATEST
+        if link.is_symlink() and link.readlink() == Path(self.path.name):
+            link.unlink()
         for folder in (self.logs, self.path):
             if not any(folder.iterdir()):
                 folder.rmdir()

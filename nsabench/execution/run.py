@@ -34,6 +34,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Device, Plan
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
+from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
 
 
@@ -84,6 +85,8 @@ def make_plan(
     margin: float = MARGIN,
     *,
     sandboxed: bool = True,
+    narrowed: Narrowed = ALL,
+    tag: str = "",
 ) -> Plan:
     """Load the matrices and resolve them against what is installed.
 
@@ -120,6 +123,8 @@ def make_plan(
         shard=shard,
         margin=margin,
         sandboxed=sandboxed,
+        narrowed=narrowed,
+        tag=tag,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
@@ -137,6 +142,8 @@ def start(
     folder.create()
     with writing(folder.path, f"remove {folder.path} and start again"):
         plan.write(folder.plan)
+        if out is None:
+            folder.is_latest()
     try:
         with folder.resumable():
             return _Run(folder, plan, view, signer, fit).measure()

@@ -94,6 +94,7 @@ class Plan(BaseModel):
     shard: str = "1/1"
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
     sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
+    where: tuple[str, ...] = ()  # the conditions that all its cases meet
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]

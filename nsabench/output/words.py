@@ -43,6 +43,7 @@ WORDS = {
     "combo": "the versions of torch, Triton and CUDA",
     "own": "of the user's own file",
     "gate": "whether `runtime.sel_triton_min_L` goes by this decision",
+    "where": "the conditions that all its cases meet: a decision is for no others",
     "axis": "the size that lengths are of, such as L or S",
     "min_L": "the length from which on the candidate is worth using; null: none",
     "reasons": "why nothing is decided, or why it is no",

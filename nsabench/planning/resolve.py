@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, Pl
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix
 from nsabench.planning.matrix import LoadedMatrix, Selection
+from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.planning.shards import share
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
@@ -50,23 +52,31 @@ def resolve(
     shard: str = "1/1",
     margin: float = MARGIN,
     sandboxed: bool = True,
+    narrowed: Narrowed = ALL,
+    tag: str = "",
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
 
-    Raises `UsageError` when a pattern matches no implementation, none is left, or the shard is not
-    `i/n`.
+    narrowed: the cases and candidates that are asked for among them. tag: a word in the run's id.
+
+    Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
+    is not `i/n`, or the tag is no word.
     """
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{0,40}", tag):
+        raise UsageError(f"{tag!r} is no tag", "use up to 40 letters, digits, '_', '-' and '.'.")
+    narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:
-        for case in loaded.cases:
+        for case in filter(narrowed.wants, loaded.cases):
             names = _select(loaded, case, implementations, kernels)
+            names = narrowed.of(case, names, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
     cases = _with_controls(share(list(chosen.values()), shard), implementations)
     used = {(c.case.op, name) for c in cases for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
-        run_id=f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
+        run_id="-".join(filter(None, (f"{now:%Y%m%dT%H%M%SZ}", token_hex(3), tag))),
         created=now,
         device=device,
         kernels=str(kernels) if kernels else "",
@@ -77,6 +87,7 @@ def resolve(
         shard=shard,
         margin=margin,
         sandboxed=sandboxed,
+        where=narrowed.where,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,

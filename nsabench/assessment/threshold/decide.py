@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nsabench.assessment.threshold.evidence import Evidence, Note, Tested
+from nsabench.assessment.threshold.evidence import AXES, Evidence, Note, Tested
 from nsabench.assessment.threshold.union import (
     looked_at_together,
     refuse_several_kernels,
@@ -19,6 +19,7 @@ from nsabench.assessment.threshold.union import (
 from nsabench.assessment.verdict import NEAR
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Answer, Status, Verdict
+from nsabench.planning.narrow import Narrowed
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
 DECLINED = frozenset({Status.UNSUPPORTED, Status.SKIPPED})
@@ -61,12 +62,14 @@ class Decision:
     caveats: list[str] = field(default_factory=list)  # what it rests on that is not proven
     own: bool = False
     answer: Answer = Answer.NOT_TESTED
+    where: tuple[str, ...] = ()  # the conditions that it is for
 
     @property
     def sentence(self) -> str:
         """The answer in words."""
         if self.answer is Answer.FROM:
-            return f"worth using from {self.axis} = {self.min_length} on"
+            only = f" where {' and '.join(self.where)}" if self.where else ""
+            return f"worth using from {self.axis} = {self.min_length} on{only}"
         return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
 
     @property
@@ -85,6 +88,9 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
     """
     refuse_several_kernels(given)
     taken = taken_for_one(given)
+    conditions = {evidence.where for evidence in given}
+    # Where they were not narrowed alike, they are together for no one shape.
+    where = conditions.pop() if len(conditions) == 1 else ()
     groups: dict[_Key, dict[str, list[Tested]]] = defaultdict(lambda: defaultdict(list))
     objections: dict[_Key, list[str]] = defaultdict(list)
     notes: dict[_Key, list[Note]] = defaultdict(list)
@@ -113,6 +119,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
                     ],
                     [*caveats[key], *taken.get((key[2], name), ())],
                     margin,
+                    where,
                 )
                 for name, rows in group.items()
             ),
@@ -132,6 +139,7 @@ def _decide(
     notes: Sequence[str],
     caveats: Sequence[str],
     margin: float,
+    where: tuple[str, ...],
 ) -> Decision:
     by_length: dict[int, list[Tested]] = defaultdict(list)
     for row in rows:
@@ -161,7 +169,7 @@ def _decide(
         )
     else:
         above = [row for row in rows if row.status not in DECLINED and row.length >= threshold]
-        reasons += _gaps(above, rows, threshold)
+        reasons += _gaps(above, rows, threshold, Narrowed(where).pinned)
         if not reasons:
             answer = Answer.FROM
     unconfirmed = [] if reasons else [row for row in above if _is_unconfirmed(row, margin)]
@@ -184,6 +192,7 @@ def _decide(
         caveats=list(caveats),
         own=any(Source(row.source).is_file for row in rows),
         answer=answer,
+        where=where,
     )
 
 
@@ -237,14 +246,17 @@ def _why(row: Tested, margin: float) -> str:
     return f"{who} is {row.verdict}, speedup_lo {row.speedup_lo:.3f} against {margin:g}{why}"
 
 
-def _gaps(above: Sequence[Tested], rows: Sequence[Tested], length: int) -> Iterable[str]:
-    """What too little was tested of, from the threshold on."""
+def _gaps(
+    above: Sequence[Tested], rows: Sequence[Tested], length: int, pinned: frozenset[str]
+) -> Iterable[str]:
+    """What too little was tested of, from the threshold on. pinned: sizes of which one value is
+    all that was asked for."""
     lengths = {row.length for row in above}
     if len(lengths) < LEAST_LENGTHS:
         yield f"coverage is too small: from {length} on only one length was tested"
     for axis in sorted({axis for row in rows for axis in row.axes}):
         values = sorted({row.axes[axis] for row in above if axis in row.axes})
-        if len(values) < LEAST_VALUES:
+        if len(values) < LEAST_VALUES and AXES[axis] not in pinned:
             tested = ", ".join(map(str, values)) or "none"
             yield f"coverage is too small: from {length} on the tested {axis} are {tested}"
 

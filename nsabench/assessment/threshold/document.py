@@ -59,6 +59,7 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
         "candidate": d.candidate,
         "own": d.own,  # of the user's own file
         "gate": gate,  # runtime.sel_triton_min_L goes by it
+        "where": list(d.where),  # the only cases that it is for
         "margin": d.margin,
         "axis": d.axis,  # the size that min_L and the lengths are of
         "answer": str(d.answer),

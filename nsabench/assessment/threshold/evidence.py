@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsabench import ops
@@ -19,6 +19,7 @@ from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, Catch, Direction, Role, Status, Verdict
+from nsabench.planning.narrow import ALL, Narrowed
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
 AXES = {"heads": "H", "head dims": "D", "numbers of spans": "n_spans"}
@@ -86,18 +87,25 @@ class Evidence:
     sources: Mapping[Implementation, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
+    where: tuple[str, ...] = ()  # the conditions that all its cases meet
 
     def against(self, op: str) -> list[str]:
         """Why it may decide nothing for this op."""
         return [*self.objections, *([self.of_op[op]] if op in self.of_op else [])]
 
 
-def of_run(folder: Path) -> Evidence:
-    """Raises `UsageError` when the folder holds no plan or no readable records, or when the op of
-    its plan is not the one that is there."""
+def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
+    """narrowed: what is asked for among its cases.
+
+    Raises `UsageError` when the folder holds no plan or no readable records, when the op of its
+    plan is not the one that is there, or when no case is asked for.
+    """
     records, plan = read_records(folder, NEEDED), Plan.read(folder / "plan.yaml")
     ops.refuse_other(plan)
-    return of_records(records, plan)
+    narrowed.refuse_unmet([planned.case for planned in plan.cases])
+    wanted = {planned.id for planned in plan.cases if narrowed.wants(planned.case)}
+    evidence = of_records([r for r in records if r.case_id in wanted], plan)
+    return replace(evidence, where=(*plan.where, *narrowed.where))
 
 
 def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
@@ -121,6 +129,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         ],
         sources=sources,
         caveats=_caveats(records),
+        where=plan.where if plan else (),
     )
 
 

@@ -1,35 +1,47 @@
-"""The end of a run: its tables, what was found, and a panel with the outcome."""
+"""The end of a run: what was found, the table with the user's own last, and the outcome."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from nsabench.assessment import labels, threshold
+from nsabench.assessment import labels
 from nsabench.assessment.checks.finding import Effect
-from nsabench.assessment.failures import failures, unproven
+from nsabench.assessment.failures import failures
 from nsabench.execution.run import Finished
-from nsabench.model.vocabulary import Role
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
+from nsabench.output.terminal import outcome
 from nsabench.output.terminal.findings import print_findings
 from nsabench.output.terminal.tables import baselines_table, candidates_table
 from nsabench.text import shown
 
-SHOWN_FAILURES = 12
-SHOWN_FINDINGS = 12
 
-
-def print_summary(finished: Finished, console: Console) -> None:
-    """The tables and the last panel of a run."""
+def print_summary(finished: Finished, console: Console, *, verbose: bool = False) -> None:
+    """The findings, the table and the last panel of a run. verbose: every baseline and control, and
+    every finding, a line each."""
     records = finished.results.records
-    console.print(candidates_table(records))
-    diagnosed = [r for r in records if r.role is Role.CANDIDATE and r.diagnosis]
-    for r in diagnosed[:SHOWN_FINDINGS]:
-        line = f"{r.implementation} on {labels.named(r)}: diagnosis: {r.diagnosis}"
+    missed = any(r.caught is Catch.MISSED for r in records)
+    if verbose or missed:
+        console.print(baselines_table(records))
+    else:
+        for line in (_baselines(records), outcome.controls(records)):
+            if line:
+                console.print(shown(line), highlight=False, soft_wrap=True)
+    console.print(_time(finished), highlight=False, soft_wrap=True)
+    _print_grave(finished, console, verbose=verbose)
+    for line in _failed(finished):
         console.print(Text(shown(line)), soft_wrap=True)
-    console.print(baselines_table(records))
+    console.print(candidates_table(_own_last(finished), console.width))
+    console.print(_panel(finished, console.width))
+
+
+def _print_grave(finished: Finished, console: Console, *, verbose: bool) -> None:
+    records = finished.results.records
     controls = {r.implementation for r in records if r.role is Role.CONTROL}
     grave = [
         f
@@ -40,51 +52,58 @@ def print_summary(finished: Finished, console: Console) -> None:
     ]
     if grave:
         cases = {r.case_id: labels.named(r) for r in records}
-        print_findings(grave, cases, console)
-    console.print(_panel(finished))
+        print_findings(grave, cases, console, each=verbose)
 
 
-def _panel(finished: Finished) -> Panel:
-    records = finished.results.records
-    verdicts = Counter(r.verdict for r in records if r.verdict)
+def _baselines(records: Sequence[Record]) -> str:
+    """How often which baseline was the one to beat."""
+    best = Counter({r.case_id: r.best_baseline for r in records if r.best_baseline}.values())
+    if not best:
+        return ""
+    return "best baselines: " + ", ".join(f"{name} in {n}" for name, n in best.most_common())
+
+
+def _failed(finished: Finished) -> Iterator[str]:
+    """What failed, alike on one line, with where its traceback lies."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for r in finished.results.records:
+        if r.role is not Role.CONTROL and r.status not in BENIGN:
+            why = r.diagnosis or r.reason
+            groups.setdefault((r.implementation, r.status, why), []).append(r)
+    for (name, status, why), rows in groups.items():
+        often = f"in {len(rows)} cases, first " if len(rows) > 1 else ""
+        yield f"failed: {name} {often}on {labels.named(rows[0])}: {status}: {why}"
+        log = finished.folder.path / "logs" / f"{rows[0].case_id}.log"
+        if status != Status.WRONG and log.exists():
+            yield f"  its traceback and what it printed: {log}"
+
+
+def _time(finished: Finished) -> str:
+    count, harness = len(finished.results.records), finished.wall_s - finished.measuring_s
+    return (
+        f"{count} records in {finished.wall_s:.1f} s; the harness took {harness:.1f} s of it "
+        f"({harness / max(finished.wall_s, 1e-9):.0%})"
+    )
+
+
+def _own_last(finished: Finished) -> list[Record]:
+    """The records, the user's own after those that ship."""
+    own = outcome.of_the_user(finished)
+    return sorted(finished.results.records, key=lambda r: (r.op, r.implementation) in own)
+
+
+def _panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
-    harness = finished.wall_s - finished.measuring_s
-    lines = [
-        "verdicts: " + (", ".join(f"{n} {v}" for v, n in verdicts.most_common()) or "none"),
-        f"{len(records)} records in {finished.wall_s:.1f} s; the harness took {harness:.1f} s of "
-        f"it ({harness / max(finished.wall_s, 1e-9):.0%}, "
-        f"{1e3 * harness / max(len(records), 1):.0f} ms a record)",
-        *(f"unproven: {line}" for line in unproven(finished.results)),
-        *(f"failed: {line}" for line in failed[:SHOWN_FAILURES]),
-        *([f"... and {len(failed) - SHOWN_FAILURES} more"] if len(failed) > SHOWN_FAILURES else []),
-        *_decision(finished),
-        *(
-            f"{name}: {path}"
-            for name, path in (
-                ("report", finished.folder.path / "report.html"),
-                ("results", finished.folder.path),
-            )
-            if path.exists()
-        ),
-    ]
+    # What does not fit has been said above, or stands on the page.
+    said = [_fit(line, width - 4) for line in outcome.lines(finished)]
+    page = finished.folder.path / "report.html"
+    said.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
     return Panel(
-        Text("\n".join(map(shown, lines))),
+        Text("\n".join(map(shown, said))),
         title="failed" if failed else "complete",
         border_style="red" if failed else "green",
     )
 
 
-def _decision(finished: Finished) -> list[str]:
-    """From which length on each candidate is worth using, where `thresholds.yaml` was decided."""
-    if not finished.folder.thresholds.exists():
-        return []
-    decisions = threshold.decide_run(finished.results.records, finished.plan)
-    lines = []
-    for d in decisions:
-        why = f" ({'; '.join(d.reasons)})" if d.reasons else ""
-        lines.append(f"decision: {d.candidate} ({d.op}): {d.sentence}{why}")
-        if d.min_length is not None:
-            lines += [f"  but {caveat}" for caveat in d.caveats]
-        lines += [f"  {note}" for note in d.notes]
-    otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
-    return [*lines, *([otherwise] if otherwise else [])]
+def _fit(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"

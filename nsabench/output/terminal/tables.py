@@ -26,8 +26,14 @@ STYLES = {
 }
 
 
-def candidates_table(records: Sequence[Record]) -> Table:
-    """One line a case and candidate, with the baseline it has to beat."""
+WIDE = 120  # a terminal that has room for every column
+NARROW = ("case", "candidate", "ms", "its ms", "speed-up", "verdict")
+
+
+def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
+    """One line a case and candidate, with the baseline it has to beat. width: of the terminal; a
+    narrow one gets the columns that decide."""
+    narrow = width < WIDE
     table = Table(
         title="candidates",
         title_justify="left",
@@ -35,7 +41,7 @@ def candidates_table(records: Sequence[Record]) -> Table:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for name, justify in (
+    columns = (
         ("case", "left"),
         ("candidate", "left"),
         ("status", "left"),
@@ -46,9 +52,11 @@ def candidates_table(records: Sequence[Record]) -> Table:
         ("roof", "right"),
         ("best baseline", "left"),
         ("its ms", "right"),
-        ("speed-up [95 %]", "right"),
+        ("speed-up" if narrow else "speed-up [95 %]", "right"),
         ("verdict", "left"),
-    ):
+    )
+    kept = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
+    for name, justify in (columns[n] for n in kept):
         # Names may take a second line; a number that is cut off is none.
         long = name in ("case", "candidate", "best baseline")
         table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
@@ -56,12 +64,7 @@ def candidates_table(records: Sequence[Record]) -> Table:
     for r in records:
         if r.role is not Role.CANDIDATE:
             continue
-        ratio = (
-            ""
-            if r.speedup is None
-            else (f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]")
-        )
-        table.add_row(
+        cells = (
             shown(labels.case(r)),
             shown(r.implementation),
             Text(r.status, STYLES.get(r.status, "bold red")),
@@ -72,13 +75,29 @@ def candidates_table(records: Sequence[Record]) -> Table:
             number(r.roofline_fraction, ".0%"),
             shown(r.best_baseline),
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
-            ratio,
-            Text(standing(r), STYLES[r.verdict] if r.verdict else ""),
+            _ratio(r, narrow=narrow),
+            _standing(r, narrow=narrow),
         )
+        table.add_row(*(cells[n] for n in kept))
     if any(r.unproven_verdict for r in records):
         table.caption = "* no control showed that each check behind it works: see `unproven`"
         table.caption_justify = "left"
     return table
+
+
+def _ratio(r: Record, *, narrow: bool) -> str:
+    if r.speedup is None:
+        return ""
+    if narrow:
+        return f"{r.speedup:.2f}"
+    return f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]"
+
+
+def _standing(r: Record, *, narrow: bool) -> Text:
+    """The verdict; where there is no column for the status, that of what is not ok."""
+    if narrow and r.status is not Status.OK:
+        return Text(r.status, STYLES.get(r.status, "bold red"))
+    return Text(standing(r), STYLES[r.verdict] if r.verdict else "")
 
 
 def standing(record: Record) -> str:

@@ -472,3 +472,28 @@ def test_an_op_of_which_no_control_was_caught_is_named() -> None:
     assert evidence.of_op.keys() == {"sliding_window", "compressed"}
     assert evidence.of_op["sliding_window"].endswith("none was caught")
     assert evidence.of_op["compressed"].endswith("none ran")
+
+
+def test_a_threshold_for_one_shape_needs_no_other_shapes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    one = ["--where", "H=8 and D=128"]
+    done = CliRunner().invoke(command, [str(folder), *one])
+    assert "worth using from L = 256 on where H=8 and D=128" in done.stdout
+    content = yaml.safe_load(CliRunner().invoke(command, [str(folder), *one, "--yaml"]).stdout)
+    [decision] = content["decisions"]
+    assert (decision["where"], decision["cases"]) == (["H=8 and D=128"], 8)
+    done = CliRunner().invoke(command, [str(folder), "--where", "H>4"])
+    assert "coverage is too small" in done.stdout, "another might be in there, and is not"
+    done = CliRunner().invoke(command, [str(folder), "--where", "H=7"])
+    assert isinstance(done.exception, UsageError)
+
+
+def test_runs_that_are_not_narrowed_alike_are_for_no_one_shape(tmp_path: Path) -> None:
+    made = Made(shapes=((256, 8, 128),))
+    pinned = {"where": ("H=8", "D=128")}
+    narrow = make_run(tmp_path / "a", made, change=lambda p: p.model_copy(update=pinned))
+    wide = make_run(tmp_path / "b", replace(made, run_id="b"))
+    [alone] = decide_all([of_run(narrow)])
+    assert (alone.min_length, alone.where) == (256, ("H=8", "D=128"))
+    [together] = decide_all([of_run(narrow), of_run(wide)])
+    assert together.min_length is None and "coverage" in together.reasons[0]

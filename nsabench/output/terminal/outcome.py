@@ -1,0 +1,129 @@
+"""The outcome of a run in ten lines: right, faster, from where, and is it to be believed?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from nsabench.assessment import threshold
+from nsabench.assessment.failures import unproven
+from nsabench.assessment.statistics import geometric_mean
+from nsabench.assessment.threshold import Decision
+from nsabench.execution.run import Finished
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import BENIGN, Answer, Catch, Role, Status, Verdict
+
+MOST = 3  # candidates that are told of one by one
+Candidates = dict[tuple[str, str], list[Record]]
+
+
+def lines(finished: Finished) -> list[str]:
+    """At most ten, the user's own candidates first."""
+    own = of_the_user(finished)
+    told = list(own or candidates(finished))
+    groups = candidates(finished)
+    said = [line for key in told[:MOST] for line in _candidate(key, groups[key])]
+    if len(told) > MOST:
+        said.append(f"and {len(told) - MOST} more candidates: see the table")
+    if not told:
+        said.append("no candidate took part: there is nothing to decide")
+    said += _decisions(finished, {name for _, name in told[:MOST]})
+    return [*said[:8], _believable(finished)]
+
+
+def candidates(finished: Finished) -> Candidates:
+    """The records of each candidate, by op and name."""
+    groups: Candidates = {}
+    for record in finished.results.records:
+        if record.role is Role.CANDIDATE:
+            groups.setdefault((record.op, record.implementation), []).append(record)
+    return groups
+
+
+def of_the_user(finished: Finished) -> Candidates:
+    """Those that come from the file that the user gave."""
+    own = {(i.op, i.name) for i in finished.plan.implementations if i.source.is_file}
+    return {key: rows for key, rows in candidates(finished).items() if key in own}
+
+
+def _candidate(key: tuple[str, str], rows: Sequence[Record]) -> Iterator[str]:
+    _, name = key
+    ran = [r for r in rows if r.status not in (Status.UNSUPPORTED, Status.SKIPPED)]
+    if not ran:
+        yield f"{name}: NOT RUN in {len(rows)} of {len(rows)}: {rows[0].reason}"
+        return
+    bad = [r for r in ran if r.status not in BENIGN]
+    declined = f", declined {len(rows) - len(ran)}" if len(ran) < len(rows) else ""
+    if bad:
+        [(status, count)] = Counter(r.status for r in bad).most_common(1)
+        first = next(r for r in bad if r.status is status)
+        word = status.value.replace("_", " ").upper()
+        why = first.diagnosis or first.reason
+        yield f"{name}: {word} {count} of {len(ran)}{declined}: {why}"
+        ran = [r for r in ran if r.status is Status.OK]
+        if not ran:
+            return
+        yield from (f"  {line}" for line in _speed(ran))
+        return
+    head, *more = [f"{name}: RIGHT {len(ran)} of {len(ran)}{declined}", *_speed(ran)]
+    yield f"{head}, {', '.join(more)}"
+
+
+def _speed(rows: Sequence[Record]) -> Iterator[str]:
+    timed = [r for r in rows if r.median_ms is not None]
+    if not timed:
+        yield "not timed (CPU)" if rows[0].device == "cpu" else "not timed"
+        return
+    ratios = [r.speedup for r in timed if r.speedup is not None]
+    average = geometric_mean(ratios)
+    if average is None:
+        yield "no ratio"
+    else:
+        yield f"{average:.2f}x as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+    counts = Counter(r.verdict for r in timed if r.verdict)
+    yield ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v]) or "no verdict"
+
+
+def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
+    """What was decided of these, where a decision was made; what is alike on one line."""
+    if not finished.folder.thresholds.exists():
+        return
+    decisions = threshold.decide_run(finished.results.records, finished.plan)
+    alike: dict[tuple[str, str], list[Decision]] = {}
+    for decision in decisions:
+        if decision.candidate in names:
+            why = _why(decision)
+            alike.setdefault((decision.sentence, why), []).append(decision)
+    for (sentence, why), group in alike.items():
+        who = ", ".join(dict.fromkeys(d.candidate for d in group))
+        yield f"decision: {who}: {sentence}{f' ({why})' if why else ''}"
+    otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
+    if otherwise:
+        yield otherwise
+
+
+def _why(decision: Decision) -> str:
+    """Why it is not worth using, or not decided, in a few words."""
+    by = decision.decided_by
+    if decision.answer is Answer.NO and by is not None:
+        return f"{by.verdict if by.status == Status.OK else by.status} at {by.axis}={by.length}"
+    return decision.reasons[0] if decision.reasons else ""
+
+
+def _believable(finished: Finished) -> str:
+    records = finished.results.records
+    missed = sorted({r.implementation for r in records if r.caught is Catch.MISSED})
+    lacking = unproven(finished.results)
+    shown = "; what is unproven stands above" if lacking else ""
+    if missed:
+        return f"believable: NO: {', '.join(missed)} was not caught{shown}"
+    return f"believable: {controls(records) or 'no control ran'}{shown}"
+
+
+def controls(records: Sequence[Record]) -> str:
+    """What became of the controls, on one line; empty where there are none."""
+    counts = Counter(r.caught for r in records if r.caught)
+    if not counts:
+        return ""
+    shown = [c for c in Catch if counts[c] or c is Catch.MISSED]
+    return "controls: " + ", ".join(f"{counts[c]} {c}" for c in shown)

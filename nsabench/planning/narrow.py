@@ -1,0 +1,136 @@
+"""Fewer cases and candidates than the matrices span, as the command line asks for."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+from nsabench.errors import UsageError
+from nsabench.model.case import Case
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import DTYPE_NAMES, Role
+from nsabench.planning.matrix import LoadedMatrix
+from nsabench.planning.yaml_document import nearest
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "==": operator.eq,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_TERM = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*([\w.-]+)\s*")
+Term = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """where: conditions such as `D=128 and L>=512`, which must all hold. only: shell patterns on
+    the names of candidates."""
+
+    where: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    @cached_property
+    def _terms(self) -> list[Term]:
+        return [term for condition in self.where for term in _parse(condition)]
+
+    @cached_property
+    def pinned(self) -> frozenset[str]:
+        """The sizes that are to have one value."""
+        return frozenset(size for size, comparison, _ in self._terms if comparison in ("=", "=="))
+
+    def wants(self, case: Case) -> bool:
+        """Whether every condition holds. A case that has no such size does not meet it."""
+        return all(_holds(term, _values(case)) for term in self._terms)
+
+    def of(
+        self, case: Case, names: Sequence[str], implementations: Iterable[ImplementationInfo]
+    ) -> tuple[str, ...]:
+        """Those of the `names` that are asked for; baselines always are."""
+        if not self.only:
+            return tuple(names)
+        candidates = {
+            i.name for i in implementations if i.op == case.op and i.role is Role.CANDIDATE
+        }
+        return tuple(n for n in names if n not in candidates or self._names(n))
+
+    def _names(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.only)
+
+    def refuse_unknown(
+        self, matrices: Sequence[LoadedMatrix], implementations: Sequence[ImplementationInfo]
+    ) -> None:
+        """Raises `UsageError` as `refuse_unmet` does, and for a pattern that matches no
+        candidate."""
+        cases = [case for loaded in matrices for case in loaded.cases]
+        self.refuse_unmet(cases)
+        ops = {case.op for case in cases}
+        names = [i.name for i in implementations if i.op in ops and i.role is Role.CANDIDATE]
+        for pattern in self.only:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise UsageError(
+                    f"--only: no candidate is named {pattern!r}",
+                    "if it is your own, give its file: --kernels FILE.py; else, "
+                    + nearest(pattern, names),
+                )
+
+    def refuse_unmet(self, cases: Sequence[Case]) -> None:
+        """Raises `UsageError` for a size that no case has, or conditions that none meets."""
+        known = sorted({name for case in cases for name in _values(case)})
+        for size, _, _ in self._terms:
+            if size not in known:
+                raise UsageError(f"--where: no case has {size!r}", nearest(size, known))
+        if cases and not any(map(self.wants, cases)):
+            raise UsageError(
+                f"--where: none of the {len(cases)} cases meets {' and '.join(self.where)!r}",
+                "`nsabench plan` lists them.",
+            )
+
+
+ALL = Narrowed()
+
+
+def _parse(condition: str) -> list[Term]:
+    terms = []
+    for text in re.split(r"\band\b|,", condition):
+        match = _TERM.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"--where: {text.strip()!r} is no condition",
+                "write conditions as in 'D=128 and L>=512 and dtype=fp16'.",
+            )
+        terms.append((match[1], match[2], match[3]))
+    return terms
+
+
+def _values(case: Case) -> dict[str, int | str]:
+    return {
+        **case.shape,
+        "dtype": case.dtype.value,
+        "direction": case.direction.value,
+        "distribution": case.distribution,
+        "streams": case.streams,
+        "mode": case.timing.mode.value,
+        "op": case.op,
+    }
+
+
+def _holds(term: Term, values: Mapping[str, int | str]) -> bool:
+    name, comparison, wanted = term
+    if name not in values:
+        return False
+    value = values[name]
+    if isinstance(value, str):
+        return _COMPARISONS[comparison](value, DTYPE_NAMES.get(wanted, wanted))
+    try:
+        return _COMPARISONS[comparison](value, float(wanted))
+    except ValueError:
+        raise UsageError(f"--where: {name} is a number, not {wanted!r}", "give one.") from None

@@ -1,0 +1,101 @@
+"""What a person reads at the end of a run: little, their own last, and then the answer."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nsabench.assessment import threshold
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.run import Finished
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Status
+from nsabench.output import terminal
+from nsabench.output.report import Facts
+from tests.runs import Made, make_run
+
+MINE = "mine.py@aaaaaaaaaaaa"
+
+
+def own(name: str) -> object:
+    """Of the candidates, this one is of the user's file."""
+
+    def change(plan: Plan) -> Plan:
+        infos = [
+            i.model_copy(update={"source": type(i.source)(MINE)}) if i.name == name else i
+            for i in plan.implementations
+        ]
+        return plan.model_copy(update={"implementations": infos})
+
+    return change
+
+
+def shown(
+    tmp_path: Path, made: Made, *, width: int = 80, verbose: bool = False, mine: str = "mine"
+) -> str:
+    folder = make_run(tmp_path / "run", made, change=own(mine))  # type: ignore[arg-type]
+    facts = Facts.read(folder)
+    threshold.write(facts.decisions, folder / "thresholds.yaml")
+    console = Console(file=io.StringIO(), width=width, markup=False)
+    finished = Finished(RunFolder(folder), facts.plan, facts.results, 2.0, 1.0)
+    terminal.print_summary(finished, console, verbose=verbose)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def panel(text: str) -> list[str]:
+    lines = text.splitlines()
+    [top] = [n for n, line in enumerate(lines) if line.startswith("╭")]
+    assert lines[-1].startswith("╰"), "something stands below the answer"
+    return [line.strip("│ ") for line in lines[top + 1 : -1]]
+
+
+def test_the_answer_comes_last_in_at_most_ten_lines(tmp_path: Path) -> None:
+    made = Made(implementations=("rows_group", "rows_cuda", "mine"))
+    text = shown(tmp_path, made)
+    lines = panel(text)
+    assert len(lines) <= 10
+    assert lines[0].startswith("mine: RIGHT 16 of 16, 0.87x as fast (0.50 to 1.5")
+    assert lines[1].startswith("decision: mine: worth using from L = 256 on")
+    assert lines[2].startswith("believable: controls: 16 caught, 0 missed; what is unproven stands")
+    assert not any("rows_" in line for line in lines), "what ships stands in the table"
+
+
+def test_the_users_own_stands_last_in_the_table(tmp_path: Path) -> None:
+    table = shown(tmp_path, Made(implementations=("mine", "rows_cuda"))).partition("╭")[0]
+    assert table.rindex(" rows_cuda ") < table.index(" mine ")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_it_fits_the_terminal(tmp_path: Path, width: int) -> None:
+    text = shown(tmp_path, Made(), width=width)
+    table = text[text.index("candidates") :]
+    assert max(map(len, table.splitlines())) <= width
+    assert "1.50" in table and "faster" in table and "0.53" in table
+
+
+def test_controls_are_one_line_unless_one_was_missed(tmp_path: Path) -> None:
+    folded = shown(tmp_path / "a", Made())
+    assert "controls: 16 caught, 0 missed\n" in folded and "zero_output" not in folded
+    assert "zero_output" in shown(tmp_path / "b", Made(), verbose=True)
+    missed = shown(tmp_path / "c", Made(control_caught=False))
+    assert "zero_output" in missed and any(
+        line.startswith("believable: NO: zero_output was not caught") for line in panel(missed)
+    )
+
+
+def test_what_is_alike_is_said_once(tmp_path: Path) -> None:
+    text = shown(tmp_path, Made(status=lambda _: Status.CRASHED))
+    assert text.count("as the test wants it") == 2, "once above, once in the panel"
+    assert "failed: mine in 16 cases, first on selection_rows" in text
+    assert panel(text)[0] == "mine: CRASHED 16 of 16: as the test wants it"
+    assert "its traceback and what it printed:" in text
+
+
+def test_many_candidates_do_not_fill_the_panel(tmp_path: Path) -> None:
+    names = tuple(f"k{n}" for n in range(6))
+    lines = panel(shown(tmp_path, Made(implementations=names, lengths=(64, 128)), mine=""))
+    assert len(lines) <= 10 and "and 3 more candidates: see the table" in lines
