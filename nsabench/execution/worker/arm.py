@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import calls, cuda_graphs, parity, state
@@ -173,10 +174,12 @@ class CaseArm:
         # The allocator keeps the memory of each stream apart.
         for where in self._streams or [stream]:
             with _on(where):
-                poison_like(self.sets.expected[index], getattr(torch, self.case.dtype))
+                poison_like(self.sets.results_of(index), getattr(torch, self.case.dtype))
 
     def _checked_call(self, index: int) -> None:
         self.sets.heal()
+        if self.case.direction is Direction.BACKWARD:
+            self._poison(index)  # its forward writes, too
         call = self._guarded(partial(self._next, index))
         self._poison(index)
         if self.device == "cuda":
@@ -201,7 +204,7 @@ class CaseArm:
                 self._kept = []
                 reason = "a later call overwrote what an earlier one had returned"
                 raise Failure(Status.WRONG, reason)
-        self._kept = [(a.values, checksum(a.values)) for a in answers if not self._graphs]
+        self._kept = [(a.results, checksum(a.results)) for a in answers if not self._graphs]
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
@@ -243,23 +246,39 @@ class CaseArm:
             given["grad_out"] = answer.grad_out
             if not torch.equal(answer.grad_out, self.sets.grads[index] * answer.factor):
                 raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
-        errors = []
-        for name, expected in self.sets.expected[index].items():
-            tensor = parity.check_form(name, answer.values[name], expected, given)
-            try:
-                found = parity.check_values(name, tensor, expected, self.case, answer.factor)
-            except WrongValues as error:
-                self.errors = error.errors
-                self.wrong = self._wrong(name, tensor, answer)
-                raise WrongValues(when + error.reason, error.errors) from None
-            # Whether it is wrong is known beside the baselines only, and then it is too late.
-            if self.wrong is None and not parity.is_explained(found, self.case):
-                self.wrong = self._wrong(name, tensor.clone(), answer)
-            errors.append(found)
+        errors = [
+            self._compare_value(answer, name, answer.values[name], expected, given, when)
+            for name, expected in self.sets.expected[index].items()
+        ]
+        if answer.grad_out is not None:
+            # A forward may return what its backward has no use for.
+            expected = self.sets.outputs[index]
+            errors.append(self._compare_value(answer, OUTPUT, answer.output, expected, given, when))
         return errors
 
-    def _wrong(self, name: str, tensor: Tensor, answer: Answer) -> Wrong:
-        expected = self.sets.expected[answer.index][name] * answer.factor
+    def _compare_value(
+        self,
+        answer: Answer,
+        name: str,
+        value: Any,
+        expected: Tensor,
+        given: dict[str, Tensor],
+        when: str,
+    ) -> Errors:
+        factor = 1.0 if name == OUTPUT else answer.factor
+        tensor = parity.check_form(name, value, expected, given)
+        try:
+            found = parity.check_values(name, tensor, expected, self.case, factor)
+        except WrongValues as error:
+            self.errors = error.errors
+            self.wrong = self._wrong(name, tensor, expected * factor, answer)
+            raise WrongValues(when + error.reason, error.errors) from None
+        # Whether it is wrong is known beside the baselines only, and then it is too late.
+        if self.wrong is None and not parity.is_explained(found, self.case):
+            self.wrong = self._wrong(name, tensor.clone(), expected * factor, answer)
+        return found
+
+    def _wrong(self, name: str, tensor: Tensor, expected: Tensor, answer: Answer) -> Wrong:
         previous = self._previous.get(name)
         if previous is not None:
             previous = previous.clone()
@@ -304,7 +323,11 @@ class CaseArm:
                 if reached is not None:
                     reached.record(_current_stream())
                 answers = [
-                    replace(answer, values={n: _copied(v) for n, v in answer.values.items()})
+                    replace(
+                        answer,
+                        values={n: _copied(v) for n, v in answer.values.items()},
+                        output=_copied(answer.output),
+                    )
                     for answer in self._next(0)()
                 ]
                 held = self._awaits_device or reached is None or not reached.query()
@@ -323,6 +346,8 @@ class CaseArm:
         if self._watched:
             self.sets.heal()
             self.sets.swap(index, self._rng)
+            if self.case.direction is Direction.BACKWARD:
+                self._poison(index)
         prepared = self._prepared(index)
         if self._watched:
             self._poison(index)

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.registry import Implementation
 
-OUTPUT = "output"
 # Exact in every format, and so is the gradient's answer to them: it is linear.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 
@@ -31,13 +31,20 @@ FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 class Answer:
     """What a call on a set of inputs returned, by name.
 
-    grad_out: in a backward, what it was given: `factor` times the gradient of the set.
+    In a backward, grad_out: what it was given, `factor` times the gradient of the set; output: what
+    its forward returned, which is right or wrong as that of any other call.
     """
 
     index: int
     values: dict[str, Any]
     factor: float = 1.0
     grad_out: Tensor | None = None
+    output: Any = None
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """All that it returned, by name."""
+        return self.values if self.grad_out is None else {**self.values, OUTPUT: self.output}
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,14 @@ def _backward(item: Implementation, sets: InputSets, index: int, rng: Random) ->
     out = item.call(*leaves.values(), **inputs.options)
     if not isinstance(out, Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+    output = out.detach()  # here, and not in the time of the call
     factor = rng.choice(FACTORS)
     grad_out = sets.grads[index] * factor
     wanted = [leaves[name] for name in sets.wanted]
 
     def answer(gradients: tuple[Any, ...]) -> Answer:
-        return Answer(index, dict(zip(sets.results, gradients, strict=True)), factor, grad_out)
+        values = dict(zip(sets.results, gradients, strict=True))
+        return Answer(index, values, factor, grad_out, output)
 
     return Ready(
         partial(torch.autograd.grad, out, wanted, grad_out, allow_unused=True),

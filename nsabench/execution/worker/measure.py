@@ -8,6 +8,7 @@ from collections.abc import Callable
 from random import Random, SystemRandom
 
 from nsabench import ops
+from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.failure import Failure
@@ -149,7 +150,7 @@ def _diagnose(arm: CaseArm, report: Report) -> str:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
     op, inputs = ops.get(arm.case.op), arm.sets.draw(wrong.seed)
-    if arm.case.direction is Direction.FORWARD:
+    if wrong.name == OUTPUT:
         return diagnose(op, inputs, wrong.result, wrong.previous)
     grad_out = arm.sets.draw_grad(inputs, wrong.seed)
     made = (wrong.name, wrong.result, wrong.expected, wrong.previous)

@@ -157,10 +157,10 @@ def check_values(
     if bad:
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     resolved = checks.noise(case.dtype, ops.terms(case))
-    errors, what = measure(name, output, oracle, resolved, factor), ""
-    if case.direction is Direction.BACKWARD:
+    errors = measure(name, output, oracle, resolved, factor)
+    what = f" of {name}" if case.direction is Direction.BACKWARD else ""
+    if name != checks.OUTPUT:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
-        what = f" of {name}"
     # Written so that a NaN could never pass.
     if not errors.mae <= case.tolerances.mae:
         raise WrongValues(

@@ -1,4 +1,4 @@
-"""Controls whose output is right and whose gradients are not."""
+"""Controls of a backward: wrong gradients, and a wrong output beside right ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.assessment.checks.parity import is_seen
-from nsabench.implementations.controls.gradients import Change, with_gradient
+from nsabench.implementations.controls.gradients import Change, with_gradient, with_values
 from nsabench.implementations.controls.honest import resolved
 from nsabench.registry import Honest, control
 
@@ -94,11 +94,17 @@ def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> T
     return _unless_zero(honest(*given, **options))
 
 
-def _without_last_row(gradient: Tensor) -> Tensor:
+def _without_last_row(result: Tensor) -> Tensor:
     """Its last row that is not zero is."""
-    rows = gradient.reshape(-1, gradient.shape[-1]).clone()
+    rows = result.reshape(-1, result.shape[-1]).clone()
     rows[rows.any(1).nonzero()[-1:]] = 0
-    return rows.view_as(gradient)
+    return rows.view_as(result)
+
+
+@control(caught_by="parity", directions=("backward",))
+def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Its gradients are right, and its output lacks the last row that is not zero."""
+    return with_values(_unless_zero(honest(*tensors, **options)), _without_last_row)
 
 
 @control(caught_by="parity", directions=("backward",))

@@ -350,7 +350,8 @@ def test_what_may_be_found_wrong_beside_the_baselines_is_diagnosed_meanwhile() -
 def test_calls_one_behind_the_other_are_timed_too() -> None:
     [found] = outcomes(honest)
     assert found.status is Status.OK, found.reason
-    assert len(found.bursts.time_ms) == 8 and len(set(found.bursts.calls)) == 1
+    # Eight, or fewer where a busy host has spent the time of an arm.
+    assert 2 <= len(found.bursts.time_ms) <= 8 and len(set(found.bursts.calls)) == 1
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises", "writes", "settings"])

@@ -234,6 +234,51 @@ class TwiceTimer(CpuTimer):
         return super().sample(arm, call if again is None else again())
 
 
+class _Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, change):  # type: ignore[no-untyped-def]
+        return change(out.clone())
+
+    @staticmethod
+    def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
+        return grad_out, None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (torch.zeros_like, "of output against the float64 oracle"),
+        (lambda out: out.fill_(torch.nan), "output elements are NaN"),
+    ],
+)
+def test_the_output_of_a_backward_is_held_to_the_oracle(change, reason) -> None:
+    """Its gradients are right."""
+
+    def spoiled(*tensors: Tensor, **options: Any) -> Tensor:
+        return _Spoiled.apply(masked_sdpa(*tensors, **options), change)
+
+    found = outcome_of(spoiled)
+    assert found.status is Status.WRONG
+    assert reason in found.reason
+
+
+def test_an_output_of_a_backward_lives_on() -> None:
+    """Two layers of a network that share a buffer spoil each other's output."""
+    buffers: list[Tensor] = []
+
+    def keep(out: Tensor) -> Tensor:
+        if not buffers:
+            buffers.append(out)
+        return buffers[0].copy_(out).view_as(out)
+
+    def in_one_buffer(*tensors: Tensor, **options: Any) -> Tensor:
+        return _Spoiled.apply(masked_sdpa(*tensors, **options), keep)
+
+    found = outcome_of(in_one_buffer)
+    assert found.status is Status.WRONG
+    assert found.reason == "a later call overwrote what an earlier one had returned"
+
+
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_sample_can_be_taken_again(direction) -> None:
     case = make_case().model_copy(update={"direction": direction})

@@ -53,6 +53,7 @@ LATER = {
     Direction.FORWARD: (*FORWARD, "lost_tail_row"),
     Direction.BACKWARD: (
         *("patched_clocks", "sleeping_backward", "lost_tail_gradient", "lost_tail_of_the_last"),
+        "lost_row_in_training",
     ),
 }
 controls = [i for i in registry.load() if i.role is Role.CONTROL and Runs.CPU in i.devices]
