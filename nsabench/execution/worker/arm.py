@@ -35,6 +35,7 @@ T = TypeVar("T")
 # What a call returned: one answer a stream.
 Answers = list[Answer]
 Call = Callable[[], Answers]
+Kept = list[tuple[dict[str, Any], dict[str, Tensor]]]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 BURST_CHECKS = 0.2  # share of bursts of which a call's output is compared with the oracle
@@ -85,8 +86,9 @@ class CaseArm:
         self._previous: dict[str, Tensor] = {}
         self._expected: dict[str, Tensor] = {}
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
-        # What the last call that was looked at returned, and the sums of it.
-        self._kept: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+        # What the first and the last call that were looked at returned, and the sums of it.
+        self._first: Kept | None = None
+        self._kept: Kept = []
 
     def ready(self, index: int) -> Call:
         """Do what is not timed of one call on a set of inputs; return the call.
@@ -192,19 +194,26 @@ class CaseArm:
         self._keep(answers)
 
     def _keep(self, answers: Answers) -> None:
-        """Keep what a call returned until the next one that is looked at.
+        """Keep what a call returned until the next one that is looked at, and the first one's
+        to the end: a ring of buffers comes round meanwhile.
 
-        Raises `Failure` when the one that was kept is no longer what it was: somebody who keeps a
-        result must not find a later one in it. Replays of a graph write to the same memory each
-        time, as everybody knows.
+        Raises `Failure` when what was kept is no longer what it was: somebody who keeps a result
+        must not find a later one in it. Replays of a graph write to the same memory each time, as
+        everybody knows.
         """
-        for values, sums in self._kept:
+        self._refuse_overwritten(self._kept)
+        self._kept = [(a.results, checksum(a.results)) for a in answers if not self._graphs]
+        # Controls are many, and their results together large; no ring is among them.
+        if self._first is None and self.item.role is not Role.CONTROL:
+            self._first = self._kept
+
+    def _refuse_overwritten(self, kept: Kept) -> None:
+        for values, sums in kept:
             now = checksum(values)
             if not all(torch.equal(now[name], sums[name]) for name in sums):
-                self._kept = []
+                self._kept, self._first = [], []
                 reason = "a later call overwrote what an earlier one had returned"
                 raise Failure(Status.WRONG, reason)
-        self._kept = [(a.results, checksum(a.results)) for a in answers if not self._graphs]
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
@@ -403,6 +412,8 @@ class CaseArm:
             self._awaits_device = False  # told anew: it may have waited only at first
         self._ordered_call()
         self._keep([])
+        first, self._first = self._first or [], []
+        self._refuse_overwritten(first)
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:

@@ -310,20 +310,37 @@ def test_who_answers_a_timed_call_with_the_one_before_is_told_so() -> None:
     assert "is the output of an earlier call" in found.diagnosis
 
 
-def test_a_kernel_that_is_exact_only_at_first_is_recorded_with_its_later_errors() -> None:
-    """Five calls in float32, those that are timed in bfloat16: the worst of them all counts."""
+@pytest.mark.parametrize("when", ["ordered", "timed", "burst"])
+def test_the_errors_of_every_call_that_is_looked_at_count(when: str) -> None:
+    """In float32 but for calls of one kind, which are in bfloat16: the worst of them all counts."""
     case = CASE.model_copy(update={"dtype": DType.FLOAT32})
-    calls = 0
+    calls, now = 0, ""
+
+    class Timer(CpuTimer):
+        def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
+            nonlocal now
+            now = "timed"
+            timed = super().sample(arm, call, retry)
+            now = ""
+            return timed
+
+        def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, object]:
+            nonlocal now
+            now = "burst"
+            burst = super().burst(calls, kept)
+            now = ""
+            return burst
 
     def tires(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls <= 5:
+        # The first two are looked at one by one, and those beside them, untimed, are ordered.
+        if (now or ("ordered" if calls > 2 else "")) != when:
             return honest(q, k, v, sm_scale=sm_scale)
         rough = honest(q.bfloat16(), k.bfloat16(), v.bfloat16(), sm_scale=sm_scale)
         return rough.to(q.dtype)
 
-    exact, tired = outcomes(honest, tires, case=case)
+    exact, tired = outcomes(honest, tires, timer=Timer(), case=case)
     assert calls > 5 and tired.status is Status.OK  # the mean error is within the gate's
     assert exact.rel_l2 is not None and tired.rel_l2 is not None
     assert exact.rel_l2 < 1e-6 and tired.rel_l2 > 1e-3
@@ -411,5 +428,27 @@ def test_an_output_lives_on_in_timed_calls() -> None:
 
     many = FixedCount(kind="fixed_count", rounds=100)  # some of them are looked at, at random
     [outcome] = outcomes(in_a_ring, case=CASE.model_copy(update={"timing": Timing(stopping=many)}))
+    assert outcome.status is Status.WRONG
+    assert outcome.reason == "a later call overwrote what an earlier one had returned"
+
+
+def test_an_output_lives_on_to_the_end() -> None:
+    """A ring of so many buffers that the last one looked at is never come round to."""
+    rounds, calls = 60, 0
+    ring: list[Tensor] = []
+
+    def in_a_ring(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        out = honest(q, k, v, sm_scale=sm_scale)
+        if len(ring) < 40:
+            ring.append(out)
+            return out
+        return ring[(calls - 1) % 40].copy_(out)
+
+    many = FixedCount(kind="fixed_count", rounds=rounds)
+    case = CASE.model_copy(update={"timing": Timing(stopping=many)})
+    [outcome] = outcomes(in_a_ring, case=case)
+    assert calls > 60
     assert outcome.status is Status.WRONG
     assert outcome.reason == "a later call overwrote what an earlier one had returned"
