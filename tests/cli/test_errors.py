@@ -6,10 +6,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nsabench.cli import group
+from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import seal
+from nsabench.files import writing
 from nsabench.signing import load_signer
 from tests.cli.conftest import Nsabench
+from tests.execution.test_full_disk import full
 from tests.runs import make_run
 
 GOOD = (
@@ -148,16 +153,15 @@ def test_every_command_has_help_with_an_example(nsabench: Nsabench, name: str) -
     assert f"nsabench {name}" in done.stdout and "Example" in done.stdout
 
 
-def test_a_report_onto_a_full_disk(tmp_path: Path, nsabench: Nsabench) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "selection_report.tmp").symlink_to("/dev/full")
-    done = nsabench("report", make_run(tmp_path / "run"), "--out", out)
-    assert done.returncode == 3
-    unsigned, said, remedy = done.stderr.splitlines()
-    assert unsigned.endswith("is unsigned: nothing shows that it was not altered")
-    assert said.endswith("selection_report.md cannot be written: No space left on device")
-    assert remedy == "  remedy: make room, then try again."
+def test_a_report_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    full(monkeypatch, "selection_report.tmp")
+    arguments = ["report", str(make_run(tmp_path / "run")), "--out", str(tmp_path / "out")]
+    with pytest.raises(EnvironmentRefused) as caught, writing():  # as `main` has it
+        CliRunner().invoke(group, arguments, catch_exceptions=False)
+    said = "selection_report.md cannot be written: No space left on device"
+    assert str(caught.value).endswith(said)
+    assert caught.value.remedy == "make room, then try again."
 
 
 @pytest.mark.parametrize("command", ["report", "audit", "threshold"])

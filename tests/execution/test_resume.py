@@ -141,9 +141,9 @@ def test_a_machine_that_is_unfit_is_not_measured_on(
     folder = tmp_path / "run"
     with pytest.raises(EnvironmentRefused, match=r"torch 2\.11\.0 was built without CUDA"):
         run.start(plan, folder, Silent(), signer=ME, fit=True)
-    assert read(folder / "journal.jsonl").headers == []
+    assert not folder.exists()
     with pytest.raises(AttributeError, match="calibrate"):  # which is what comes next
-        run.resume(folder, Silent(), signer=ME, fit=False)
+        run.start(plan, folder, Silent(), signer=ME, fit=False)
 
 
 @pytest.mark.parametrize(("name", "fit"), [("all", True), ("run", False)])
