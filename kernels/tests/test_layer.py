@@ -152,7 +152,7 @@ def test_keys_and_values_of_a_cache_are_of_the_same_tokens() -> None:
 
 
 def test_a_layer_without_key_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_heads=0"):
+    with pytest.raises(ValueError, match="kv_heads must be a whole number of at least 1; got 0"):
         nsa_kernels.NSAttention(24, 4, 0, 16)
 
 
