@@ -105,4 +105,4 @@ def test_both_work_where_there_is_no_checkout(wheels, tmp_path) -> None:
     said = python("-c", SMOKE, of=bin_ / "python", where=tmp_path)
     assert said.endswith("works\n")
     planned = python("plan", "quick", of=bin_ / "nsabench", where=tmp_path)
-    assert "nsa_kernels" in planned
+    assert "(from nsa-kernels)" in planned
