@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from nsabench.model.measurement import Message
 
@@ -109,7 +115,15 @@ class DescribedDevice(_Description):
 
 
 class Described(Message):
+    """sandbox: what is kept from foreign code; None of a run that was made without, before there
+    was one."""
+
     kind: Literal["described"] = "described"
     software: DescribedSoftware
     device: DescribedDevice
-    sandbox: str = ""  # what is kept from foreign code; empty of a run that was made without
+    sandbox: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _said(self, usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = usual(self)
+        return {k: v for k, v in content.items() if k != "sandbox" or v is not None}

@@ -52,7 +52,8 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
     run = tmp_path / "run"
     command = [sys.executable, "-m", "nsabench", "all"]
     begun = subprocess.Popen(
-        [*command, "m.yaml", "--device", "cuda", "--out", run, "--kernels", SPY],
+        # Without the sandbox, which would let the spy write down nothing.
+        [*command, "m.yaml", "--device", "cuda", "--no-sandbox", "--out", run, "--kernels", SPY],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.DEVNULL,

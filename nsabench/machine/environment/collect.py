@@ -60,7 +60,7 @@ def collect(
         host=read_host(redactor, absent),
         software=software,
         container=read_container(variables, absent),
-        sandbox=(described.sandbox or None) if described is not None else None,
+        sandbox=described.sandbox if described is not None else None,
         run=read_run(plan, variables, redactor, absent),
         absent=dict(sorted(absent.items())),
     )
