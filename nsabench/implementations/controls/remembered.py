@@ -21,8 +21,8 @@ KEY_ELEMENTS = 8
 # Looking an answer up takes some kernels; it pays only where reading the inputs takes longer than
 # that on any device.
 WORTH_REMEMBERING = 500_000_000  # bytes of K and V
-# Inputs come in so many sets, in any order, and it learns until it has seen them all: six calls as a
-# rule. A control may have no more than 20 timed calls, and its median must be that of a look-up.
+# Inputs come in so many sets, in any order, and it learns until it has seen them all, as a rule in
+# six calls. A control may have no more than 20 timed calls: its median must be that of a look-up.
 SETS = 3
 LEARNING_CALLS = 60  # at most, where there are fewer sets
 
