@@ -23,7 +23,7 @@ OWNER = "1000:1000"
 CHECKOUT = combos.checkout()
 TINY = """
 op: selection_rows
-axes: {N: 4, H: 2, D: 32, L: [8, 16, 24, 32, 40, 48]}
+axes: {N: 4, H: 2, D: 32, L: [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96]}
 implementations: {only: [sdpa_gqa, bmm_softmax, rows_group]}
 timing: {stopping: {kind: fixed_count, rounds: 5}}
 """
