@@ -1,4 +1,4 @@
-"""The powers of root that a thread has (capabilities(7)), by the system call that takes them."""
+"""What a thread gives up for good: powers of root (capabilities(7)), and gaining any."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 
 _VERSION = 0x20080522
+_PR_SET_NO_NEW_PRIVS = 38
 CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_NICE = 1, 14, 23
 
 
@@ -19,6 +20,15 @@ class _Set(ctypes.Structure):
         ("permitted", ctypes.c_uint32),
         ("inheritable", ctypes.c_uint32),
     )
+
+
+def no_new_privileges() -> None:
+    """No program gives this thread rights that it has not, whatever its owner and its bits.
+
+    Raises `OSError`.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
 
 
 def keep(*numbers: int) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from nsabench.machine.capabilities import no_new_privileges
+
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
-_PR_SET_NO_NEW_PRIVS = 38
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = (1 << bit for bit in range(4))
 READ = EXECUTE | READ_FILE | READ_DIR
@@ -74,7 +75,7 @@ def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Itera
         for paths, rights in ((readable, READ), (listable, READ_DIR), (writable, own)):
             for path in paths:
                 _allow(ruleset, path, rights)
-        _no_new_privileges()
+        no_new_privileges()
         _checked("landlock", _RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -93,12 +94,6 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
                 _checked(str(path), _ADD_RULE, *asked)
         finally:
             os.close(descriptor)
-
-
-def _no_new_privileges() -> None:
-    """No program gives this process rights that it has not, whatever its owner and its bits."""
-    if _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
 
 
 def _checked(what: str, number: int, *arguments: object) -> int:

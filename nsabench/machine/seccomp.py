@@ -8,7 +8,9 @@ import os
 import platform
 import socket
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
+from nsabench.machine.capabilities import no_new_privileges
+
+_PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq; jge; ret
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
@@ -57,8 +59,8 @@ def refuse_network() -> None:
     ]
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
+    no_new_privileges()
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
