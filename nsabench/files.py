@@ -14,6 +14,12 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSED = _FULL | {errno.EROFS, errno.EACCES}
 
 
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/nsabench`, by default below `~/.cache`; it may not be there."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "nsabench"
+
+
 @contextmanager
 def writing(where: Path | None = None, remedy: str = "try again") -> Iterator[None]:
     """Raises `EnvironmentRefused` for an `OSError` in `REFUSED`; any other passes.

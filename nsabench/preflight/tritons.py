@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.files import user_cache
 from nsabench.machine.environment.pairs import numbers
 
 LOCK = "tritons.txt"
@@ -49,8 +50,7 @@ def cache_folder() -> Path:
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "nsabench"
+    return user_cache()
 
 
 def install(version: str) -> Path:

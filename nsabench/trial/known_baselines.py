@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsabench.files import whole
+from nsabench.files import user_cache, whole
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Outcome
@@ -22,9 +21,7 @@ SESSION = (1 << 31) - 1  # that of no process: earlier samples and new ones form
 
 
 def folder() -> Path:
-    """`$XDG_CACHE_HOME/nsabench/baselines`, by default below `~/.cache`."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "nsabench" / "baselines"
+    return user_cache() / "baselines"
 
 
 class KnownBaselines:

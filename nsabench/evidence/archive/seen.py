@@ -7,7 +7,6 @@ store says of its content (in a folder inode, size and times). No trust is kept,
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
 from nsabench.bounds import OutOfBounds, json, limits, parquet
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.summary import Stated, stated
-from nsabench.files import whole
+from nsabench.files import user_cache, whole
 
 MOST = 100_000  # objects that are remembered
 
@@ -97,8 +96,7 @@ class Seen:
     """The tables that were looked at on this machine; what cannot be kept is looked at again."""
 
     def __init__(self) -> None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._path = Path(base) / "nsabench" / "archived-tables.json"
+        self._path = user_cache() / "archived-tables.json"
         self._tables: dict[str, Table] = {}
         self._new = False
         with suppress(OSError, OutOfBounds):
