@@ -109,7 +109,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, A
         torch.cuda.empty_cache()
 
 
-def work(tasks: Any, results: Any, device: str, end: float) -> None:
+def work(tasks: Any, results: Any, device: str, end: float, number: int) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
@@ -117,6 +117,8 @@ def work(tasks: Any, results: Any, device: str, end: float) -> None:
     from nsabench.model.vocabulary import Runs
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(number % torch.cuda.device_count())
     kernels = [i for i in registry.load() if Runs(device) in i.devices]
     while (case := tasks.get()) is not None:
         if time.time() < end:
@@ -170,8 +172,8 @@ def main(device: str, folder: str, seconds: str, workers: str, *names: str) -> N
     some = cases(list(names))
     left = [case for case in some if _case(_about(case)) not in done]
     processes = [
-        context.Process(target=work, args=(tasks, results, device, end), daemon=True)
-        for _ in range(int(workers))
+        context.Process(target=work, args=(tasks, results, device, end, number), daemon=True)
+        for number in range(int(workers))
     ]
     for case in [*left, *[None] * len(processes)]:
         tasks.put(case)
