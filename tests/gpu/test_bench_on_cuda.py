@@ -357,8 +357,10 @@ def test_what_replays_return_is_held_to_all_of_parity(tmp_path: Path) -> None:
     """Right when it is looked at first, and rounded to bfloat16 from some replay on."""
     kernels = tmp_path / "mine.py"
     kernels.write_text(LATER_IN_BFLOAT16)
-    matrix = TWO_ROWS.replace("float16", "float32")
-    matrix += "timing: {mode: graph, stopping: {kind: fixed_count, rounds: 20}}\n"
+    matrix = (
+        "op: selection_rows\naxes: {dtype: float32, N: 16, H: 4, D: 64, L: [64, 128]}\n"
+        "timing: {mode: graph, rotate: 2, stopping: {kind: fixed_count, rounds: 20}}\n"
+    )
     records = run(tmp_path, matrix, "--kernels", kernels, code=1)
     mine = [r for r in records if r["implementation"] == "mine"]
     assert [r["status"] for r in mine] == ["wrong"] * 2, [r["reason"] for r in mine]
