@@ -145,7 +145,10 @@ def _least_ms(samples: Samples) -> float:
 def _diagnose(arm: CaseArm, report: Report) -> str:
     """Which known mistake reproduces the wrong output, if there is one to look at, or one that may
     be found wrong."""
-    wrong, arm.wrong = arm.wrong, None  # its tensors are not needed any longer
+    wrong, arm.comparison.wrong = (
+        arm.comparison.wrong,
+        None,
+    )  # its tensors are not needed any longer
     if wrong is None:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
@@ -166,7 +169,7 @@ def _without_inputs(item: Implementation, session: int, failure: Failure) -> Out
 def _outcome(
     arm: CaseArm, session: int, failure: Failure | None = None, diagnosis: str = ""
 ) -> Outcome:
-    errors = arm.errors
+    errors = arm.comparison.errors
     return Outcome(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
