@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from functools import partial
 
@@ -39,16 +38,6 @@ RIGHT = "right"
 INTERPRETED = {rows.OP: rows.TAIL, varlen.OP: varlen.EMPTY, ranges.OP: ranges.MIXED}
 
 _judged: dict[str, dict[str, Record]] = {}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen():
-    """A worker collects garbage after each implementation, and here all modules would be looked
-    through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
