@@ -1,5 +1,6 @@
 """Before any test module: a machine without a GPU runs Triton kernels through the interpreter."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -9,6 +10,24 @@ import torch
 if not torch.cuda.is_available():
     # Triton decides when it is first imported, which some test module does while it is collected.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    freeze()
+
+
+def freeze() -> None:
+    """What is imported stays, and collecting garbage need not look through it, as in a worker.
+
+    Each implementation that is measured ends with a collection, which took longer than most calls.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

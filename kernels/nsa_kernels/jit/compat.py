@@ -14,6 +14,8 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
+from nsa_kernels.jit.interpreter import prepare_once_a_launch
+
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # Triton < 3.4
@@ -46,6 +48,9 @@ INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 CPU_ALLOWED: bool = INTERPRETED or os.environ.get("NSA_KERNELS_RECORD_ONLY", "0") == "1"
 """True when launchers take CPU tensors: interpreted, or launches are recorded and not run."""
+
+if INTERPRETED:
+    prepare_once_a_launch()
 
 # Two definitions and no condition on a global: Triton compares every global that a kernel reads
 # with what it was, in every launch, which takes 0.7 us each.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from functools import partial
 
@@ -37,18 +36,9 @@ FEWEST, TOLD = 60, 55 / 60
 RIGHT = "right"
 # Long enough for Triton's interpreter, one a family.
 INTERPRETED = {rows.OP: rows.TAIL, varlen.OP: varlen.EMPTY, ranges.OP: ranges.MIXED}
+shipped()  # imported while tests are collected, when conftest.py freezes what there is
 
 _judged: dict[str, dict[str, Record]] = {}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen():
-    """A worker collects garbage after each implementation, and here all modules would be looked
-    through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
