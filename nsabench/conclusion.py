@@ -104,7 +104,7 @@ def _seal(finished: Finished, signer: Signer) -> str:
 
 def _report(finished: Finished) -> str:
     """Write the reports. Whatever they show must lie in the folder by now, thresholds included."""
-    facts = pages.Facts.read(finished.folder.path, finished.results)
+    facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
     pages.write_markdown(facts, finished.folder.path)
     try:
         pages.write_html(facts, finished.folder.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from nsabench import ops
@@ -70,18 +70,35 @@ def shape(labelled: Labelled, *, length: bool = False) -> str:
     return " ".join(words)
 
 
+def words(labelled: Labelled) -> list[str]:
+    """Everything that tells a case from its neighbours but the op, a size or a trait a word."""
+    said = [*shape(labelled, length=True).split(), SHORT[labelled.dtype]]
+    if labelled.direction is not Direction.FORWARD:
+        said.append(labelled.direction)
+    if labelled.distribution not in ("", usual_distribution(labelled.op)):
+        said.append(labelled.distribution)
+    if labelled.streams != 1:
+        said.append(f"{labelled.streams} streams")
+    if labelled.mode is Mode.GRAPH:
+        said.append("graph")
+    return said
+
+
 def case(labelled: Labelled) -> str:
     """A case on one line, with everything that tells it from its neighbours but the op."""
-    words = [shape(labelled, length=True), SHORT[labelled.dtype]]
-    if labelled.direction is not Direction.FORWARD:
-        words.append(labelled.direction)
-    if labelled.distribution not in ("", usual_distribution(labelled.op)):
-        words.append(labelled.distribution)
-    if labelled.streams != 1:
-        words.append(f"{labelled.streams} streams")
-    if labelled.mode is Mode.GRAPH:
-        words.append("graph")
-    return " ".join(words)
+    return " ".join(words(labelled))
+
+
+def constant(cases: Iterable[Labelled]) -> dict[str, list[str]]:
+    """The words that all cases of an op share, by op, in their order; of an op with one case,
+    none."""
+    shared: dict[str, list[str]] = {}
+    different: dict[str, set[str]] = {}
+    for labelled in cases:
+        own = words(labelled)
+        different.setdefault(labelled.op, set()).add(" ".join(own))
+        shared[labelled.op] = [w for w in shared.get(labelled.op, own) if w in own]
+    return {op: same if len(different[op]) > 1 else [] for op, same in shared.items()}
 
 
 def of_case(labelled: Labelled) -> str:

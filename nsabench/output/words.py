@@ -19,7 +19,7 @@ WORDS = {
     "implementation": "code that fulfils an op: a candidate, a baseline or a control",
     "oracle": "the op computed in float64 from the same quantised inputs: what is right",
     "floor": "the least time that the compulsory bytes and FLOPs of a case take at the ceilings",
-    "roof": "how near a time is to the floor, as a share: at 100 % nothing could be faster",
+    "of roofline": "how near a time is to the floor, as a share: at 100 % nothing could be faster",
     "ceilings": "what the device can do at most, measured in the run: bandwidth, rate of products",
     "harness": "all of a run that is not measuring: starting processes, drawing inputs, oracles",
     "margin": "how many times as fast as the best valid baseline is worth it: 1.2, or `--margin`",

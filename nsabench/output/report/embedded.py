@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -62,19 +63,23 @@ GRAIN = 1e-4
 def data(facts: Facts) -> dict[str, Any]:
     """What the scripts of report.html unpack."""
     limits = Limits.measured(facts.ceilings)
+    constant = labels.constant(facts.records)
+    ops = {r.op for r in facts.records}
     records = [
         {
             **record.row(),
             "label": labels.case(record),
+            "short": _short(record, constant, several=len(ops) > 1),
             "shape": labels.shape(record),
             "floor_ms": _floor_ms(record, limits),
             "tolerance": facts.tolerances[record.case_id],
         }
         for record in facts.records
     ]
-    ops = {r.op for r in facts.records}
     return {
-        **html.rows(records, ["label", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]),
+        **html.rows(
+            records, ["label", "short", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]
+        ),
         "samples": _samples(facts),
         "grain": GRAIN,
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
@@ -83,6 +88,12 @@ def data(facts: Facts) -> dict[str, Any]:
         "axes": {op: labels.axis(op) for op in ops},
         "usual": {op: labels.usual_distribution(op) for op in ops},
     }
+
+
+def _short(record: Record, constant: Mapping[str, list[str]], *, several: bool) -> str:
+    """What tells the case from others of this page."""
+    own = [word for word in labels.words(record) if word not in constant[record.op]]
+    return " ".join([record.op, *own] if several else own)
 
 
 def _samples(facts: Facts) -> list[list[int] | None]:

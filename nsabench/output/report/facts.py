@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
+from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import journal
 from nsabench.execution.folder import HEAD, RunFolder
 from nsabench.machine import doctor
@@ -27,9 +30,13 @@ from nsabench.model.journal import Contents
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, MARGIN, PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, MARGIN, Direction, PassName, Role, Status, Verdict
+from nsabench.signing import Signer
 
 __all__ = ["Facts", "Standing", "quoted", "standings"]
+
+
+MOST_OPS = 3  # that a title names
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,13 @@ class Facts:
     plan: Plan
     contents: Contents
     results: Results
+    # Who is about to sign the run that this is written into; None: nobody is.
+    signer: Signer | None = None
 
     @classmethod
-    def read(cls, path: Path, results: Results | None = None) -> Facts:
+    def read(
+        cls, path: Path, results: Results | None = None, signer: Signer | None = None
+    ) -> Facts:
         """A run from its folder; derived anew from its journal unless the results are given.
 
         Raises `UsageError` when nothing was measured.
@@ -56,7 +67,7 @@ class Facts:
             raise UsageError(
                 f"{path} holds no measurement yet", f"go on with `nsabench all --resume {path}`."
             )
-        return cls(folder, plan, contents, results or assemble(plan, contents))
+        return cls(folder, plan, contents, results or assemble(plan, contents), signer)
 
     @property
     def records(self) -> list[Record]:
@@ -97,6 +108,32 @@ class Facts:
     def thresholds_text(self) -> str:
         """The decisions as `thresholds.yaml` holds them."""
         return threshold.as_yaml(self.decisions)
+
+    @cached_property
+    def trust(self) -> str:
+        """A sentence: who vouches for the run, as far as can be told from its folder."""
+        if self.signer is not None:
+            return f"Made to be signed with {_key(self.signer.keyid, self.signer.ephemeral)}"
+        if not os.path.lexists(self.folder.path / MANIFEST):
+            return "Unsigned: nothing shows that it was not altered"
+        report = verify(self.folder.path)
+        if report.broken:
+            return f"Not to be trusted: {report.broken}"
+        return f"Signed with {_key(report.keyid, report.trust is Trust.EPHEMERAL)}, and unaltered"
+
+    @cached_property
+    def what(self) -> str:
+        """What was measured, in a few words: the ops, and the directions if not forward alone."""
+        names = list(dict.fromkeys(c.case.op for c in self.plan.cases))
+        directions = list(dict.fromkeys(c.case.direction for c in self.plan.cases))
+        said = ", ".join(names) if len(names) <= MOST_OPS else f"{len(names)} ops"
+        return said if directions == [Direction.FORWARD] else f"{said} {' and '.join(directions)}"
+
+    @cached_property
+    def device(self) -> str:
+        """The name of the GPU, or that it was none."""
+        gpu = next((r.gpu_name for r in self.records if r.gpu_name), "")
+        return gpu or ("a CPU" if self.plan.device == "cpu" else "a GPU")
 
     @cached_property
     def missing(self) -> int:
@@ -244,6 +281,12 @@ def standings(facts: Facts) -> list[Standing]:
         )
         for (op, name), rows in groups.items()
     ]
+
+
+def _key(keyid: str, ephemeral: bool) -> str:
+    if ephemeral:
+        return "a key made for this run alone: nothing shows who made it"
+    return f"the key {keyid}"
 
 
 def _of_one(log: str, name: str) -> list[str]:

@@ -178,7 +178,7 @@ def _verdict(record: Record) -> str:
 
 
 def _statistics(facts: Facts) -> Iterator[str]:
-    yield "## Statistics by range of L\n"
+    yield "## Statistics by length\n"
     yield from _groups(by_length(facts), "L", facts.plan.margin)
     yield (
         f"\n≥ {facts.plan.margin:g}×: cases whose lower end of the 95 % interval is. Average: "
@@ -240,7 +240,11 @@ def _decision(facts: Facts) -> Iterator[str]:
         yield f"- {code(d.candidate)} ({markdown(d.op)}) on {where}: **{d.sentence}**"
         yield from (f"  - {markdown(why)}" for why in [*d.reasons, *d.caveats, *d.notes])
     if not facts.decisions:
-        yield "There is no candidate to decide about."
+        yield (
+            "None: a threshold switches a forward on, and these cases are backward."
+            if facts.candidates
+            else "There is no candidate to decide about."
+        )
     if facts.said_otherwise:
         yield f"\n**Otherwise before:** {markdown(facts.said_otherwise)}."
 

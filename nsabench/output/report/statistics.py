@@ -12,6 +12,8 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
 from nsabench.output.report.facts import Facts
 
+MOST_LENGTHS = 16
+
 
 @dataclass(frozen=True)
 class Group:
@@ -31,8 +33,10 @@ class Group:
 
 
 def by_length(facts: Facts) -> list[Group]:
-    """Groups by powers of two of the length: 64-127, 128-255, ..."""
-    return _grouped(facts, lambda r: _range(r.length))
+    """Groups by length; where those are too many to read, by powers of two: 64-127, 128-255."""
+    lengths = {r.length for r in facts.candidates}
+    exact = len(lengths) <= MOST_LENGTHS
+    return _grouped(facts, lambda r: (r.length, str(r.length)) if exact else _range(r.length))
 
 
 def by_distribution(facts: Facts) -> list[Group]:

@@ -49,7 +49,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         ("ms", "right"),
         ("queued", "right"),
         ("host µs", "right"),
-        ("roof", "right"),
+        ("of roofline", "right"),
         ("best baseline", "left"),
         ("its ms", "right"),
         ("speed-up" if narrow else "speed-up [95 %]", "right"),

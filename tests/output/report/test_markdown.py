@@ -6,12 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.output.report import Facts, write_html, write_markdown
+from nsabench.output.report import Facts, statistics, write_html, write_markdown
 from nsabench.output.report.statistics import by_length
 from nsabench.signing import load_signer
 from nsabench.text import markdown
@@ -28,7 +29,7 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
         "Method",
         "Parity",
         "Results by distribution",
-        "Statistics by range of L",
+        "Statistics by length",
         "Problems found",
         "Decision",
         "Commands",
@@ -88,11 +89,18 @@ def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     assert "**This run is incomplete:** 2 of 8 planned cases were not measured." in text
 
 
-def test_ranges_of_length_count_what_exists(run: Path) -> None:
+def test_lengths_count_what_exists(run: Path) -> None:
     facts = Facts.read(run)
     groups = {(g.implementation, g.name): g for g in by_length(facts)}
+    assert groups["nasty_one", "128"].compared == 0
+    assert groups["nasty_one", "128"].average is None
+    assert groups["quick_one", "64"].compared == groups["quick_one", "64"].cases == 2
+
+
+def test_many_lengths_are_told_by_ranges(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "MOST_LENGTHS", 3)
+    groups = {(g.implementation, g.name): g for g in by_length(Facts.read(run))}
     assert groups["nasty_one", "128–255"].compared == 0
-    assert groups["nasty_one", "128–255"].average is None
     assert groups["quick_one", "64–127"].compared == groups["quick_one", "64–127"].cases == 2
 
 

@@ -82,14 +82,70 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
         "const i = document.querySelector('[data-table=candidates] input');"
         "i.value = ''; i.dispatchEvent(new Event('input'))"
     )
-    head = "document.querySelectorAll('[data-table=candidates] thead button')[5]"
+    head = "document.querySelectorAll('[data-table=candidates] thead button')[4]"
     for direction, sign in (("descending", -1), ("ascending", 1)):
         browser.js(f"{head}.click()")
         assert browser.js(f"return {head}.parentElement.ariaSort") == direction
-        times = [row[5] for row in browser.rows("candidates")]
-        numbers = [float(t) for t in times if t != "–"]
+        times = [row[4] for row in browser.rows("candidates")]
+        numbers = [milliseconds(t) for t in times if t != "–"]
         assert numbers == sorted(numbers, key=lambda t: sign * t)
         assert times[len(numbers) :] == ["–"] * 6, "what has no time comes last"
+
+
+def milliseconds(text: str) -> float:
+    value, unit = text.split()
+    return float(value) * {"µs": 1e-3, "ms": 1, "s": 1e3}[unit]
+
+
+def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(
+    page: Path, browser: Browser
+) -> None:
+    browser.open(page)
+    row = browser.rows("candidates")[0]
+    assert row[:3] == ["L64 fp16", "quick_one", "▲ faster"]
+    own, baseline = milliseconds(row[4]), milliseconds(row[5])
+    assert row[6] == "sdpa_gqa" and row[3].startswith(f"{baseline / own:.2f}×")
+    assert "in all cases N256 H4 D64" in browser.js("return document.body.textContent")
+    intervals = browser.texts("intervals")
+    assert "L64 fp16" in intervals and not any("N256" in text for text in intervals)
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_no_table_is_wider_than_the_page(page: Path, browser: Browser, width: int) -> None:
+    browser.open(page, width=width)
+    browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
+    wide = browser.js(
+        "return [...document.querySelectorAll('.table')].filter(t => t.clientWidth <"
+        "t.querySelector('table').scrollWidth).map(t => t.dataset.table)"
+    )
+    assert wide == []
+    assert "died" in browser.js(
+        "return document.querySelector('tr.details').parentNode.textContent"
+    )
+    assert browser.js("return document.documentElement.scrollWidth") <= width
+
+
+def test_the_title_says_what_was_measured(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    assert browser.js("return document.title") == "selection_rows on NVIDIA Imaginary · nsabench"
+
+
+def test_samples_are_drawn_about_their_medians(tmp_path: Path, browser: Browser) -> None:
+    run = make_run(tmp_path / "run", Made(ratio=lambda _: 0.01))
+    browser.open(write_html(Facts.read(run), tmp_path))
+    ticks = [t for t in browser.texts("samples") if t.startswith(("+", "−")) and t.endswith("%")]
+    assert len(ticks) >= 2
+    assert all(abs(float(t[1:-1])) <= 50 for t in ticks), "a slow arm presses none together"
+
+
+def test_who_signed_stands_on_the_first_screen(page: Path, browser: Browser) -> None:
+    browser.open(page, width=1280, height=800)
+    top, text = browser.js(
+        "const t = document.querySelector('.trust'), c = document.querySelector('.card');"
+        "return [c.getBoundingClientRect().bottom, t.textContent]"
+    )
+    assert "Unsigned: nothing shows that it was not altered" in text
+    assert top < 800
 
 
 def test_a_case_shows_its_samples(page: Path, browser: Browser) -> None:

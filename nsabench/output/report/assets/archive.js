@@ -42,7 +42,7 @@ function drawVersions() {
   const tip = [["row", "candidate"], ["versions", "versions"], ["speedup", "speed-up"], ["faster", "cases faster"], ["failed", "cases failed"], ["date", "made"], ["run", "run"]]
     .map(([field, title]) => ({ field, title }));
   const shown = report.versions.filter((v) => rows.some((r) => r.versions === v));
-  return drawChart("heat", { rows }, { ...heatOf("row", "versions", null, shown, "speed-up", tip), height: 34 * distinct(rows, "row").length }, { minWidth: 200 + shown.length * 130 });
+  return drawChart("heat", { rows }, { ...heatOf("row", "versions", null, shown, "speed-up", tip), ...rowsOf(rows, 34) }, { minWidth: 200 + shown.length * 130 });
 }
 
 async function drawAll() {

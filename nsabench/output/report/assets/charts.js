@@ -7,7 +7,7 @@ function drawSpeedups() {
   const rows = candidateRows();
   const lengths = distinct(rows, "length").length;
   const sorted = rows.filter((r) => r.speedup !== null);
-  const shown = sorted.slice(0, MOST_INTERVALS);
+  const shown = sorted.slice(0, MOST_INTERVALS).map((r) => ({ ...r, row: wrapped(r.short || r.label) }));
   const marks = [{ at: 1, what: "equal" }, { at: report.margin, what: `margin ${report.margin}` }];
   const note = document.querySelector('[data-chart="intervals"] figcaption');
   if (note) {
@@ -15,8 +15,8 @@ function drawSpeedups() {
     note.textContent = note.dataset.full + (sorted.length > shown.length ? ` The first ${shown.length} of ${sorted.length} cases; filter to see others.` : "");
   }
   return [
-    drawChart("heat", { rows }, { ...heatOf("row", "length", lengthTitle(rows), "ascending", "speed-up"), height: 30 * distinct(rows, "row").length }, { minWidth: 150 + lengths * 58, select: showCase }),
-    drawChart("intervals", { rows: shown, marks }, { height: 17 * distinct(shown, "label").length }, { select: showCase }),
+    drawChart("heat", { rows }, { ...heatOf("row", "length", lengthTitle(rows), "ascending", "speed-up"), ...rowsOf(rows, 30) }, { minWidth: 150 + lengths * 58, select: showCase }),
+    drawChart("intervals", { rows: shown, marks }, { ...rowsOf(shown, 17) }, { select: showCase }),
   ];
 }
 
@@ -24,17 +24,17 @@ function drawTime() {
   const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
   const records = groups.get(selected.series) || [];
   const lengths = distinct(records, "length").sort((a, b) => a - b);
-  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true, records), lengths, lengthTitle: lengthTitle(records) }, { select: showCase });
+  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true, records), lengths, lengthTitle: lengthTitle(records), timeLabel: TIME_LABEL }, { select: showCase });
 }
 
 function drawSamples() {
-  const { rows, names, left } = sampleRows(selected.caseId);
+  const { rows, names, offDomain, left } = sampleRows(selected.caseId);
   const sampleColours = names.map((_, i) => PALETTE[i % PALETTE.length]);
   const of = report.records.find((r) => r.case_id === selected.caseId);
   const where = document.getElementById("samples-case");
   if (where && of) where.textContent = `${of.label}.` + (left > 0 ? ` The candidates and fastest baselines; ${left} more in the table.` : "");
   drawCaseTable();
-  return drawChart("samples", { rows }, { sampleNames: names, sampleColours });
+  return drawChart("samples", { rows }, { sampleNames: names, sampleColours, offDomain });
 }
 
 function drawRoofline() {

@@ -55,7 +55,7 @@ function drawMatrix() {
   note.dataset.full ??= note.textContent;
   note.textContent = note.dataset.full + (left > 0 ? ` The first ${MOST_CASES} cases; ${left} more: filter to see them.` : "");
   const title = document.getElementById("pick-what").value === "speedup" ? "speed-up" : "ratio";
-  const values = { ...heatOf("row", "run", null, report.runs, title, TIP), height: 26 * distinct(cells, "row").length };
+  const values = { ...heatOf("row", "run", null, report.runs, title, TIP), ...rowsOf(cells, 26) };
   return drawChart("heat", { rows: cells }, values, { minWidth: 190 + report.runs.length * 92 });
 }
 

@@ -15,6 +15,8 @@ async function unpack() {
     return record;
   });
   Object.assign(report, rest);
+  const times = new Map(report.records.map((r) => [`${r.case_id} ${r.implementation}`, r.median_ms]));
+  for (const r of report.records) r.baseline_ms = times.get(`${r.case_id} ${r.best_baseline}`) ?? null;
 }
 
 const SYMBOL = { faster: "▲", slower: "▼", same: "=", inconclusive: "?", invalid: "✕" };
@@ -22,6 +24,13 @@ const SHORT = { float16: "fp16", bfloat16: "bf16", float32: "fp32" };
 
 function digits(value, count) {
   return value === null || value === undefined ? "–" : String(Number(value.toPrecision(count)));
+}
+
+// µs, ms or s, as fits.
+function timeOf(ms, count = 4) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1) return `${digits(ms * 1000, count)} µs`;
+  return ms < 1000 ? `${digits(ms, count)} ms` : `${digits(ms / 1000, count)} s`;
 }
 
 function interval(value, lo, hi) {

@@ -38,13 +38,35 @@ async function drawChart(name, datasets, values, options = {}) {
   });
 }
 
+// A name of a row in lines that fit beside a chart; none of its words is cut off.
+function wrapped(name) {
+  const most = innerWidth < 620 ? 16 : 62;
+  const lines = [""];
+  for (const word of name.split(" ")) {
+    const last = lines[lines.length - 1];
+    if (last && last.length + 1 + word.length > most) lines.push(word);
+    else lines[lines.length - 1] = last ? `${last} ${word}` : word;
+  }
+  return lines.join("\n");
+}
+
+// The height of a chart of such rows, each at least so many px, and where a name of several lines
+// begins, so that its middle is beside the row.
+function rowsOf(rows, least) {
+  const names = distinct(rows, "row");
+  const lines = Math.max(1, ...names.map((name) => name.split("\n").length));
+  return { height: names.length * Math.max(least, 13 * lines + 4), labelOffset: -6.5 * (lines - 1) };
+}
+
+const TIME_LABEL = "datum.value < 1 ? format(datum.value * 1000, '.3~g') + ' µs' : datum.value < 1000 ? format(datum.value, '.3~g') + ' ms' : format(datum.value / 1000, '.3~g') + ' s'";
+
 // What a phone has no room for.
 function shrink(spec) {
   const parts = [spec, ...(spec.layer || [])];
   for (const part of parts) {
     for (const channel of Object.values(part.encoding || {})) {
       if (channel && channel.legend) channel.legend.columns = Math.max(1, (channel.legend.columns || 3) - 1);
-      if (channel && channel.axis && channel.axis.labelLimit) channel.axis.labelLimit = 130;
+      if (channel && channel.axis && channel.axis.labelLimit) channel.axis.labelLimit = 150;
     }
   }
 }

@@ -44,9 +44,11 @@ function chosen() {
 function rowNames(records) {
   const varying = DIMENSIONS.map(([key]) => key)
     .filter((key) => key !== "shape" && distinct(records, key).length > 1);
-  const shapes = distinct(records, "shape").map((shape) => shape.split(" "));
-  const common = shapes.length > 1 ? shapes[0].filter((size) => shapes.every((sizes) => sizes.includes(size))) : [];
-  const sizes = (record) => record.shape.split(" ").filter((size) => !common.includes(size));
+  const common = new Map(distinct(records, "op").map((op) => {
+    const shapes = distinct(records.filter((r) => r.op === op), "shape").map((shape) => shape.split(" "));
+    return [op, shapes.length > 1 ? shapes[0].filter((size) => shapes.every((own) => own.includes(size))) : []];
+  }));
+  const sizes = (record) => record.shape.split(" ").filter((size) => !common.get(record.op).includes(size));
   return (record) => [...sizes(record), ...varying.map((key) => said(record, key)).filter(Boolean)].join(" ");
 }
 

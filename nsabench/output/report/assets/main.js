@@ -1,32 +1,34 @@
 "use strict";
-const ms = (key) => ({ key, title: key === "median_ms" ? "median ms" : key, number: true, text: (r) => digits(r[key], 4) });
+const time = (key, title) => ({ key, title, number: true, text: (r) => timeOf(r[key]) });
 const small = (key, title) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : r[key].toExponential(1)) });
-const share = { key: "roofline_fraction", title: "of the possible", number: true, text: (r) => (r.roofline_fraction === null ? "–" : `${Math.round(100 * r.roofline_fraction)} %`) };
+const share = { key: "roofline_fraction", title: "of roofline", number: true, text: (r) => (r.roofline_fraction === null ? "–" : `${Math.round(100 * r.roofline_fraction)} %`) };
 const who = { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } };
-const status = { key: "status", fill: (cell, r) => tag(cell, r.status) };
-const verdict = { key: "verdict", fill: (cell, r) => tag(cell, r.verdict) };
 const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: speedupOf };
 const why = { key: "reason", wide: true };
 const inspect = {
-  key: "label", title: "case",
+  key: "short", title: "case", wrap: true,
   fill: (cell, r) => {
-    if (!report.samples[r.index]) { cell.textContent = r.label; return; }
-    const button = Object.assign(document.createElement("button"), { type: "button", className: "link", textContent: r.label, title: "show its samples" });
+    if (!report.samples[r.index]) { cell.textContent = r.short || r.label; return; }
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "link", textContent: r.short || r.label, title: `${r.label}: show its samples` });
     button.addEventListener("click", () => showCase(r.case_id, "table"));
     cell.append(button);
   },
 };
 
+const outcome = { key: "verdict", title: "outcome", text: (r) => `${r.verdict || ""} ${r.status}`, fill: (cell, r) => tag(cell, r.status === "ok" ? r.verdict || r.status : r.status) };
+const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
+const detail = (column) => ({ ...column, detail: true });
+const DETAILS = [
+  { key: "label", title: "case" }, { key: "case_id", title: "id" }, { key: "status" }, why, { key: "diagnosis" }, { key: "notes" },
+  small("mae", "MAE"), small("rel_l2", "relative L2"), small("worst_row", "of the worst row"), time("p20_ms", "20 %"), time("p80_ms", "80 %"),
+  { key: "n_samples", title: "samples", text: (r) => String(r.n_samples) },
+  { key: "compile_s", title: "first call", text: (r) => (r.compile_s === null ? "–" : `${digits(r.compile_s, 2)} s`) },
+  { key: "peak_mem_bytes", title: "peak memory", text: (r) => (r.peak_mem_bytes === null ? "–" : `${digits(r.peak_mem_bytes / 1e6, 3)} MB`) },
+].map(detail);
+
 const TABLES = {
-  candidates: [inspect, who, verdict, speedup, { key: "best_baseline", title: "best baseline" }, ms("median_ms"), share, small("mae", "MAE"), status, why],
-  records: [
-    inspect, who, { key: "role" }, status, verdict, ms("median_ms"), ms("p20_ms"), ms("p80_ms"),
-    { key: "n_samples", title: "samples", number: true, text: (r) => String(r.n_samples) }, share, speedup,
-    small("mae", "MAE"), small("rel_l2", "relative L2"),
-    { key: "compile_s", title: "first call s", number: true, text: (r) => digits(r.compile_s, 2) },
-    { key: "peak_mem_bytes", title: "peak MB", number: true, text: (r) => (r.peak_mem_bytes === null ? "–" : digits(r.peak_mem_bytes / 1e6, 3)) },
-    { key: "caught" }, { key: "diagnosis", wide: true }, why, { key: "notes", wide: true },
-  ],
+  candidates: [inspect, who, outcome, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's"), baseline, share, ...DETAILS],
+  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's"), speedup, share, detail({ key: "caught" }), ...DETAILS],
 };
 
 function drawTables() {
@@ -44,7 +46,7 @@ function drawCaseTable() {
   if (!host) return;
   const rows = report.records.filter((r) => r.case_id === selected.caseId && r.role !== "control")
     .sort((a, b) => (a.median_ms ?? Infinity) - (b.median_ms ?? Infinity));
-  dataTable(host, "the selected case", [who, { key: "role" }, status, ms("median_ms"), share, speedup, verdict, small("mae", "MAE"), why], rows, { bare: true });
+  dataTable(host, "the selected case", [who, { key: "role" }, outcome, time("median_ms", "its time"), share, speedup, small("mae", "MAE"), ...[why].map(detail)], rows, { bare: true });
 }
 
 function fillPickers() {

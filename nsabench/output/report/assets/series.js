@@ -18,7 +18,7 @@ function candidateRows() {
   rows.sort((a, b) => lengths.get(name(b)).size - lengths.get(name(a)).size);
   return rows.map((r) => ({
     ...r,
-    row: name(r),
+    row: wrapped(name(r)),
     // No colour while it decides nothing.
     log2: DECIDED.includes(r.verdict) && r.speedup !== null ? Math.log2(r.speedup) : null,
     cell: r.speedup === null ? (r.verdict ? `${SYMBOL[r.verdict]} ${r.status}` : r.status) : `${SYMBOL[r.verdict] || ""} ${r.speedup.toFixed(2)}`,
@@ -94,14 +94,14 @@ function timeRows(records) {
       out.push({ case_id: r.case_id, implementation: LEAST, kind: LEAST, length: r.length, median_ms: r.floor_ms, p20_ms: null, p80_ms: null, ratio: "–", verdict: "–", roofline_fraction: 1 });
     }
   }
-  return out.map((r) => ({ ...r, line: r.kind === BEST ? BEST : r.implementation, verdict: r.verdict || "–" }));
+  return out.map((r) => ({ ...r, time: timeOf(r.median_ms), line: r.kind === BEST ? BEST : r.implementation, verdict: r.verdict || "–" }));
 }
 
 function rooflineRows() {
   // Without arithmetic (nothing is selected) there is no place on logarithmic axes.
   const rows = chosen().filter((r) => r.role !== "control" && r.median_ms !== null && r.flops > 0);
   const best = bestOf(rows);
-  return rows.map((r) => ({ ...r, kind: kindOf(r, best), intensity: r.flops / r.bytes_min, tflops: r.flops / r.median_ms / 1e9 }))
+  return rows.map((r) => ({ ...r, time: timeOf(r.median_ms), kind: kindOf(r, best), intensity: r.flops / r.bytes_min, tflops: r.flops / r.median_ms / 1e9 }))
     .sort((a, b) => (a.kind === OTHERS ? 0 : 1) - (b.kind === OTHERS ? 0 : 1));
 }
 
@@ -134,6 +134,8 @@ function parityRows() {
 }
 
 const MOST_CURVES = 6;
+// Arms may differ a hundredfold: each is drawn about its own median, which its name says.
+const named = (record) => `${record.implementation} ${timeOf(record.median_ms)}`;
 
 function sampleRows(caseId) {
   const all = report.records.filter((r) => r.case_id === caseId && report.samples[r.index]);
@@ -142,7 +144,10 @@ function sampleRows(caseId) {
   const curves = [...candidates, ...fastest].slice(0, MOST_CURVES);
   const rows = curves.flatMap((r) => {
     const quantiles = report.samples[r.index];
-    return quantiles.map((steps, i) => ({ who: r.implementation, role: r.role, time_ms: r.median_ms * (1 + report.grain * steps), share: i / (quantiles.length - 1) }));
+    return quantiles.map((steps, i) => ({ who: named(r), role: r.role, off: report.grain * steps, time: timeOf(r.median_ms * (1 + report.grain * steps)), share: i / (quantiles.length - 1) }));
   });
-  return { rows, names: curves.map((r) => r.implementation), left: all.length - curves.length };
+  // A single call that was interrupted would press all others together.
+  const middle = rows.filter((r) => r.share >= 0.02 && r.share <= 0.95).map((r) => r.off);
+  const offDomain = [Math.min(-0.005, ...middle), Math.max(0.005, ...middle)];
+  return { rows, names: curves.map(named), offDomain, left: all.length - curves.length };
 }

@@ -34,6 +34,11 @@ function dataTable(host, name, columns, rows, options = {}) {
   more.type = "button";
   host.append(more);
 
+  const details = columns.filter((c) => c.detail);
+  columns = columns.filter((c) => !c.detail);
+  const said = (column, row) => String((column.text ? column.text(row) : row[column.key]) || "–");
+  const opened = new Set();
+
   for (const column of columns) {
     const cell = document.createElement("th");
     cell.scope = "col";
@@ -50,8 +55,51 @@ function dataTable(host, name, columns, rows, options = {}) {
     cell.append(button);
     head.append(cell);
   }
+  if (details.length) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = "more";
+    head.append(cell);
+  }
 
-  const texts = rows.map((row) => columns.map((c) => String(c.text ? c.text(row) : row[c.key] ?? "")).join(" ").toLowerCase());
+  // What has no room in a row, below it.
+  function unfolded(row) {
+    const line = document.createElement("tr");
+    line.className = "details";
+    const cell = line.insertCell();
+    cell.colSpan = columns.length + 1;
+    const list = document.createElement("dl");
+    list.className = "facts";
+    for (const column of details) {
+      if (said(column, row) === "–") continue;
+      list.append(
+        Object.assign(document.createElement("dt"), { textContent: column.title || column.key }),
+        Object.assign(document.createElement("dd"), { textContent: said(column, row) }),
+      );
+    }
+    cell.append(list);
+    return line;
+  }
+
+  function folder(row, line) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "fold";
+    button.setAttribute("aria-label", `More of ${said(columns[0], row)}`);
+    const show = () => {
+      button.textContent = opened.has(row) ? "−" : "+";
+      button.setAttribute("aria-expanded", String(opened.has(row)));
+    };
+    button.addEventListener("click", () => {
+      if (opened.delete(row)) line.nextSibling.remove();
+      else { opened.add(row); line.after(unfolded(row)); }
+      show();
+    });
+    show();
+    return button;
+  }
+
+  const texts = rows.map((row) => [...columns, ...details].map((c) => said(c, row)).join(" ").toLowerCase());
 
   function matching() {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -69,18 +117,22 @@ function dataTable(host, name, columns, rows, options = {}) {
 
   function draw() {
     const matches = matching();
-    body.replaceChildren(...matches.slice(0, shown).map((row) => {
+    body.replaceChildren(...matches.slice(0, shown).flatMap((row) => {
       const line = document.createElement("tr");
       for (const column of columns) {
         const cell = line.insertCell();
         if (column.number) cell.className = "num";
         if (column.wide) cell.className = "evidence";
+        if (column.wrap) cell.className = "wrap";
+        cell.dataset.title = column.title || column.key;
         if (column.fill) column.fill(cell, row);
-        else cell.textContent = column.text ? column.text(row) : row[column.key] || "–";
+        else cell.textContent = said(column, row);
+        cell.classList.toggle("nothing", cell.textContent === "–");
       }
-      return line;
+      if (details.length) line.insertCell().append(folder(row, line));
+      return opened.has(row) ? [line, unfolded(row)] : [line];
     }));
-    [...head.cells].forEach((cell, i) => {
+    [...head.cells].slice(0, columns.length).forEach((cell, i) => {
       const sorted = columns[i].key === order.key;
       cell.ariaSort = sorted ? (order.down ? "descending" : "ascending") : "none";
     });
