@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random, SystemRandom
 
 from nsabench import ops
@@ -132,9 +132,18 @@ def _burst(
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
     held = ops.work(case).bytes_min if case.direction is Direction.BACKWARD else 0
     begun = now_s()
-    found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed)
+    judged = _contenders(arms, call_ms)
+    found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
     out.busy_s += now_s() - begun
     return found
+
+
+def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
+    """The candidates, and the baselines that are not hopelessly behind the best one."""
+    baselines = {a.name: call_ms[a.name] for a in arms if a.item.role is Role.BASELINE}
+    limit = stopping.HOPELESS * min(baselines.values(), default=0.0)
+    near = {name for name, ms in baselines.items() if ms <= limit}
+    return near | {a.name for a in arms if a.item.role is Role.CANDIDATE}
 
 
 def _least_ms(samples: Samples) -> float:

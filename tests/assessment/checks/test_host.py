@@ -7,7 +7,7 @@ from nsabench.assessment.checks.host import check
 from nsabench.model.vocabulary import Mode
 
 
-@pytest.mark.parametrize(("mode", "what"), [(Mode.STREAM, "calls"), (Mode.GRAPH, "replays")])
+@pytest.mark.parametrize(("mode", "what"), [(Mode.STREAM, "Python"), (Mode.GRAPH, "replaying")])
 def test_a_candidate_that_is_bound_by_its_host_says_so(make_row, mode, what):
     rows = [
         make_row("mine", median_ms=0.014, host_us=131.0, queued_ms=0.0528, mode=mode),
@@ -18,4 +18,4 @@ def test_a_candidate_that_is_bound_by_its_host_says_so(make_row, mode, what):
     ]
     (finding,) = check(rows, Limits())
     assert (finding.effect, finding.implementation) == (Effect.NOTE, "mine")
-    assert f"{what} take 53 µs each, and the device works 14 µs on each" in finding.sentence
+    assert finding.sentence == f"bound by its host: 53 µs of {what} for 14 µs of work"
