@@ -67,6 +67,7 @@ def of_case(
                 median_ms=_median(samples.time_ms),
                 host_us=_median(held(samples)),
                 queued_ms=_median(outcome.bursts.time_ms),
+                launches=outcome.launches,
                 n_samples=len(samples.time_ms),
                 median_mcycles=_mcycles(samples),
                 escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),

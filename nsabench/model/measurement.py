@@ -76,6 +76,7 @@ class Outcome(Message):
     session: int = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
+    launches: int | None = None  # of a call; None: not counted
     notes: list[str] = []
     log: str = ""
     traceback: str = ""  # of what it raised; like the log, a file of its case holds it

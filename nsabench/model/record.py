@@ -96,6 +96,10 @@ class Record:
     ] = None
     queued_p20_ms: Annotated[float | None, Column("ms", "20 % quantile of that time")] = None
     queued_p80_ms: Annotated[float | None, Column("ms", "80 % quantile of that time")] = None
+    launches: Annotated[
+        int | None,
+        Column("1", "kernels, copies and fills that a call puts on the device, counted by CUPTI"),
+    ] = None
     n_samples: Annotated[int, Column("1", "timed calls")] = 0
     session: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")

@@ -22,7 +22,8 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
             "host",
             Effect.NOTE,
             f"bound by its host: {row.queued_ms * 1e3:.0f} µs of "
-            f"{'replaying' if graph else 'Python'} for {row.timed_ms * 1e3:.0f} µs of work",
+            f"{'replaying' if graph else 'Python'} for {row.timed_ms * 1e3:.0f} µs of work"
+            f"{f', in {row.launches} launches' if row.launches else ''}",
             row.case_id,
             row.implementation,
         )

@@ -45,6 +45,7 @@ class Row:
     median_ms: float | None = None
     host_us: float | None = None  # median; None where the device was not held meanwhile
     queued_ms: float | None = None  # median of calls one behind the other
+    launches: int | None = None  # of a call
     n_samples: int = 0  # that median_ms is of
     median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles
     escaped_share: float = 0.0  # share of samples with work that outlived the end event

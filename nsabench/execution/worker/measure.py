@@ -16,6 +16,7 @@ from nsabench.execution.protocol import Measured, Step
 from nsabench.execution.timing import bursts, sampling, stopping
 from nsabench.execution.timing.sampling import Collected
 from nsabench.execution.timing.timer import Timer
+from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
 from nsabench.execution.worker.inputs import InputSets
@@ -110,6 +111,7 @@ def _time(
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
         by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
+    counted = _launches([a for a in arms if a.name in out.samples], report)
     for arm in arms:
         failure = out.failed.get(arm.name)
         diagnosis = _diagnose(arm, report)
@@ -118,6 +120,7 @@ def _time(
         if not failure:
             outcomes[arm.name].samples = out.samples[arm.name]
             outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
+            outcomes[arm.name].launches = counted.get(arm.name)
             monitor.annotate(out.samples[arm.name], start)
     return monitor.summary(), out.busy_s
 
@@ -136,6 +139,20 @@ def _burst(
     found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
     out.busy_s += now_s() - begun
     return found
+
+
+def _launches(arms: list[CaseArm], report: Report) -> dict[str, int]:
+    """Of those whose cost to their host is asked, and of controls that are there for it."""
+    asked = [
+        arm
+        for arm in arms
+        if arm.device == "cuda"
+        and (arm.item.role is not Role.CONTROL or arm.item.caught_by == "host")
+    ]
+    if not asked:
+        return {}
+    report(Step(phase="launches", allowance=len(asked) + 1))
+    return launches.count({arm.name: arm.one_call for arm in asked})
 
 
 def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
