@@ -11,6 +11,7 @@ from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.verdict import Judgement, judge, look_again
 from nsabench.execution.passes import isolated_baselines, second_look
+from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
@@ -164,7 +165,7 @@ def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
         cases = []
         for planned in plan.cases:
             timing = planned.case.timing.model_copy(update={"mode": Mode.GRAPH})
-            case = planned.case.model_copy(update={"timing": timing})
+            case = Case(**{**dict(planned.case), "timing": timing})
             cases.append(planned.model_copy(update={"case": case, "id": case.id}))
         return plan.model_copy(update={"cases": cases})
 
