@@ -22,7 +22,7 @@ from nsabench.machine.environment.model import Gpu
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
-from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
 from nsabench.planning.shards import share
@@ -64,6 +64,9 @@ class Made:
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ceilings: Ceilings = field(default_factory=Ceilings)
     conditions: Callable[[int], Conditions] = lambda _: Conditions()
+    # Of calls one behind the other, by length; None: there were no bursts, as in earlier versions.
+    queue_ratio: Callable[[int], float] | None = None
+    host_us: float = 40.0
 
 
 def make_plan(made: Made) -> Plan:
@@ -183,10 +186,11 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
     status = made.status(length)
     for name in made.implementations:
         if status is Status.OK:
-            yield timed(name, base / made.ratio(length), made, rng)
+            queued = base / made.queue_ratio(length) if made.queue_ratio else None
+            yield timed(name, base / made.ratio(length), made, rng, queued)
         else:
             yield Outcome(implementation=name, status=status, reason="as the test wants it")
-    yield timed("sdpa_gqa", base, made, rng)
+    yield timed("sdpa_gqa", base, made, rng, base if made.queue_ratio else None)
     if made.flex_ms is not None:
         yield timed("flex_attention", made.flex_ms(length), made, rng)
     if made.control_crashed:
@@ -197,8 +201,16 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
         yield timed("zero_output", base, made, rng)
 
 
-def timed(name: str, median: float, made: Made, rng: np.random.Generator) -> Outcome:
+def timed(
+    name: str,
+    median: float,
+    made: Made,
+    rng: np.random.Generator,
+    queued: float | None = None,
+) -> Outcome:
+    """queued: time of a call in its bursts, ms; None: it has none."""
     n = made.samples
+    noise = np.linspace(-1, 1, 8) * made.noise
     times = median * (1 + made.noise * rng.standard_normal(n))
     return Outcome(
         implementation=name,
@@ -213,8 +225,12 @@ def timed(name: str, median: float, made: Made, rng: np.random.Generator) -> Out
             time_ms=[float(t) for t in times],
             escaped_ms=[0.0] * n,
             gap_hidden=[True] * n,
+            host_us=[made.host_us] * n if queued else [],
             sm_clock_mhz=[1980] * n,
         ),
+        bursts=Bursts(calls=[50] * 8, time_ms=[float(queued * (1 + x)) for x in noise])
+        if queued
+        else Bursts(),
     )
 
 

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsabench.assessment.checks.row import Row
-from nsabench.model.vocabulary import Role
+from nsabench.model.vocabulary import Regime, Role
 
 
 def best_baseline(
-    rows: Sequence[Row], beside: Row | None = None, *, alongside: bool = False
+    rows: Sequence[Row],
+    beside: Row | None = None,
+    *,
+    alongside: bool = False,
+    regime: Regime = Regime.DEVICE,
 ) -> Row | None:
     """The fastest baseline among the records of one case that is `ok` and within tolerance.
 
     Only what was sampled to the end may be it: clocks may have moved since an early round. Given
     `beside`, only what was interleaved with that record, since nothing else forms a ratio with it.
     alongside: also what runs for the sake of a control alone, which a candidate is not held to.
+    regime: in which it is the fastest. Who left the samples early may still be it in the queue.
     """
     valid = [
         r
         for r in rows
         if r.role is Role.BASELINE
         and (alongside or not r.alongside)
-        and r.timed_ms is not None
+        and r.time_ms(regime) is not None
         and (r.mae is None or r.mae <= r.mae_tolerance)
         and (beside is None or r.session == beside.session)
     ]
+    if regime is Regime.QUEUE:
+        return min(valid, key=lambda r: r.queued_ms or 0.0, default=None)
     most: dict[int, int] = {}
     for r in valid:
         most[r.session] = max(most.get(r.session, 0), r.n_samples)

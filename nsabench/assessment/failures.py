@@ -5,7 +5,8 @@ from __future__ import annotations
 from nsabench.assessment import labels
 from nsabench.assessment.checks.controls import CHECK
 from nsabench.assessment.checks.finding import Effect, Finding
-from nsabench.assessment.results import STATUS_OF, Results
+from nsabench.assessment.results import Results
+from nsabench.assessment.rows import STATUS_OF
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role, Status
 

@@ -19,8 +19,8 @@ from nsabench.assessment.statistics import (
     ratio_of_medians,
 )
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Samples
-from nsabench.model.vocabulary import BENIGN, MARGIN, Role, Status, Verdict
+from nsabench.model.measurement import Bursts, Samples
+from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
 # (docs/explanation/measurement.md).
@@ -34,7 +34,10 @@ Key = tuple[str, str]  # case id, implementation
 
 @dataclass(frozen=True)
 class Judgement:
-    """speedup = median of the best baseline / median of the candidate, with its 95 % interval."""
+    """speedup = median of the best baseline / median of the candidate, with its 95 % interval.
+
+    queue: the same in that regime, where a case has it; of whoever looks at both.
+    """
 
     verdict: Verdict | None = None
     why: str = ""
@@ -42,65 +45,97 @@ class Judgement:
     speedup: float | None = None
     speedup_lo: float | None = None
     speedup_hi: float | None = None
+    queue: Judgement | None = None
 
 
 def judge(
     rows: Sequence[Row],
-    samples: Mapping[Key, Samples],
+    timings: Mapping[Key, Samples | Bursts],
     findings: Iterable[Finding],
+    regime: Regime | None = None,
 ) -> dict[Key, Judgement]:
-    """Judge every candidate. `rows` already carry the statuses that the checks gave them."""
+    """Judge every candidate in a regime; None: in that of the samples of each case.
+
+    `rows` already carry the statuses that the checks gave them. In the queue nobody is judged where
+    nobody's calls were made one behind the other, as in runs of before there were bursts.
+    """
     findings = list(findings)
     cases = by_case(rows)
+    if regime is Regime.QUEUE:
+        cases = {case_id: case for case_id, case in cases.items() if _queues(case)}
     return {
-        (row.case_id, row.implementation): _judge(row, cases[row.case_id], samples, findings)
+        (row.case_id, row.implementation): _judge(
+            row,
+            cases[row.case_id],
+            timings,
+            findings,
+            regime or Regime.of_samples(row.mode),
+        )
         for row in rows
-        if row.role is Role.CANDIDATE
+        if row.role is Role.CANDIDATE and row.case_id in cases
     }
+
+
+def _queues(case: Sequence[Row]) -> bool:
+    """Whether a case has the regime: replays are no calls, and calls at once are another load."""
+    return any(
+        row.queued_ms is not None and row.mode is Mode.STREAM and row.streams == 1 for row in case
+    )
 
 
 def look_again(
     judgements: Mapping[Key, Judgement],
-    samples: Mapping[Key, Samples],
+    timings: Mapping[Key, Samples | Bursts],
     second_looks: Mapping[str, Entry],
     isolated_baselines: Mapping[str, Entry],
     margin: float = MARGIN,
+    regime: Regime = Regime.DEVICE,
 ) -> dict[Key, Judgement]:
-    """The judgements after what other processes saw of the same cases, by case id.
+    """The judgements of a regime after what other processes saw of the same cases, by case id.
 
     margin: that of the plan, which the second looks were chosen by.
     """
     judged = {}
     for (case_id, name), judgement in judgements.items():
         second, isolated = second_looks.get(case_id), isolated_baselines.get(case_id)
-        if second is not None and hangs_on_little(judgement, margin):
-            judgement = _confirmed(judgement, name, second, margin)
+        if second is not None:
+            failed = _failing(name, second)
+            if failed is not None and judgement.verdict is not None:
+                judgement = failed
+            elif hangs_on_little(judgement, margin):
+                judgement = _confirmed(judgement, name, second, margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
-            judgement = _beside_nobody(judgement, samples[case_id, name], isolated)
+            judgement = _beside_nobody(judgement, timings[case_id, name], isolated, regime)
         judged[case_id, name] = judgement
     return judged
 
 
 def _judge(
-    row: Row, case: Sequence[Row], samples: Mapping[Key, Samples], findings: Sequence[Finding]
+    row: Row,
+    case: Sequence[Row],
+    timings: Mapping[Key, Samples | Bursts],
+    findings: Sequence[Finding],
+    regime: Regime,
 ) -> Judgement:
     if row.status is not Status.OK:
         if row.status in BENIGN:
             return Judgement(None, row.reason)
         return Judgement(Verdict.INVALID, row.reason)
-    concerning = [f for f in findings if f.concerns(row)]
+    concerning = [f for f in findings if f.concerns(row) and f.speaks_in(regime)]
     for finding in findings:
+        if not finding.speaks_in(regime):
+            continue
         # One that names no case speaks of the run: an uncaught control, say.
         if finding.effect is Effect.INVALID and (finding in concerning or finding.of_run):
             return Judgement(Verdict.INVALID, finding.sentence)
-    if row.timed_ms is None:
+    if row.time_ms(regime) is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")
-    best = best_baseline(case, beside=row)
+    best = best_baseline(case, beside=row, regime=regime)
     if best is None:
         return Judgement(Verdict.INCONCLUSIVE, "no valid baseline was timed beside it")
     try:
         ratio = _ratio(
-            samples[best.case_id, best.implementation], samples[row.case_id, row.implementation]
+            timings[best.case_id, best.implementation], timings[row.case_id, row.implementation]
         )
     except TooFewRounds as few:
         return Judgement(Verdict.INCONCLUSIVE, str(few))
@@ -115,7 +150,7 @@ class TooFewRounds(Exception):
     """Both were sampled together too seldom for an interval that means anything."""
 
 
-def _ratio(baseline: Samples, candidate: Samples) -> Ratio:
+def _ratio(baseline: Samples | Bursts, candidate: Samples | Bursts) -> Ratio:
     times = paired(baseline.round, baseline.time_ms, candidate.round, candidate.time_ms)
     if len(times[0]) < MIN_ROUNDS_EVER:
         raise TooFewRounds(
@@ -140,13 +175,21 @@ def hangs_on_little(judgement: Judgement, margin: float = MARGIN) -> bool:
     return judgement.verdict in (Verdict.FASTER, Verdict.SLOWER) and (by_little or at_margin)
 
 
-def _confirmed(judgement: Judgement, name: str, second: Entry, margin: float) -> Judgement:
-    """The judgement, or `inconclusive` where the second process does not bear it out."""
+def _failing(name: str, second: Entry) -> Judgement | None:
+    """What is left of a verdict in any regime when the candidate fails in a second process."""
     for outcome in second.outcomes:
         if outcome.implementation == name and outcome.status not in BENIGN:
             why = f"a second process found it {outcome.status}: {outcome.reason}"
             return Judgement(Verdict.INVALID, why)
-    timed = {o.implementation: o.samples for o in second.outcomes if o.samples.time_ms}
+    return None
+
+
+def _confirmed(
+    judgement: Judgement, name: str, second: Entry, margin: float, regime: Regime
+) -> Judgement:
+    """The judgement, or `inconclusive` where the second process does not bear it out."""
+    taken = {o.implementation: o.timings(regime) for o in second.outcomes}
+    timed = {who: timings for who, timings in taken.items() if timings.time_ms}
     unconfirmed = "a second process could not confirm the verdict"
     disturbance = next(disturbances(second.conditions_that_count), "")
     if disturbance:
@@ -171,7 +214,9 @@ def _confirmed(judgement: Judgement, name: str, second: Entry, margin: float) ->
     )
 
 
-def _beside_nobody(judgement: Judgement, candidate: Samples, isolated: Entry) -> Judgement:
+def _beside_nobody(
+    judgement: Judgement, candidate: Samples | Bursts, isolated: Entry, regime: Regime
+) -> Judgement:
     """The judgement, if the baselines were not slower beside the candidate than without it.
 
     Else the ratio to the best of them in a process that never imported it is what counts.
@@ -180,7 +225,8 @@ def _beside_nobody(judgement: Judgement, candidate: Samples, isolated: Entry) ->
     disturbance = next(disturbances(isolated.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, f"the baselines {untimed}", disturbance)
-    timed = {o.implementation: o.samples.time_ms for o in isolated.outcomes if o.samples.time_ms}
+    taken = {o.implementation: o.timings(regime).time_ms for o in isolated.outcomes}
+    timed = {name: times for name, times in taken.items() if times}
     lost = [o for o in isolated.outcomes if o.implementation not in timed]
     failed = {o.implementation: o.reason for o in lost}
     if judgement.best_baseline in failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Regime, Status
 
 
 class Message(BaseModel):
@@ -43,6 +43,11 @@ class Bursts(Message):
     calls: list[int] = []
     time_ms: list[float] = []  # of a call
 
+    @property
+    def round(self) -> list[int]:
+        """The round of each: an arm leaves before its rounds are over, and skips none."""
+        return list(range(len(self.time_ms)))
+
     @model_validator(mode="after")
     def _even(self) -> Bursts:
         if len(self.calls) != len(self.time_ms):
@@ -71,9 +76,14 @@ class Outcome(Message):
     session: int = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
+    launches: int | None = None  # of a call; None: not counted
     notes: list[str] = []
     log: str = ""
     traceback: str = ""  # of what it raised; like the log, a file of its case holds it
+
+    def timings(self, regime: Regime) -> Samples | Bursts:
+        """What a verdict of this regime is of."""
+        return self.bursts if regime is Regime.QUEUE else self.samples
 
     @model_validator(mode="after")
     def _status_decides(self) -> Outcome:

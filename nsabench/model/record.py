@@ -14,7 +14,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nsabench.model.plan import Device
-from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Status, Verdict
+from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Regime, Role, Status, Verdict
 
 SCHEMA_VERSION = 1
 SHAPE = "shape"  # the field that spans a column for each size of each op
@@ -96,6 +96,10 @@ class Record:
     ] = None
     queued_p20_ms: Annotated[float | None, Column("ms", "20 % quantile of that time")] = None
     queued_p80_ms: Annotated[float | None, Column("ms", "80 % quantile of that time")] = None
+    launches: Annotated[
+        int | None,
+        Column("1", "kernels, copies and fills that a call puts on the device, counted by CUPTI"),
+    ] = None
     n_samples: Annotated[int, Column("1", "timed calls")] = 0
     session: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")
@@ -125,6 +129,28 @@ class Record:
     verdict: Annotated[
         Verdict | None, Column("", "faster, slower, same, inconclusive or invalid")
     ] = None
+    queue_best_baseline: Annotated[
+        str, Column("", "the valid baseline beside the candidate with the least queued_ms")
+    ] = ""
+    queue_speedup: Annotated[
+        float | None,
+        Column("1", "its queued_ms over that of the candidate; otherwise as speedup"),
+    ] = None
+    queue_speedup_lo: Annotated[
+        float | None, Column("1", "lower end of the 95 % interval of queue_speedup")
+    ] = None
+    queue_speedup_hi: Annotated[
+        float | None, Column("1", "upper end of the 95 % interval of queue_speedup")
+    ] = None
+    queue_verdict: Annotated[
+        Verdict | None,
+        Column(
+            "",
+            "the verdict in the regime queue, which graphs and calls at once do not have; that of "
+            "verdict is device, or graph where that is the mode",
+        ),
+    ] = None
+    queue_reason: Annotated[str, Column("", "why queue_verdict is not clear")] = ""
     unproven: Annotated[
         str,
         Column(
@@ -172,6 +198,11 @@ class Record:
     def key(self) -> tuple[str, str]:
         """Case and implementation, which tell it from the others of its run."""
         return self.case_id, self.implementation
+
+    @property
+    def regime(self) -> Regime:
+        """That of its samples, and so of `speedup` and `verdict`."""
+        return Regime.of_samples(self.mode)
 
     @property
     def unproven_verdict(self) -> bool:

@@ -105,6 +105,22 @@ class Mode(StrEnum):
     GRAPH = "graph"  # a replay of a CUDA graph of the call
 
 
+class Regime(Word):
+    """How a caller calls. Each regime has a verdict, an interval and a threshold of its own."""
+
+    DEVICE = "device", "one call at a time on a cold L2, its launch gap hidden: the kernels alone"
+    QUEUE = (
+        "queue",
+        "calls from Python one behind the other, nothing awaited: what eager code pays",
+    )
+    GRAPH = "graph", "replays of a CUDA graph, as serving that captures its steps makes them"
+
+    @classmethod
+    def of_samples(cls, mode: Mode) -> "Regime":
+        """The regime that the samples of a case are of, and so its record's own verdict."""
+        return cls.GRAPH if mode is Mode.GRAPH else cls.DEVICE
+
+
 class PassName(Word):
     """Which look at a case: a run is a list of passes."""
 

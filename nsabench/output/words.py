@@ -42,6 +42,8 @@ WORDS = {
     "decided_with": "the version of nsabench that decided",
     "combo": "the versions of torch, Triton and CUDA",
     "own": "of the user's own file",
+    "sel_triton_min_L_by_regime": "the same in each regime that was measured, by GPU: a gate takes "
+    "`queue` for calls from Python, `graph` or else `device` for what is captured or compiled",
     "gate": "whether `runtime.sel_triton_min_L` goes by this decision",
     "where": "the conditions that all its cases meet: a decision is for no others",
     "axis": "the size that lengths are of, such as L or S",

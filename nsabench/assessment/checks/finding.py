@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsabench.assessment.checks.group import Group, Grouped
-from nsabench.model.vocabulary import Word
+from nsabench.model.vocabulary import Regime, Word
 
 
 class Effect(Word):
@@ -44,6 +44,7 @@ class Finding:
     case_id: str = ""
     implementation: str = ""
     groups: tuple[Group, ...] = ()
+    regime: Regime | None = None  # the only one in which it speaks; None: it speaks in all
 
     def concerns(self, record: Recorded) -> bool:
         """Whether the finding bears on this record."""
@@ -52,6 +53,10 @@ class Finding:
             and self.implementation in ("", record.implementation)
             and (not self.groups or Group.of(record) in self.groups)
         )
+
+    def speaks_in(self, regime: Regime) -> bool:
+        """Whether it has a say in the verdicts of this regime."""
+        return self.regime in (None, regime)
 
     @property
     def of_run(self) -> bool:

@@ -1,5 +1,6 @@
 """Host: where calls one behind the other take longer than the device works on each, the host is
-what a caller waits for. The time of the device, which a verdict is about, hides what a caller pays.
+what a caller waits for. The time of the device hides what such a caller pays; the verdict in the
+regime `queue` is about it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
         Finding(
             "host",
             Effect.NOTE,
-            f"bound by its host: one behind the other, {'replays' if graph else 'calls'} take "
-            f"{row.queued_ms * 1e3:.0f} µs each, and the device works {row.timed_ms * 1e3:.0f} µs "
-            f"on each",
+            f"bound by its host: {row.queued_ms * 1e3:.0f} µs of "
+            f"{'replaying' if graph else 'Python'} for {row.timed_ms * 1e3:.0f} µs of work"
+            f"{f', in {row.launches} launches' if row.launches else ''}",
             row.case_id,
             row.implementation,
         )

@@ -9,7 +9,7 @@ from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.model.measurement import Conditions
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, DType, Mode, Role, Status
+from nsabench.model.vocabulary import Direction, DType, Mode, Regime, Role, Status
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Row:
     median_ms: float | None = None
     host_us: float | None = None  # median; None where the device was not held meanwhile
     queued_ms: float | None = None  # median of calls one behind the other
+    launches: int | None = None  # of a call
     n_samples: int = 0  # that median_ms is of
     median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles
     escaped_share: float = 0.0  # share of samples with work that outlived the end event
@@ -79,6 +80,12 @@ class Row:
     def timed_ms(self) -> float | None:
         """The median of a record that is `ok`, else None: a failure has no time."""
         return self.median_ms if self.status is Status.OK else None
+
+    def time_ms(self, regime: Regime) -> float | None:
+        """The median of a record that is `ok` in this regime."""
+        if regime is not Regime.QUEUE:
+            return self.timed_ms
+        return self.queued_ms if self.status is Status.OK else None
 
     @property
     def length_text(self) -> str:

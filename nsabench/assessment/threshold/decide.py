@@ -18,7 +18,7 @@ from nsabench.assessment.threshold.union import (
 )
 from nsabench.assessment.verdict import NEAR
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import MARGIN, Answer, Status, Verdict
+from nsabench.model.vocabulary import MARGIN, Answer, Regime, Status, Verdict
 from nsabench.planning.narrow import Narrowed
 
 # A case the candidate declines is none it was tested on: the gate does not use it there.
@@ -63,10 +63,16 @@ class Decision:
     own: bool = False
     answer: Answer = Answer.NOT_TESTED
     where: tuple[str, ...] = ()  # the conditions that it is for
+    regime: Regime = Regime.DEVICE
+
+    @property
+    def said(self) -> str:
+        """The answer in words, with its regime."""
+        return f"{self.regime}: {self.sentence}"
 
     @property
     def sentence(self) -> str:
-        """The answer in words."""
+        """The answer in words, of a reader who knows the regime."""
         if self.answer is Answer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
             return f"worth using from {self.axis} = {self.min_length} on{only}"
@@ -77,12 +83,12 @@ class Decision:
         return sum(rung.cases for rung in self.rungs)
 
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, str, Regime]
 
 
 def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decision]:
-    """One decision a GPU, combo, op and candidate. Of each op the user's own come first, then the
-    smallest threshold, then the best.
+    """One decision a GPU, combo, op, regime and candidate. Of each op in a regime the user's own
+    come first, then the smallest threshold, then the best.
 
     Raises `UsageError` when a candidate is not one kernel in all that is given.
     """
@@ -99,8 +105,9 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
         for tested in evidence.tested:
             groups[_key(tested)][tested.candidate].append(tested)
         for key in {_key(tested) for tested in evidence.tested}:
-            _, _, op = key
-            objections[key] += [o for o in evidence.against(op) if o not in objections[key]]
+            _, _, op, regime = key
+            against = evidence.against(op, regime)
+            objections[key] += [o for o in against if o not in objections[key]]
             notes[key] += [n for n in evidence.notes if n.op == op and n not in notes[key]]
             caveats[key] += [c for c in evidence.caveats.get(op, ()) if c not in caveats[key]]
     return [
@@ -129,7 +136,7 @@ def decide_all(given: Sequence[Evidence], margin: float = MARGIN) -> list[Decisi
 
 
 def _key(tested: Tested) -> _Key:
-    return tested.gpu, tested.combo, tested.op
+    return tested.gpu, tested.combo, tested.op, tested.regime
 
 
 def _decide(
@@ -193,6 +200,7 @@ def _decide(
         own=any(Source(row.source).is_file for row in rows),
         answer=answer,
         where=where,
+        regime=rows[0].regime,
     )
 
 

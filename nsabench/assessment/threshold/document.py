@@ -16,13 +16,16 @@ from nsabench.bounds import limits
 from nsabench.bounds import yaml as bounded_yaml
 from nsabench.files import whole
 from nsabench.model.version import __version__
+from nsabench.model.vocabulary import Regime
 from nsabench.sources import digest_packages
 from nsabench.text import code, markdown
 
 SCHEMA_VERSION = 1
 HEAD = """\
 # From which selected length on a kernel is worth using, as `nsabench threshold` decided it.
-# runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never.
+# runtime.sel_triton_min_L: keys, by GPU name; null: never. A GPU that is not listed: never. It is
+# that of the regime `device`; runtime.sel_triton_min_L_by_regime holds those that were measured:
+# a gate takes `queue` for calls from Python, and `graph`, or else `device`, for all others.
 # It goes by the decisions with `gate`: of each op the user's own kernel, or else the best. That is
 # one kernel for all combos of a GPU; `notes` say where that matters.
 """
@@ -39,10 +42,17 @@ def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "decided_with": decided_with(),
-        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None},
+        "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _by_regime(decisions),
         "notes": notes(decisions),
         "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
+
+
+def _by_regime(decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Nothing where no length is decided by, as for ops that have no selected length."""
+    held = {regime.value: per_gpu(decisions, regime) for regime in Regime}
+    lengths = {regime: lengths for regime, lengths in held.items() if lengths}
+    return {"sel_triton_min_L_by_regime": lengths} if lengths else {}
 
 
 def notes(decisions: Sequence[Decision]) -> list[str]:
@@ -56,6 +66,7 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
         "gpu": d.gpu,
         "combo": d.combo,
         "op": d.op,
+        "regime": str(d.regime),
         "candidate": d.candidate,
         "own": d.own,  # of the user's own file
         "gate": gate,  # runtime.sel_triton_min_L goes by it
@@ -111,7 +122,7 @@ def as_markdown(decisions: Sequence[Decision]) -> str:
 
 def _section(d: Decision) -> list[str]:
     lines = [
-        f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}: {d.sentence}",
+        f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}, {d.said}",
         "",
         f"{markdown(d.combo)}, margin {d.margin:g}, {d.tested} cases",
         "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from nsabench.assessment.tables import read_records
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import MARGIN, Catch, Direction, Role, Status, Verdict
+from nsabench.model.vocabulary import MARGIN, Catch, Direction, Regime, Role, Status, Verdict
 from nsabench.planning.narrow import ALL, Narrowed
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
@@ -55,6 +55,7 @@ class Tested:
     # Of a status; or of a verdict that these runs have together and none of them alone.
     why: str = ""
     margin: float | None = None  # at which its run took second looks; None: none is known of
+    regime: Regime = Regime.DEVICE
 
 
 Machine = tuple[str, str]  # GPU and combo
@@ -72,7 +73,8 @@ class Note:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was tested, and why it may decide nothing; of_op: nothing for one op.
+    """All that was tested, and why it may decide nothing; of_op: nothing for one op; of_regime:
+    nothing in one regime.
 
     margin: as in `Tested`. rows: what was timed of candidates and baselines, on one machine.
     sources: where these come from, as in `Tested`.
@@ -81,6 +83,7 @@ class Evidence:
     tested: list[Tested]
     objections: list[str] = field(default_factory=list)
     of_op: Mapping[str, str] = field(default_factory=dict)
+    of_regime: Mapping[Regime, list[str]] = field(default_factory=dict)
     margin: float | None = None
     machine: Machine = ("", "")
     rows: list[Row] = field(default_factory=list)
@@ -89,9 +92,10 @@ class Evidence:
     caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
 
-    def against(self, op: str) -> list[str]:
-        """Why it may decide nothing for this op."""
-        return [*self.objections, *([self.of_op[op]] if op in self.of_op else [])]
+    def against(self, op: str, regime: Regime = Regime.DEVICE) -> list[str]:
+        """Why it may decide nothing for this op in this regime."""
+        of_op = [self.of_op[op]] if op in self.of_op else []
+        return [*self.objections, *of_op, *self.of_regime.get(regime, ())]
 
 
 def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
@@ -116,8 +120,14 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
     records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN
+    queues = any(r.queue_verdict for r in records)
     return Evidence(
-        [_of_record(r, sources, margin) for r in records if r.role is Role.CANDIDATE],
+        [
+            tested
+            for r in records
+            if r.role is Role.CANDIDATE
+            for tested in _of_record(r, sources, margin, queues=queues)
+        ],
         list(_objections(records)),
         _unproven(records),
         margin=margin,
@@ -146,9 +156,12 @@ def _machine(record: Record) -> Machine:
     return record.gpu_name, combo
 
 
-def _of_record(record: Record, sources: Mapping[Implementation, str], margin: float) -> Tested:
+def _of_record(
+    record: Record, sources: Mapping[Implementation, str], margin: float, *, queues: bool
+) -> Iterator[Tested]:
+    """In the regime of its samples, and in the queue, where the run has it and so has the case."""
     gpu, combo = _machine(record)
-    return Tested(
+    own = Tested(
         gpu=gpu,
         combo=combo,
         op=ops.current_name(record.op, record.distribution),
@@ -165,7 +178,17 @@ def _of_record(record: Record, sources: Mapping[Implementation, str], margin: fl
         source=sources.get((record.op, record.implementation), ""),
         why=record.reason if record.status is not Status.OK else "",
         margin=margin,
+        regime=record.regime,
     )
+    yield own
+    if queues and record.regime is Regime.DEVICE and record.streams == 1:
+        yield replace(
+            own,
+            regime=Regime.QUEUE,
+            verdict=record.queue_verdict,
+            speedup_lo=record.queue_speedup_lo,
+            why=own.why or record.queue_reason,
+        )
 
 
 def _is_alongside(record: Record, plan: Plan | None) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nsabench.assessment.threshold.decide import Decision, preference
+from nsabench.model.vocabulary import Regime
 
 SELECTED = "L"  # the axis of `runtime.sel_triton_min_L`
 
@@ -36,7 +37,7 @@ class Gate:
     def notes(self) -> Iterator[str]:
         """What is worth saying of the choice."""
         chosen = self.decisions[0]
-        where = f"{chosen.op} on {chosen.gpu}: a gate goes by one kernel"
+        where = f"{chosen.op} on {chosen.gpu}, {chosen.regime}: a gate goes by one kernel"
         if self.untested:
             yield (
                 f"{where}, here {chosen.candidate}, which was not tested with "
@@ -50,16 +51,16 @@ class Gate:
 
 
 def gates(decisions: Iterable[Decision]) -> list[Gate]:
-    """Of each op and GPU one, in the order of the decisions.
+    """Of each op, regime and GPU one, in the order of the decisions.
 
     A gate compares selected lengths; ops that are decided on another axis are not its business.
     """
-    groups: dict[tuple[str, str], dict[str, list[Decision]]] = defaultdict(
+    groups: dict[tuple[str, str, Regime], dict[str, list[Decision]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for decision in decisions:
         if decision.gpu and decision.axis == SELECTED:
-            groups[decision.gpu, decision.op][decision.combo].append(decision)
+            groups[decision.gpu, decision.op, decision.regime][decision.combo].append(decision)
     return [_choose(by_combo) for by_combo in groups.values()]
 
 
@@ -84,11 +85,13 @@ def _choose(by_combo: dict[str, list[Decision]]) -> Gate:
     )
 
 
-def per_gpu(decisions: Sequence[Decision]) -> dict[str, int | None]:
-    """What a gate may use on each GPU: it holds for every op and combo given, or is None."""
+def per_gpu(decisions: Sequence[Decision], regime: Regime = Regime.DEVICE) -> dict[str, int | None]:
+    """What a gate may use on each GPU in a regime: it holds for every op and combo given, or is
+    None."""
     lengths: dict[str, list[int | None]] = defaultdict(list)
     for gate in gates(decisions):
-        lengths[gate.decisions[0].gpu].append(gate.min_length)
+        if gate.decisions[0].regime is regime:
+            lengths[gate.decisions[0].gpu].append(gate.min_length)
     return {
         gpu: None if None in values else max(v for v in values if v is not None)
         for gpu, values in lengths.items()

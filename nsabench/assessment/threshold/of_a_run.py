@@ -17,6 +17,7 @@ from nsabench.assessment.threshold.evidence import of_records
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
+from nsabench.model.vocabulary import Regime
 
 THRESHOLDS = "thresholds.yaml"
 
@@ -36,14 +37,13 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
     if not isinstance(content, dict):
         return ""
     before = {_of(d): d["min_L"] for d in content.get("decisions", [])}
-    now = {(d.gpu, d.combo, d.op, d.candidate): d.min_length for d in decisions}
+    now = {(d.gpu, d.combo, d.op, d.regime, d.candidate): d.min_length for d in decisions}
     other = [(who, length) for who, length in before.items() if now.get(who, "") != length]
-    lacking = sorted({f"{name} ({op})" for _, _, op, name in now.keys() - before.keys()})
+    lacking = sorted({_who(key) for key in now.keys() - before.keys()})
     if not other and not lacking:
         return ""
     says = [
-        f"{name} ({op}) {'never' if length is None else f'from {length} on'}"
-        for (_, _, op, name), length in other
+        f"{_who(key)} {'never' if length is None else f'from {length} on'}" for key, length in other
     ]
     margins = {d["margin"] for d in content["decisions"]} - {plan.margin}
     at = "".join(f" for the margin {margin:g}," for margin in sorted(margins))
@@ -55,9 +55,19 @@ def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> s
     )
 
 
-def _of(decision: dict[str, Any]) -> tuple[str, str, str, str]:
+_Key = tuple[str, str, str, Regime, str]
+
+
+def _of(decision: dict[str, Any]) -> _Key:
+    """Those that were decided before there were regimes are of the device."""
     op = ops.current_name(decision["op"], decision.get("distribution", ""))
-    return decision["gpu"], decision["combo"], op, decision["candidate"]
+    regime = Regime(decision.get("regime", Regime.DEVICE))
+    return decision["gpu"], decision["combo"], op, regime, decision["candidate"]
+
+
+def _who(key: _Key) -> str:
+    _, _, op, regime, name = key
+    return f"{name} ({op})" + ("" if regime is Regime.DEVICE else f" in the regime {regime}")
 
 
 def _version(content: dict[str, Any], folder: Path, plan: Plan) -> str:

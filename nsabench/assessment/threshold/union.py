@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nsabench import ops
 from nsabench.assessment.checks import Effect, Finding, Limits, Row, cliff, monotone, scaling
-from nsabench.assessment.results import STATUS_OF
+from nsabench.assessment.rows import STATUS_OF
 from nsabench.assessment.threshold.evidence import Evidence, Implementation, Note, Tested
 from nsabench.errors import UsageError
 from nsabench.machine import datasheet

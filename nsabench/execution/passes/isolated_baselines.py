@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from nsabench.assessment.verdict import Judgement
 from nsabench.execution.passes.contract import Judge, Pass
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import leave_out_suspect
@@ -48,9 +49,15 @@ def start(plan: Plan, run: Path) -> WorkerExecutor:
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
     """By case with a verdict `faster`, the baselines of clean sources that it is held to."""
     clean = clean_sources(plan)
-    case_ids = {case_id for (case_id, _), j in judge().items() if j.verdict is Verdict.FASTER}
+    case_ids = {case_id for (case_id, _), j in judge().items() if _wins(j)}
     baselines = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in case_ids}
     return {case_id: names for case_id, names in baselines.items() if names}
+
+
+def _wins(judgement: Judgement) -> bool:
+    """Whether it is faster in any regime."""
+    regimes = (judgement, judgement.queue)
+    return any(one is not None and one.verdict is Verdict.FASTER for one in regimes)
 
 
 def _clean_baselines(plan: Plan, planned: PlannedCase, clean: Mapping[str, str]) -> list[str]:

@@ -11,11 +11,19 @@ from nsabench.model.vocabulary import PassName
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
-    """By case, the best baseline and the candidates whose verdict hangs on little."""
+    """By case, the best baselines and the candidates with a verdict that hangs on little."""
     doubtful: dict[str, list[str]] = {}
     for (case_id, name), judgement in judge().items():
-        if hangs_on_little(judgement, plan.margin):
-            doubtful.setdefault(case_id, [judgement.best_baseline]).append(name)
+        little = [
+            one
+            for one in (judgement, judgement.queue)
+            if one is not None and hangs_on_little(one, plan.margin)
+        ]
+        if little:
+            # Baselines lead; those of two regimes may be two.
+            beside = doubtful.setdefault(case_id, [])
+            best = {one.best_baseline: 0 for one in little}
+            doubtful[case_id] = [*dict.fromkeys([*best, *beside]), name]
     return doubtful
 
 

@@ -7,11 +7,12 @@ pays, who prepares the next call while the device works on the one before.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from nsabench.assessment.statistics import MIN_ROUNDS_EVER
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
@@ -20,7 +21,8 @@ from nsabench.model.measurement import Bursts
 ROUNDS = 8
 BURST_S = 2e-3  # a device synchronise, of some 10 µs, is nothing beside it
 MOST_CALLS = 256
-ARM_BUDGET_S = 0.06  # in all bursts of an arm, but for the first one that counts
+ARM_BUDGET_S = 0.06  # in all bursts of an arm, but for those that a verdict needs
+NEEDED_S = 1.0  # in the bursts that a verdict needs: a call of 150 ms still has them
 HELD_BYTES = 2 << 30  # what is made ready before a burst may take in all
 
 
@@ -40,8 +42,14 @@ class BurstArm(Protocol):
 @dataclass
 class _Arm:
     calls: int
-    budget_s: float = ARM_BUDGET_S
+    spent_s: float = 0.0
     bursts: Bursts = field(default_factory=Bursts)
+
+    def goes_on(self, round_: int, *, needed: bool) -> bool:
+        """Whether it has a burst in this round. Rounds before 1 are for all."""
+        if round_ < 1 or self.spent_s < ARM_BUDGET_S:
+            return True
+        return needed and round_ < MIN_ROUNDS_EVER and self.spent_s < NEEDED_S
 
 
 def collect(
@@ -51,15 +59,17 @@ def collect(
     call_bytes: int,
     rng: Random,
     failed: dict[str, Failure],
+    judged: Container[str] = (),
 ) -> dict[str, Bursts]:
     """Bursts of every arm, in rounds, in a new order each time; those that fail go to `failed`.
 
     call_ms: how long a call takes at least. call_bytes: what one that is made ready holds on to.
+    judged: whose bursts a verdict is of; they go on to as many as an interval needs.
     """
     by_name = {arm.name: arm for arm in arms}
     going = {name: _Arm(_count(call_ms[name], call_bytes)) for name in by_name}
     for round_ in range(-1, ROUNDS):  # the first one warms up
-        order = [name for name, arm in going.items() if round_ < 1 or arm.budget_s > 0]
+        order = [n for n, arm in going.items() if arm.goes_on(round_, needed=n in judged)]
         rng.shuffle(order)
         for name in order:
             begun, count = now_s(), going[name].calls
@@ -69,7 +79,7 @@ def collect(
                 failed[name] = failure.alone()
                 del going[name]
                 continue
-            going[name].budget_s -= now_s() - begun
+            going[name].spent_s += now_s() - begun
             if round_ >= 0:
                 going[name].bursts.calls.append(count)
                 going[name].bursts.time_ms.append(time_ms)

@@ -302,6 +302,10 @@ class CaseArm:
             self.comparison.compare([queued[kept].answer(result)], "called one behind the other, ")
         return time_ms
 
+    def one_call(self) -> Callable[[], Answers]:
+        """Make a call ready, as a timed one is. Raises `Failure`, and so does the call."""
+        return partial(self._guarded, self._guarded(partial(self._next, 0)))
+
     def _queued(self, indices: list[int]) -> list[calls.Ready]:
         if not self._graphs:
             return [self._ready_one(index) for index in indices]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random, SystemRandom
 
 from nsabench import ops
@@ -16,6 +16,7 @@ from nsabench.execution.protocol import Measured, Step
 from nsabench.execution.timing import bursts, sampling, stopping
 from nsabench.execution.timing.sampling import Collected
 from nsabench.execution.timing.timer import Timer
+from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
 from nsabench.execution.worker.inputs import InputSets
@@ -110,6 +111,7 @@ def _time(
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
         by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
+    counted = _launches([a for a in arms if a.name in out.samples], report)
     for arm in arms:
         failure = out.failed.get(arm.name)
         diagnosis = _diagnose(arm, report)
@@ -118,6 +120,7 @@ def _time(
         if not failure:
             outcomes[arm.name].samples = out.samples[arm.name]
             outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
+            outcomes[arm.name].launches = counted.get(arm.name)
             monitor.annotate(out.samples[arm.name], start)
     return monitor.summary(), out.busy_s
 
@@ -132,9 +135,32 @@ def _burst(
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
     held = ops.work(case).bytes_min if case.direction is Direction.BACKWARD else 0
     begun = now_s()
-    found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed)
+    judged = _contenders(arms, call_ms)
+    found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
     out.busy_s += now_s() - begun
     return found
+
+
+def _launches(arms: list[CaseArm], report: Report) -> dict[str, int]:
+    """Of those whose cost to their host is asked, and of controls that are there for it."""
+    asked = [
+        arm
+        for arm in arms
+        if arm.device == "cuda"
+        and (arm.item.role is not Role.CONTROL or arm.item.caught_by == "host")
+    ]
+    if not asked:
+        return {}
+    report(Step(phase="launches", allowance=len(asked) + 1))
+    return launches.count({arm.name: arm.one_call for arm in asked})
+
+
+def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
+    """The candidates, and the baselines that are not hopelessly behind the best one."""
+    baselines = {a.name: call_ms[a.name] for a in arms if a.item.role is Role.BASELINE}
+    limit = stopping.HOPELESS * min(baselines.values(), default=0.0)
+    near = {name for name, ms in baselines.items() if ms <= limit}
+    return near | {a.name for a in arms if a.item.role is Role.CANDIDATE}
 
 
 def _least_ms(samples: Samples) -> float:

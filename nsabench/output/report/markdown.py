@@ -237,7 +237,7 @@ def _decision(facts: Facts) -> Iterator[str]:
         return
     for d in facts.decisions:
         where = markdown(d.gpu) or "a CPU"
-        yield f"- {code(d.candidate)} ({markdown(d.op)}) on {where}: **{d.sentence}**"
+        yield f"- {code(d.candidate)} ({markdown(d.op)}) on {where}, **{d.said}**"
         yield from (f"  - {markdown(why)}" for why in [*d.reasons, *d.caveats, *d.notes])
     if not facts.decisions:
         yield (

@@ -11,7 +11,7 @@ from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
 from nsabench.execution.run import Finished
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Answer, Catch, Role, Status, Verdict
+from nsabench.model.vocabulary import BENIGN, Answer, Catch, Regime, Role, Status, Verdict
 
 MOST = 3  # candidates that are told of one by one
 Candidates = dict[tuple[str, str], list[Record]]
@@ -89,14 +89,14 @@ def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
     if not finished.folder.thresholds.exists():
         return
     decisions = threshold.decide_run(finished.results.records, finished.plan)
-    alike: dict[tuple[str, str], list[Decision]] = {}
+    alike: dict[tuple[Regime, str, str], list[Decision]] = {}
     for decision in decisions:
         if decision.candidate in names:
             why = _why(decision)
-            alike.setdefault((decision.sentence, why), []).append(decision)
-    for (sentence, why), group in alike.items():
+            alike.setdefault((decision.regime, decision.sentence, why), []).append(decision)
+    for (regime, sentence, why), group in alike.items():
         who = ", ".join(dict.fromkeys(d.candidate for d in group))
-        yield f"decision: {who}: {sentence}{f' ({why})' if why else ''}"
+        yield f"decision ({regime}): {who}: {sentence}{f' ({why})' if why else ''}"
     otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
     if otherwise:
         yield otherwise

@@ -130,8 +130,10 @@ def test_every_candidate_is_decided_and_the_users_own_comes_first(tmp_path: Path
     ]
     assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
     text = as_markdown(decisions)
-    assert "## `mine` (selection_rows) on NVIDIA H200: worth using from L = 256 on" in text
-    assert "## `rows_cuda` (selection_rows) on NVIDIA H200: worth using from L = 64 on" in text
+    assert "## `mine` (selection_rows) on NVIDIA H200, device: worth using from L = 256 on" in text
+    assert (
+        "## `rows_cuda` (selection_rows) on NVIDIA H200, device: worth using from L = 64 on" in text
+    )
 
 
 def test_a_gate_goes_by_one_kernel_with_every_combo(tmp_path: Path) -> None:
@@ -147,8 +149,8 @@ def test_a_gate_goes_by_one_kernel_with_every_combo(tmp_path: Path) -> None:
     assert [d["gate"] for d in document["decisions"]] == [False, True]
     [note] = document["notes"]
     assert note == (
-        "selection_rows on NVIDIA H200: a gate goes by one kernel, here b, which was not tested "
-        "with torch 2.11.0, triton 3.6.0, CUDA 13.0: no length holds for all that was given"
+        "selection_rows on NVIDIA H200, device: a gate goes by one kernel, here b, which was not "
+        "tested with torch 2.11.0, triton 3.6.0, CUDA 13.0: no length holds for all that was given"
     )
     assert note in as_markdown(decisions)
 
@@ -167,8 +169,8 @@ def test_a_gate_that_goes_by_the_second_best_of_a_combo_says_so(tmp_path: Path) 
     document = as_data(decisions)
     assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
     assert document["notes"] == [
-        "selection_rows on NVIDIA H200: a gate goes by one kernel with every combo, here a; with "
-        "torch 2.12.1, triton 3.6.0, CUDA 13.0 b is better"
+        "selection_rows on NVIDIA H200, device: a gate goes by one kernel with every combo, here a; "
+        "with torch 2.12.1, triton 3.6.0, CUDA 13.0 b is better"
     ]
 
 
@@ -322,7 +324,10 @@ def test_what_an_earlier_run_called_decode_has_a_threshold_for_each_op_that_it_i
     dense, step = decide_all([Evidence(rows)])
     assert (dense.op, dense.min_length) == ("decode_dense", None)
     assert (step.op, step.min_length) == ("decode_step", 256)
-    assert "`mine` (decode_step) on NVIDIA H200: worth using from S = 256 on" in as_markdown([step])
+    assert (
+        "`mine` (decode_step) on NVIDIA H200, device: worth using from S = 256 on"
+        in as_markdown([step])
+    )
 
 
 def test_the_controls_of_an_earlier_decode_vouch_for_all_that_it_is_now() -> None:

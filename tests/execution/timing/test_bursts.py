@@ -40,11 +40,12 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def collect(
-    *arms: CountedArm, call_bytes: int = 0
+    *arms: CountedArm, call_bytes: int = 0, judged: str = ""
 ) -> tuple[dict[str, bursts.Bursts], dict[str, Failure]]:
     failed: dict[str, Failure] = {}
     call_ms = {arm.name: arm.call_ms for arm in arms}
-    return bursts.collect(arms, CpuTimer(), call_ms, call_bytes, Random(0), failed), failed
+    found = bursts.collect(arms, CpuTimer(), call_ms, call_bytes, Random(0), failed, judged)
+    return found, failed
 
 
 def test_every_arm_has_its_rounds_in_new_orders_after_one_that_warms_up() -> None:
@@ -75,6 +76,16 @@ def test_a_slow_arm_gets_one_burst_that_counts() -> None:
     found, _ = collect(slow, fast)
     assert (len(slow.counts), len(fast.counts)) == (2, 9)
     assert len(found["slow"].time_ms) == 1
+
+
+@pytest.mark.parametrize(("call_ms", "bursts_made"), [(20.0, 6), (100.0, 6), (500.0, 2)])
+def test_whose_verdict_is_asked_has_as_many_as_an_interval_needs(
+    call_ms: float, bursts_made: int
+) -> None:
+    mine, other = CountedArm("m", call_ms, []), CountedArm("o", call_ms, [])
+    collect(mine, other, judged="m")
+    assert len(mine.counts) == bursts_made
+    assert len(other.counts) <= max(2, 60 / call_ms + 1)
 
 
 def test_who_fails_leaves_and_the_others_stay() -> None:

@@ -1,0 +1,77 @@
+"""How many kernels, copies and fills a call puts on the device, as CUPTI saw them.
+
+Counted once a case, behind all that is timed: CUPTI watches every launch of the process meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from nsabench.execution.failure import Failure
+
+# CUPTI lets go of the process afterwards, so that the calls of later cases cost what they did.
+_TEARDOWN = "TEARDOWN_CUPTI"
+MARK, _MARK_CYCLES = "spin_kernel", 1000  # the kernel of torch.cuda._sleep
+
+# Bound here, before foreign code is imported.
+_sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
+
+
+def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, int]:
+    """Launches by name of the calls that these make ready, of which only the calls count.
+
+    Who fails is not among them, and nobody is where CUPTI cannot be had. A kernel of our own stands
+    before and behind each call, and tells it from what makes the next one ready.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    os.environ.setdefault(_TEARDOWN, "1")
+    done: list[str] = []
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for name, prepare in prepared.items():
+                try:
+                    call = prepare()
+                except Failure:
+                    continue
+                _mark()
+                try:
+                    call()
+                    done.append(name)
+                except Failure:
+                    done.append("")
+                _mark()
+        found = between_marks(_on_device(seen))
+    except (RuntimeError, OSError, AttributeError):  # CUPTI is missing, in use, or not permitted
+        return {}
+    if len(found) != len(done):
+        return {}
+    return {name: launches for name, launches in zip(done, found, strict=True) if name}
+
+
+def _mark() -> None:
+    _synchronize()  # whatever stream it was on
+    _sleep(_MARK_CYCLES)
+    _synchronize()
+
+
+def _on_device(seen: Any) -> list[str]:
+    """Names of what ran on the device, in the order of its beginning."""
+    events = [
+        e
+        for e in seen.events()
+        if e.device_type == torch.autograd.DeviceType.CUDA
+        and not getattr(e, "is_user_annotation", False)
+    ]
+    return [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
+
+
+def between_marks(names: list[str]) -> list[int]:
+    """How many lie between the first and the second mark, the third and the fourth, and so on."""
+    marks = [at for at, name in enumerate(names) if MARK in name]
+    return [last - first - 1 for first, last in zip(marks[::2], marks[1::2], strict=False)]

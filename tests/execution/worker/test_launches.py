@@ -1,0 +1,21 @@
+"""Launches of a call: what lies between two marks, and nothing where there is no device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nsabench.execution.worker import launches
+from nsabench.execution.worker.launches import between_marks
+
+MARK = "void (anonymous namespace)::spin_kernel(long)"
+
+
+def test_what_makes_a_call_ready_does_not_count() -> None:
+    names = ["fill", MARK, "a", "b", MARK, "forward", "copy", MARK, MARK, MARK, "c", MARK, "d"]
+    assert between_marks(names) == [2, 0, 1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
+def test_without_a_device_nothing_is_counted() -> None:
+    assert launches.count({"mine": lambda: lambda: None}) == {}
