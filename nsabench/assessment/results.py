@@ -174,12 +174,12 @@ def _rows_of(
     plan: Plan, case: Case, outcomes: Sequence[Outcome], conditions: Mapping[int, Conditions]
 ) -> list[Row]:
     """Rows of one case. `conditions`: by session."""
-    work = ops.work(case)
     alongside = plan.by_id[case.id].alongside
     rows = []
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
         samples = outcome.samples
+        work = _work(case, info.computes)
         rows.append(
             Row(
                 case_id=case.id,
@@ -188,6 +188,7 @@ def _rows_of(
                 role=info.role,
                 caught_by=info.caught_by,
                 wraps=info.wraps,
+                computes=info.computes,
                 alongside=outcome.implementation in alongside,
                 status=outcome.status,
                 reason=outcome.reason,
@@ -218,6 +219,14 @@ def _rows_of(
             )
         )
     return rows
+
+
+def _work(case: Case, computes: str) -> ops.Work:
+    """What a call must do: of an alternative, what the op must that it computes."""
+    try:
+        return ops.work(ops.computed(case, computes))
+    except UsageError:  # that op has no such case, and so nothing was measured
+        return ops.Work(0, 0)
 
 
 def _failed(outcome: Outcome, row: Row) -> Outcome:
@@ -319,6 +328,8 @@ def _record(
         rel_l2=outcome.rel_l2,
         worst_row=outcome.worst_row,
         worst_row_at=outcome.worst_row_at,
+        rows_compared=outcome.rows_compared,
+        rows_left_out=outcome.rows_left_out,
         median_ms=median,
         device_ms=_device_ms(assessed, row, median),
         p20_ms=quantile(timed, 0.2) if timed else None,
