@@ -126,11 +126,15 @@ def test_the_simple_rules(
 
 def test_alternatives_are_ranked_among_themselves() -> None:
     """The best of them stays as long as the best baseline, and whoever is far behind it leaves."""
-    whole = StopAtRatioCI(MODEL, {"mine"}, {"best", "far"}, {"dense", "slow", "slower"})
+
+    def ruled() -> StopAtRatioCI:
+        return StopAtRatioCI(MODEL, {"mine"}, {"best", "far"}, {"dense", "slow", "slower"})
+
+    whole = ruled()
     early = times(MIN_ROUNDS_EVER, mine=1.0, best=9.0, far=99.0, dense=0.1, slow=0.2, slower=3.0)
     assert whole.active(MIN_ROUNDS_EVER, early) == {"mine", "best", "far", "dense", "slow"}
     late = times(20, mine=1.0, best=9.0, dense=0.1, slow=0.2)
     assert whole.active(20, late) >= {"mine", "best", "dense"}
     noisy = times(20, mine=1.0, best=9.0) | times(20, noise=0.3, dense=0.1)
     assert not whole.enough(20, 0.1, noisy)
-    assert whole.enough(20, 0.1, times(20, mine=1.0, best=9.0, dense=0.1))
+    assert ruled().enough(20, 0.1, times(20, mine=1.0, best=9.0, dense=0.1))
