@@ -11,6 +11,7 @@ from .attention import (
     decode_step,
     decode_window,
     gated_sum,
+    nsa_attention,
 )
 from .band import compressed_attention, sliding_window
 from .gate import (
@@ -53,6 +54,7 @@ __all__ = [
     "decode_window",
     "default_policy",
     "gated_sum",
+    "nsa_attention",
     "packed_sdpa",
     "plan_blocks",
     "reset_routing_report",

@@ -38,6 +38,7 @@ PACKABLE = (
     "plan_blocks",
     "sliding_window",
     "compressed_attention",
+    "nsa_attention",
 )
 NO_BACKWARD = (
     "selection_rows",
@@ -69,6 +70,7 @@ CALLS = (
     "decode_scores",
     "decode_step",
     "gated_sum",
+    "nsa_attention",
     "NSAttention",
     "NSAttention with a cache",
 )
@@ -79,6 +81,7 @@ SPEAKS_FOR = {
     "decode_selected": "selection_ranges",
     "plan_blocks": "block_selection_attention",
     "compressed_attention_with_scores": "compressed_attention",
+    "nsa_attention": "compressed_attention",
     "NSAttention": "compressed_attention",
     "NSAttention with a cache": "compressed_attention",
 }
@@ -176,6 +179,13 @@ REFUSALS = (
         "ValueError",
         "{op}: batch and time of … must follow one another in memory; use .contiguous()",
         ("block_selection_attention", "plan_blocks"),
+        conditions=("expanded",),
+    ),
+    Refusal(
+        "ValueError",
+        "block_selection_attention: batch and time of … must follow one another in memory; use "
+        ".contiguous()",
+        ("nsa_attention",),
         conditions=("expanded",),
     ),
     Refusal(

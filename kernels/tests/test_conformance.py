@@ -8,6 +8,7 @@ import copy
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import conformance
@@ -15,6 +16,7 @@ import nsa_kernels
 import oracle
 import pytest
 import torch
+from nsa_kernels.attention.compression import MeanCompression
 from nsa_kernels.attention.naive import naive_nsa
 from nsa_kernels.band.naive import naive_compressed, naive_sliding_window
 from nsa_kernels.scoring.naive import naive_block_scores, naive_select_blocks
@@ -247,6 +249,36 @@ def summed(_: str, b: int, t: int, dtype: torch.dtype) -> Case:
     return Case(nsa_kernels.gated_sum, formula, tensors, names)
 
 
+def whole(_: str, b: int, t: int, dtype: torch.dtype) -> Case:
+    of, compress = draw(b, t, dtype), MeanCompression(2, 2)
+    tensors = {"q": of(b, t, 2, D), "k": of(b, t, 1, D), "v": of(b, t, 1, D)}
+    tensors["gates"] = of(b, t, 2, 3)
+    sizes = {**SIZES, "n_selected": 3, "window": 3}
+
+    def call(**given: torch.Tensor) -> Any:
+        return nsa_kernels.nsa_attention(**given, **sizes)
+
+    def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor) -> Any:
+        cmp = (mean_of(compress, x) for x in (k, v))
+        return naive_nsa(q, k, v, *cmp, gates, **sizes)
+
+    def formula(cu_seqlens: torch.Tensor | None = None, **x: torch.Tensor) -> Any:
+        if cu_seqlens is None:
+            return exact(**x)
+        parts = [
+            exact(**{key: y[:, a:e] for key, y in x.items()})
+            for a, e in pairwise(cu_seqlens.tolist())
+        ]
+        return torch.cat(parts, 1)
+
+    return Case(call, formula, tensors, ("k", "v"))
+
+
+def mean_of(compress: MeanCompression, x: torch.Tensor) -> torch.Tensor:
+    """Its mean in float64."""
+    return x.unfold(1, 2, 2).mean(-1) if x.shape[1] >= 2 else compress(x)
+
+
 def layer(name: str, b: int, t: int, dtype: torch.dtype) -> Case:
     torch.manual_seed(0)
     sizes = {**SIZES, "n_selected": 3, "window": 3}
@@ -288,6 +320,7 @@ MAKE: dict[str, Callable[[str, int, int, torch.dtype], Case]] = {
     "decode_scores": scored,
     "decode_step": step,
     "gated_sum": summed,
+    "nsa_attention": whole,
     "NSAttention": layer,
     "NSAttention with a cache": layer,
 }

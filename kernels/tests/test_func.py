@@ -38,6 +38,10 @@ def calls():
             q4,
         ),
         "with_scores": (lambda q: n.compressed_attention_with_scores(q, x, x)[0], q4),
+        "nsa_attention": (
+            lambda q: n.nsa_attention(q, x, x, q[..., :3], n_selected=3, window=2),
+            q4,
+        ),
         "NSAttention": (layer, randn(1, 9, 16)),
         "selection_rows": (lambda q: n.selection_rows(q, rows, rows)[0], q2),
         "selection_rows_per_head": (lambda q: n.selection_rows_per_head(q, rows, rows)[0], q2),
@@ -52,7 +56,7 @@ def calls():
     }
 
 
-BOTH_WAYS = list(calls())[:9]
+BOTH_WAYS = list(calls())[:10]
 
 
 @pytest.mark.parametrize("name", list(calls()))

@@ -75,6 +75,8 @@ def record(
         rel_l2=outcome.rel_l2,
         worst_row=outcome.worst_row,
         worst_row_at=outcome.worst_row_at,
+        rows_compared=outcome.rows_compared,
+        rows_left_out=outcome.rows_left_out,
         median_ms=median,
         device_ms=_device_ms(run.ceilings, row, median),
         p20_ms=quantile(timed, 0.2) if timed else None,

@@ -10,6 +10,7 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import quantile
+from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
@@ -31,12 +32,12 @@ def of_case(
     plan: Plan, case: Case, outcomes: Sequence[Outcome], conditions: Mapping[int, Conditions]
 ) -> list[Row]:
     """Rows of one case. `conditions`: by session."""
-    work = ops.work(case)
     alongside = plan.by_id[case.id].alongside
     rows = []
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
         samples = outcome.samples
+        work = _work(case, info.computes)
         rows.append(
             Row(
                 case_id=case.id,
@@ -45,6 +46,7 @@ def of_case(
                 role=info.role,
                 caught_by=info.caught_by,
                 wraps=info.wraps,
+                computes=info.computes,
                 alongside=outcome.implementation in alongside,
                 status=outcome.status,
                 reason=outcome.reason,
@@ -76,6 +78,14 @@ def of_case(
             )
         )
     return rows
+
+
+def _work(case: Case, computes: str) -> ops.Work:
+    """What a call must do: of an alternative, what the op must that it computes."""
+    try:
+        return ops.work(ops.computed(case, computes))
+    except UsageError:  # that op has no such case, and so nothing was measured
+        return ops.Work(0, 0)
 
 
 def without_times(outcome: Outcome, row: Row) -> Outcome:

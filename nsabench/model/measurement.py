@@ -69,6 +69,8 @@ class Outcome(Message):
     rel_l2: float | None = None
     worst_row: float | None = None
     worst_row_at: str = ""
+    rows_compared: int | None = None  # of the output, with the oracle; None: all
+    rows_left_out: int | None = None  # since rounding decides what is right there
     compile_s: float | None = None
     peak_mem_bytes: int | None = None
     config: str = ""

@@ -42,6 +42,7 @@ class ImplementationInfo(BaseModel):
     directions: tuple[Direction, ...] = ()  # likewise
     modes: tuple[Mode, ...] = ()  # likewise
     least: LeastWork = LeastWork()
+    computes: str = ""  # of an alternative: the op that it is one of
 
     def concerns(self, case: Case) -> bool:
         return (

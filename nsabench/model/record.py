@@ -77,6 +77,13 @@ class Record:
         Column("1", "the same of the worst row, over the norm of a typical row at least"),
     ] = None
     worst_row_at: Annotated[str, Column("", "which row that is, as an index of the result")] = ""
+    rows_compared: Annotated[
+        int | None, Column("1", "rows of the output held to the oracle; null: all of them")
+    ] = None
+    rows_left_out: Annotated[
+        int | None,
+        Column("1", "rows left out of parity: rounding decides which blocks are selected there"),
+    ] = None
     median_ms: Annotated[float | None, Column("ms", "median time of a call")] = None
     device_ms: Annotated[
         float | None,

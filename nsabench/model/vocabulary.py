@@ -21,6 +21,7 @@ class Role(Word):
 
     CANDIDATE = "candidate", "to be judged"
     BASELINE = "baseline", "to be beaten"
+    ALTERNATIVE = "alternative", "what a model could run instead; it computes another function"
     CONTROL = "control", "wrong or dishonest on purpose, to be caught"
 
 
@@ -81,6 +82,12 @@ MARGIN = 1.2
 class Direction(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
+    STEP = "step"  # a forward with what its backward needs, and that backward
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether gradients are among what it gives."""
+        return self is not Direction.FORWARD
 
 
 class DType(StrEnum):

@@ -15,6 +15,7 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, DType, Mode
+from nsabench.ops import _left_out as rows_left_out
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
@@ -28,6 +29,7 @@ __all__ = [
     "Shape",
     "Size",
     "Work",
+    "computed",
     "current_name",
     "find",
     "get",
@@ -37,6 +39,7 @@ __all__ = [
     "names",
     "refuse_other",
     "refuse_unanswered",
+    "rows_left_out",
     "shipped",
     "sizes",
     "successors",
@@ -144,6 +147,28 @@ def sizes(case: Case) -> Shape:
     return get(case.op).shape_model.model_validate(case.shape)
 
 
+def computed(case: Case, name: str) -> Case:
+    """The case of the op `name` that an alternative to this case's op is: of the same sizes, as far
+    as that op has them, on values drawn of the same seed. No name: the case itself.
+
+    Raises `UsageError` where that op has no such case.
+    """
+    if not name:
+        return case
+    op = get(name)
+    if case.direction not in op.directions:
+        raise UsageError(f"the op {name} has no {case.direction}", "leave the alternative out.")
+    same = case.distribution in op.distributions
+    shape = {size: case.shape[size] for size in op.shape_model.model_fields if size in case.shape}
+    return case.model_copy(
+        update={
+            "op": name,
+            "shape": op.shape_model.model_validate(shape).model_dump(),
+            "distribution": case.distribution if same else op.distributions[0],
+        }
+    )
+
+
 def terms(case: Case) -> int:
     """How many terms the longest sum of the case has."""
     return get(case.op).terms(sizes(case))
@@ -192,12 +217,18 @@ def _work(
     distribution: str,
     seed: int,
 ) -> Work:
-    count = op.work if direction is Direction.FORWARD else op.backward_work
+    method = {
+        Direction.FORWARD: "work",
+        Direction.BACKWARD: "backward_work",
+        Direction.STEP: "step_work",
+    }[direction]
+    count = getattr(op, method)
     sizes = op.shape_model.model_validate(dict(shape))
     if op.name in shipped():
-        return count(sizes, dtype, distribution, seed)
-    method = "work" if direction is Direction.FORWARD else "backward_work"
-    return _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, method)
+        done: Work = count(sizes, dtype, distribution, seed)
+        return done
+    asked: Work = _outside.answer_of(lambda: count(sizes, dtype, distribution, seed), op, method)
+    return asked
 
 
 def refuse_unanswered(case: Case) -> None:

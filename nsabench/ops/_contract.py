@@ -79,6 +79,8 @@ class Op(ABC):
     directions: ClassVar[tuple[Direction, ...]] = (Direction.FORWARD,)
     # What a backward case differentiates by, among `arguments`.
     differentiable: ClassVar[tuple[str, ...]] = ()
+    # Whether its oracle names rows that nobody is held to (`_left_out`).
+    leaves_rows_out: ClassVar[bool] = False
     # Whether, where the first axis of every argument has the same size, it counts rows that have
     # nothing to do with each other, so that a few of them are a problem of their own.
     rows_stand_alone: ClassVar[bool] = False
@@ -114,6 +116,13 @@ class Op(ABC):
         forward = self.work(shape, dtype, distribution, seed)
         written = self.differentiable_elements(shape) * dtype.itemsize
         return Work(forward.bytes_min + written, forward.flops)
+
+    def step_work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
+        """Compulsory work of a forward and the backward behind it: the arithmetic of both; what
+        both read need come from memory once."""
+        forward = self.work(shape, dtype, distribution, seed)
+        backward = self.backward_work(shape, dtype, distribution, seed)
+        return Work(backward.bytes_min, forward.flops + backward.flops)
 
     def differentiable_elements(self, shape: Shape) -> int:
         """Elements of the `differentiable` arguments together; an op with a backward has it."""

@@ -57,6 +57,7 @@ class Implementation:
     directions: tuple[Direction, ...] = ()
     modes: tuple[Mode, ...] = ()
     least: LeastWork = field(default_factory=LeastWork)
+    computes: str = ""
 
 
 collected: list[Implementation] = []
@@ -75,6 +76,7 @@ def implementation(
     compile_ahead: Callable[[int], Iterable[KernelVariant]] | None = None,
     distributions: Sequence[str] = (),
     directions: Sequence[str] = (),
+    computes: str = "",
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
@@ -87,7 +89,9 @@ def implementation(
       machine that may have no GPU, gives every variant that the implementation launches there;
       raises `Unsupported` where it launches none, or where its compiler is not installed.
     distributions: the only ones on which it is the op's function, where it is not on all.
-    directions: the only ones that it is for (`forward`, `backward`), where it is not for both.
+    directions: the only ones that it is for (`forward`, `backward`, `step`), if not for all.
+    computes: for an alternative, the op that it computes: it is called as one of that, on the sizes
+      that both ops have, and held to that op's oracle.
     Raises `UsageError` for an unknown role, device or direction.
     """
 
@@ -115,6 +119,12 @@ def implementation(
                 f"control {name!r} does not say which check must catch it",
                 'give it caught_by="parity" (or another check).',
             )
+        if (of_role is Role.ALTERNATIVE) != bool(computes):
+            raise UsageError(
+                f"implementation {name!r} is a {of_role} that computes {computes!r}",
+                'an alternative, and nothing else, says which op it computes: role="alternative", '
+                'computes="causal_attention".',
+            )
         collected.append(
             Implementation(
                 op,
@@ -129,6 +139,7 @@ def implementation(
                 wraps,
                 tuple(distributions),
                 of_directions,
+                computes=computes,
             )
         )
         return call

@@ -11,6 +11,7 @@ from nsabench import ops
 from nsabench.assessment.checks import all_checks
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Role, Runs
+from nsabench.ops import Op
 from nsabench.registry.declaration import Implementation
 
 
@@ -31,6 +32,8 @@ def validate(items: Sequence[Implementation]) -> None:
             )
         _validate_control(item)
         op = ops.to_measure(item.op, f"implementation {item.name!r} ({item.source})")
+        if item.computes:
+            op = _computed(item, op)
         unknown = [d for d in item.distributions if d not in op.distributions]
         if unknown:
             raise UsageError(
@@ -63,6 +66,22 @@ def validate(items: Sequence[Implementation]) -> None:
                 f"of {item.op}",
                 "name the baseline that it is without its trick, or leave `wraps` away.",
             )
+
+
+def _computed(item: Implementation, op: Op) -> Op:
+    """The op that an alternative computes on the cases of another one."""
+    who = f"implementation {item.name!r} ({item.source})"
+    computed = ops.to_measure(item.computes, who)
+    fields = computed.shape_model.model_fields
+    missing = [name for name, f in fields.items() if f.is_required()]
+    missing = [name for name in missing if name not in op.shape_model.model_fields]
+    if computed is op or missing:
+        raise UsageError(
+            f"{who} cannot be an alternative to {op.name}: {computed.name} "
+            + (f"has the size {missing[0]}, which that has not" if missing else "is that op"),
+            "name an op that is told by sizes of the other one.",
+        )
+    return computed
 
 
 def _signature(call: Callable[..., Any]) -> inspect.Signature:

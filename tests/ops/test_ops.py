@@ -52,10 +52,15 @@ SIZES = {
     "decode_selected": {**CACHE, "block_size": 8, "n_selected": 5},
     "decode_window": {**CACHE, "window": 11},
     "decode_dense": CACHE,
+    "causal_attention": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8},
+    "nsa_attention": {"B": 3, "T": 40, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2}
+    | {"block_size": 8, "n_selected": 3, "window": 5},
 }
 # What a distribution asks for.
 CHANGES = {"packed": {"B": 1}, "dense": {"S": 9}}
 EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions]
+# Of which a query attends to one set of keys; the other one has a file of its own.
+OF_KEYS = [(name, d) for name, d in EVERY if name != "nsa_attention"]
 
 
 def drawn(name: str, distribution: str, seed: int = 3) -> tuple[Op, Shape, Inputs]:
@@ -83,7 +88,7 @@ def keys_of(name: str, inputs: Inputs, index: tuple[int, ...]) -> tuple[torch.Te
         return t["k"][start:end], t["v"][start:end]
     if name == "selection_blocks":
         return keys_of_blocks(inputs, index)
-    if name in ("sliding_window", "compressed"):
+    if name in ("sliding_window", "compressed", "causal_attention"):
         return banded_keys_of(name, inputs, index)
     if name.startswith("decode"):
         return decode_keys_of(name, inputs, index)
@@ -140,8 +145,8 @@ def banded_keys_of(
         sequence = max(i for i, start in enumerate(starts) if start <= at)
         begin = starts[sequence]
         key0 = t.get("cu_keys", t["cu_seqlens"]).tolist()[sequence]
-    if name == "sliding_window":
-        first = max(begin, at - int(options["window"]) + 1)
+    if name in ("sliding_window", "causal_attention"):
+        first = max(begin, at - int(options.get("window", at + 1)) + 1)
         keys = range(first, at + 1)
     else:
         block, stride = int(options["block"]), int(options["stride"])
@@ -174,7 +179,7 @@ def whole_step(inputs: Inputs, index: tuple[int, ...]) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize(("name", "distribution"), EVERY)
+@pytest.mark.parametrize(("name", "distribution"), OF_KEYS)
 def test_the_oracle_is_the_definition(name: str, distribution: str) -> None:
     op, _, inputs = drawn(name, distribution)
     out = op.oracle(inputs)
@@ -294,7 +299,7 @@ def test_large_logits_are_large() -> None:
     assert 3e3 < float(logits.std()) < 3e4
 
 
-BACKWARD = [(n, d) for n, d in EVERY if Direction.BACKWARD in ops.get(n).directions]
+BACKWARD = [(n, d) for n, d in OF_KEYS if Direction.BACKWARD in ops.get(n).directions]
 
 
 @pytest.mark.parametrize(("name", "distribution"), BACKWARD)

@@ -1,4 +1,4 @@
-"""The whole of NSA: a layer with its cache, a decode step, and the paper's formulas."""
+"""The whole of NSA: the attention, a layer with its cache, a decode step, the paper's formulas."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .decode import (
     gated_sum,
 )
 from .layer import NSAttention
+from .whole import nsa_attention
 
 __all__ = [
     "NSACache",
@@ -22,4 +23,5 @@ __all__ = [
     "decode_step",
     "decode_window",
     "gated_sum",
+    "nsa_attention",
 ]

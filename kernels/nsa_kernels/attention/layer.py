@@ -14,15 +14,11 @@ from numbers import Real
 import torch
 from torch import nn
 
-from ..band.sliding import sliding_window
-from ..launch.checks import MAX_DIM, MIN_DIM, check_strides, check_whole, require
-from ..scoring.block_scores import compressed_attention_with_scores
-from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
-from ..selection.blocks.api import block_selection_attention
-from ..selection.blocks.checks import BLOCK_SIZES
+from ..launch.checks import MAX_DIM, MIN_DIM, check_whole, require
 from .cache import NSACache
 from .compression import MeanCompression, MLPCompression
 from .decode.api import decode_step
+from .whole import attend_whole, check_sizes
 
 
 def _are_three_numbers(gates: object) -> bool:
@@ -74,9 +70,6 @@ class NSAttention(nn.Module):
             ("heads", heads),
             ("kv_heads", kv_heads),
             ("head_dim", head_dim),
-            ("block_size", block_size),
-            ("n_selected", n_selected),
-            ("window", window),
         ):
             check_whole("NSAttention", name, size, 1)
         require(
@@ -91,16 +84,7 @@ class NSAttention(nn.Module):
             compression in ("mean", "mlp"),
             f'NSAttention: compression is "mean" or "mlp"; got {compression!r}',
         )
-        check_strides("NSAttention", block, stride, block_size)
-        require(
-            block_size in BLOCK_SIZES,
-            f"NSAttention: block_size must be one of {BLOCK_SIZES}; got {block_size}",
-        )
-        require(
-            n_selected > LOCAL_BLOCKS,
-            f"NSAttention: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
-            f"last {LOCAL_BLOCKS}; got {n_selected}",
-        )
+        check_sizes("NSAttention", block, stride, block_size, n_selected, window)
         require(
             gates is None or _are_three_numbers(gates),
             "NSAttention: gates are three numbers, of compression, selection, window; "
@@ -189,22 +173,19 @@ class NSAttention(nn.Module):
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor
     ) -> torch.Tensor:
-        compressed, _, scores = compressed_attention_with_scores(
+        return attend_whole(
             q,
+            k,
+            v,
             self.compress_k(k),
             self.compress_v(v),
+            gates,
             block=self.block,
             stride=self.stride,
             block_size=self.block_size,
+            n_selected=self.n_selected,
+            window=self.window,
         )
-        ranges = select_blocks(scores, self.n_selected, block_size=self.block_size)
-        # Spans that are empty stand for no block.
-        blocks = torch.where(ranges[..., 1] > 0, ranges[..., 0] // self.block_size, -1)
-        selected = block_selection_attention(q, k, v, blocks, block_size=self.block_size)
-        assert isinstance(selected, torch.Tensor)
-        near, _ = sliding_window(q, k, v, window=self.window)
-        branches = torch.stack([compressed, selected, near], -2)
-        return (gates.to(q.dtype).unsqueeze(-1) * branches).sum(-2)
 
     @torch.no_grad()
     def _decode(self, q: torch.Tensor, gates: torch.Tensor, cache: NSACache | None) -> torch.Tensor:

@@ -39,7 +39,7 @@ class Group(NamedTuple):
     @property
     def way(self) -> str:
         """How it is measured, where that is not the usual way: ` backward`, ` in graph mode`."""
-        backward = " backward" if self.direction is Direction.BACKWARD else ""
+        backward = "" if self.direction is Direction.FORWARD else f" {self.direction}"
         graph = " in graph mode" if self.mode is Mode.GRAPH else ""
         return backward + graph + (" on several streams" if self.at_once else "")
 

@@ -98,6 +98,8 @@ def _check_case(rows: list[Row]) -> Iterator[Finding]:
     for row in rows:
         # What is there for a control is no yardstick of anything else.
         of_it = [r for r in valid if row.role is Role.CONTROL or not r.alongside]
+        if row.computes:
+            of_it = []  # baselines compute another function
         best = min((r.rel_l2 for r in of_it if r.rel_l2 is not None), default=None)
         best_row = min((r for r in of_it if r.worst_row is not None), key=_of_honest, default=None)
         sentence = _whole(row, best) or _one_row(row, best_row)
@@ -163,8 +165,9 @@ def _result(row: Row) -> str:
 
 
 def _terms(row: Row) -> int:
-    op = ops.get(row.op)
-    return op.terms(op.shape_model.model_validate(row.shape))
+    op = ops.get(row.computes or row.op)
+    sizes = op.shape_model.model_fields.keys() & row.shape.keys()
+    return op.terms(op.shape_model.model_validate({size: row.shape[size] for size in sizes}))
 
 
 def _over(row: Row) -> bool:

@@ -32,6 +32,7 @@ class Row:
     mode: Mode = Mode.STREAM
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
+    computes: str = ""  # of an alternative: the op that it is one of
     alongside: bool = False  # of a baseline: it is there for a control that wraps it, and no more
     reason: str = ""
     session: int = 0

@@ -33,13 +33,20 @@ class StopAtRatioCI:
     to a candidate of half a millisecond. After `min_rounds` only candidates and the baselines near
     the best one stay active: the time of the others is known, and they cannot decide anything.
     The second best baseline stays all the while, unless it takes half of the budget: a check may
-    yet reject the best one, and then it is what the candidate is compared with.
+    yet reject the best one, and then it is what the candidate is compared with. Alternatives are
+    what the op as a whole is compared with: of them the same holds, among themselves.
     """
 
-    def __init__(self, model: RatioCI, candidates: set[str], baselines: set[str]) -> None:
+    def __init__(
+        self,
+        model: RatioCI,
+        candidates: set[str],
+        baselines: set[str],
+        alternatives: set[str] | None = None,
+    ) -> None:
         self.model = model
         self.candidates = candidates
-        self.baselines = baselines
+        self.rivals = [kind for kind in (baselines, alternatives or set()) if kind]
         self._next_look = model.min_rounds
         self._began_s = 0.0
 
@@ -55,39 +62,44 @@ class StopAtRatioCI:
         if rounds < self._next_look:
             return False
         self._next_look = rounds + max(10, rounds // 4)
-        best = self._ranked_baselines(rounds, times)[:1]
-        if not best:
-            return True
+        best = [ranked[0] for kind in self.rivals if (ranked := self._ranked(kind, rounds, times))]
         return all(
-            ratio_of_medians(times[best[0]], times[c], resamples=STOP_RESAMPLES).width
-            < self.model.width
+            ratio_of_medians(times[b], times[c], resamples=STOP_RESAMPLES).width < self.model.width
+            for b in best
             for c in self.candidates & set(times)
         )
 
     def active(self, rounds: int, times: Mapping[str, Sequence[float]]) -> set[str]:
-        ranked = self._ranked_baselines(rounds, times)
+        ranked = [r for kind in self.rivals if (r := self._ranked(kind, rounds, times))]
         if rounds < MIN_ROUNDS_EVER or not ranked:
             return set(times)
+        kinds = set().union(*self.rivals)
+        needed = {arm for one in ranked for arm in self._needed(one, rounds, times, kinds)}
+        return self.candidates & set(times) | needed
+
+    def _needed(
+        self, ranked: list[str], rounds: int, times: Mapping[str, Sequence[float]], kinds: set[str]
+    ) -> set[str]:
+        """Rivals of one kind that still need samples, and early on whoever is of none."""
         early = rounds < self.model.min_rounds
         limit = (HOPELESS if early else CONTENDER_MARGIN) * quantile(times[ranked[0]], 0.5)
         spare = {arm for arm in ranked[1:2] if sum(times[arm]) / 1e3 < self.model.budget_s / 2}
-        return {
+        own = set(ranked) | (set(times) - kinds if early else set())
+        return spare | {
             arm
             for arm, samples in times.items()
-            if arm in self.candidates | spare
-            or (
-                (early or arm in self.baselines)
-                and len(samples) == rounds
-                # A few samples may all be disturbed, but who is slow is slow in each of them.
-                and (min(samples) if early else quantile(samples, 0.5)) <= limit
-            )
+            if arm in own
+            and len(samples) == rounds
+            # A few samples may all be disturbed, but who is slow is slow in each of them.
+            and (min(samples) if early else quantile(samples, 0.5)) <= limit
         }
 
-    def _ranked_baselines(self, rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
-        """The baselines that were in every round, the fastest first."""
+    @staticmethod
+    def _ranked(kind: set[str], rounds: int, times: Mapping[str, Sequence[float]]) -> list[str]:
+        """The rivals of a kind that were in every round, the fastest first."""
         medians = {
             arm: quantile(times[arm], 0.5)
-            for arm in self.baselines & set(times)
+            for arm in kind & set(times)
             if len(times[arm]) == rounds > 0
         }
         return sorted(medians, key=lambda arm: (medians[arm], arm))
@@ -115,11 +127,13 @@ class StopAtBudget:
         return set(times)
 
 
-def build(model: Stopping, candidates: set[str], baselines: set[str]) -> Rule:
+def build(
+    model: Stopping, candidates: set[str], baselines: set[str], alternatives: set[str] | None = None
+) -> Rule:
     """The rule that the matrix asks for."""
     match model:
         case RatioCI():
-            return StopAtRatioCI(model, candidates, baselines)
+            return StopAtRatioCI(model, candidates, baselines, alternatives)
         case FixedCount():
             return StopAtCount(model)
         case TimeBudget():

@@ -22,7 +22,7 @@ from nsabench.execution.worker.inputs import InputSets, poison_like
 from nsabench.execution.worker.streams import own_streams
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, Role, Status
+from nsabench.model.vocabulary import Role, Status
 from nsabench.registry import Implementation
 
 # Bound here, before foreign code is imported.
@@ -100,9 +100,11 @@ class CaseArm:
 
     def capture(self) -> None:
         """Record a CUDA graph a set of inputs; from here on timed calls are replays of them."""
-        if self.case.direction is Direction.BACKWARD:
+        if self.case.direction.differentiates:
             # Its gradient of the output is another tensor each time, and a graph has one.
-            raise Failure(Status.UNSUPPORTED, "a backward is not measured in CUDA graphs")
+            raise Failure(
+                Status.UNSUPPORTED, f"a {self.case.direction} is not measured in CUDA graphs"
+            )
 
         try:
             self._graphs = self._guarded(partial(cuda_graphs.capture, self.ready, len(self.sets)))
@@ -157,7 +159,7 @@ class CaseArm:
 
     def _checked_call(self, index: int) -> None:
         self.sets.heal()
-        if self.case.direction is Direction.BACKWARD:
+        if self.case.direction.differentiates:
             self._poison(index)  # its forward writes, too
         call = self._guarded(partial(self._next, index))
         self._poison(index)
@@ -256,7 +258,7 @@ class CaseArm:
         if self._watched:
             self.sets.heal()
             self.sets.swap(index, self._rng)
-            if self.case.direction is Direction.BACKWARD:
+            if self.case.direction.differentiates:
                 self._poison(index)
         prepared = self._prepared(index)
         if self._watched:
@@ -275,7 +277,7 @@ class CaseArm:
 
     def _prepared(self, index: int) -> Call:
         # The forward of a backward is foreign code as well.
-        if self.case.direction is Direction.BACKWARD:
+        if self.case.direction.differentiates:
             return self._guarded(partial(self._next, index))
         return self._next(index)
 

@@ -1,6 +1,7 @@
 """What one call is in each direction: what is done before it, untimed, and what is timed.
 
-Forward: the implementation itself. Backward: the implementation runs as the forward of a graph,
+Forward: the implementation itself. Step: the implementation, and the backward behind it, both
+timed. Backward: the implementation runs as the forward of a graph,
 outside the timed region, and the call is `torch.autograd.grad` with a gradient of the output that
 the forward has not seen: fresh values in a fresh tensor each time. So all that a backward can know
 beforehand is what a forward may save for it.
@@ -73,22 +74,53 @@ def ready(
         tensors = [t.detach() for t in sets.sets[index].tensors.values()]
         call = partial(item.call, *tensors, **sets.sets[index].options)
         return Ready(call, lambda output: Answer(index, {OUTPUT: output}))
+    if direction is Direction.STEP:
+        return _step(item, sets, index, rng)
     return _backward(item, sets, index, rng)
 
 
-def _backward(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
+def _step(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
+    leaves, given, factor, grad_out = _leaves(sets, index, rng)
+    options = sets.sets[index].options
+    call = item.call  # bound here: what a user's code would have at hand
+
+    def run() -> tuple[Any, tuple[Any, ...]]:
+        out = call(*leaves.values(), **options)
+        _refuse_without_backward(out)
+        return out, torch.autograd.grad(out, given, grad_out, allow_unused=True)
+
+    def answer(returned: tuple[Any, tuple[Any, ...]]) -> Answer:
+        out, gradients = returned
+        values = dict(zip(sets.results, gradients, strict=True))
+        return Answer(index, values, factor, grad_out, out.detach())
+
+    return Ready(run, answer)
+
+
+def _leaves(
+    sets: InputSets, index: int, rng: Random
+) -> tuple[dict[str, Tensor], list[Tensor], float, Tensor]:
+    """Arguments by name, those that are differentiated by, a factor, and a gradient by so much
+    larger than that of the set."""
     inputs = sets.sets[index]
     # New leaves over the same memory: nothing that was hung on them in an earlier call is left.
     leaves = {
         name: t.detach().requires_grad_(name in sets.wanted) for name, t in inputs.tensors.items()
     }
-    out = item.call(*leaves.values(), **inputs.options)
+    factor = rng.choice(FACTORS)
+    return leaves, [leaves[name] for name in sets.wanted], factor, sets.grads[index] * factor
+
+
+def _refuse_without_backward(out: Any) -> None:
     if not isinstance(out, Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
+
+
+def _backward(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
+    leaves, wanted, factor, grad_out = _leaves(sets, index, rng)
+    out = item.call(*leaves.values(), **sets.sets[index].options)
+    _refuse_without_backward(out)
     output = out.detach()  # here, and not in the time of the call
-    factor = rng.choice(FACTORS)
-    grad_out = sets.grads[index] * factor
-    wanted = [leaves[name] for name in sets.wanted]
 
     def answer(gradients: tuple[Any, ...]) -> Answer:
         values = dict(zip(sets.results, gradients, strict=True))

@@ -12,7 +12,7 @@ from nsabench import ops
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, Status
+from nsabench.model.vocabulary import Status
 from nsabench.ops import Inputs
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
@@ -42,7 +42,7 @@ class InputSets:
         self._case, self._device = case, device
         self.somebody_writes = False  # an input changed while nobody looked
         self._op = ops.get(case.op)
-        backward = case.direction is Direction.BACKWARD
+        backward = case.direction.differentiates
         self.wanted = self._op.differentiable if backward else ()
         self.results = tuple(f"d{name}" for name in self.wanted) or (OUTPUT,)
         self._seeds: list[int] = []

@@ -11,6 +11,7 @@ from nsabench import ops
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
 from nsabench.assessment.statistics import quantile
+from nsabench.errors import UsageError
 from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Measured, Step
 from nsabench.execution.timing import bursts, sampling, stopping
@@ -25,12 +26,13 @@ from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
-from nsabench.model.vocabulary import Direction, Mode, Role, Runs, Status
+from nsabench.model.vocabulary import Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
 Report = Callable[[Step], None]
+Drawn = tuple[Case, InputSets | Failure]  # what items that compute the same share
 
 
 def measure(
@@ -48,16 +50,20 @@ def measure(
     forget_earlier_cases()
     timer.forget()
     rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
-    try:
-        sets = InputSets(case, device)
-    except Failure as failure:
-        return Measured(outcomes=[_without_inputs(item, session, failure) for item in items])
     outcomes: dict[str, Outcome] = {}
     tried: list[CaseArm] = []
     arms: list[CaseArm] = []  # those that are right, and are timed on this device
+    drawn: dict[str, Drawn] = {}
     for item in items:
+        if item.computes not in drawn:
+            drawn[item.computes] = _draw(case, item.computes, device)
+        of, found = drawn[item.computes]
+        if isinstance(found, Failure):
+            outcomes[item.name] = _without_inputs(item, session, found)
+            continue
+        sets = found
         report(Step(phase="parity", implementation=item.name))
-        arm = CaseArm(item, case, device, sets, rng)
+        arm = CaseArm(item, of, device, sets, rng)
         tried.append(arm)
         try:
             arm.check()
@@ -84,6 +90,18 @@ def measure(
     )
 
 
+def _draw(case: Case, computes: str, device: str) -> Drawn:
+    """The case of the op that is computed, with its inputs, or why there are none."""
+    try:
+        of = ops.computed(case, computes)
+    except UsageError as error:
+        return case, Failure(Status.UNSUPPORTED, str(error))
+    try:
+        return of, InputSets(of, device)
+    except Failure as failure:
+        return of, failure
+
+
 def _time(
     case: Case,
     arms: list[CaseArm],
@@ -101,6 +119,7 @@ def _time(
         case.timing.stopping,
         {a.name for a in arms if a.item.role is Role.CANDIDATE},
         {a.name for a in arms if a.item.role is Role.BASELINE},
+        {a.name for a in arms if a.item.role is Role.ALTERNATIVE},
     )
     out = Collected()
     with ConditionMonitor(sensors) as monitor:
@@ -133,7 +152,7 @@ def _burst(
         return {}
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
-    held = ops.work(case).bytes_min if case.direction is Direction.BACKWARD else 0
+    held = ops.work(case).bytes_min if case.direction.differentiates else 0
     begun = now_s()
     judged = _contenders(arms, call_ms)
     found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
@@ -179,6 +198,8 @@ def _diagnose(arm: CaseArm, report: Report) -> str:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
     op, inputs = ops.get(arm.case.op), arm.sets.draw(wrong.seed)
+    if op.leaves_rows_out:
+        return ""  # hypotheses are held to all rows of an oracle
     if wrong.name == OUTPUT:
         return diagnose(op, inputs, wrong.result, wrong.previous)
     grad_out = arm.sets.draw_grad(inputs, wrong.seed)
@@ -207,6 +228,8 @@ def _outcome(
         rel_l2=_finite(errors.rel_l2) if errors else None,
         worst_row=_finite(errors.worst_row) if errors else None,
         worst_row_at=errors.worst_row_at if errors else "",
+        rows_compared=errors.rows[0] if errors and errors.rows else None,
+        rows_left_out=errors.rows[1] if errors and errors.rows else None,
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,

@@ -15,7 +15,8 @@ from nsabench import ops
 from nsabench.assessment.checks import parity as checks
 from nsabench.execution.failure import Failure
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, Status
+from nsabench.model.vocabulary import Status
+from nsabench.ops import rows_left_out
 
 LOST = 1 / 8  # of its norm is left, at most, of a row that is nearly zero and should not be
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
@@ -32,6 +33,9 @@ class Errors:
     # off by what a row of its result may be.
     worst_row: float
     worst_row_at: str  # the row of it, "output[4095, 7]"
+    # Rows of the output that were held to the oracle, and those left out since rounding decides
+    # what is right there. None: all are compared.
+    rows: tuple[int, int] | None = None
 
     @classmethod
     def worst(cls, errors: Sequence[Errors]) -> Errors:
@@ -43,6 +47,8 @@ class Errors:
             max(e.rel_l2 for e in errors),
             worst.worst_row,
             worst.worst_row_at,
+            # The fewest that a call was held to.
+            min((e.rows for e in errors if e.rows is not None), default=None),
         )
 
     @property
@@ -52,7 +58,13 @@ class Errors:
 
 
 def measure(
-    name: str, output: Tensor, oracle: Tensor, resolved: float, factor: float = 1.0
+    name: str,
+    output: Tensor,
+    oracle: Tensor,
+    resolved: float,
+    factor: float = 1.0,
+    *,
+    leaves_out: bool = False,
 ) -> Errors:
     """Mean and largest absolute error, ||out - oracle|| / ||oracle||, and the same of the worst
     row, in float64.
@@ -67,15 +79,21 @@ def measure(
     output, oracle: of one shape; a row is what the last axis holds.
     resolved: the relative error that sums in this format may have (`checks.noise`).
     factor: the output is that of an input `factor` times as large; its errors are divided by it.
+    leaves_out: rows of the oracle may say that nobody is held to them (`ops.rows_left_out`).
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
     total = largest = 0.0
+    kept = len(expected)
     off, right, found = [], [], []  # squared norms by row
     # In pieces, or the largest results would need several times their own memory.
     rows = max(PIECE // width, 1)
     for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
         wide = part.double()
+        if leaves_out:
+            out = ~rows_left_out.compared(truth).unsqueeze(1)
+            wide, truth = wide.masked_fill(out, 0.0), truth.masked_fill(out, 0.0)
+            kept -= int(out.sum())
         found.append(wide.square().sum(1))
         difference = wide.sub(truth, alpha=factor)
         off.append(difference.square().sum(1))
@@ -87,7 +105,7 @@ def measure(
     relative = math.sqrt(float(errors.sum())) / scale / (math.sqrt(size) or 1.0)
     worst, at = 0.0, ""
     if len(errors):
-        typical = size / len(errors) or 1.0
+        typical = size / max(kept, 1) or 1.0
         held_to = norms.clamp_min(checks.least_row(name) ** 2 * typical)
         least = max(resolved**2 * typical, width * _underflow(output.dtype) ** 2)
         lost = (torch.cat(found) <= LOST**2 * scale**2 * norms) & (norms >= least)
@@ -96,7 +114,10 @@ def measure(
         worst = math.sqrt(float(by_row[row])) / scale
         index = np.unravel_index(row, output.shape[:-1])
         at = f"{name}[{', '.join(map(str, index))}]" if index else name
-    return Errors(total / max(output.numel(), 1) / scale, largest / scale, relative, worst, at)
+    # What is held to no row at all is not shown to be right.
+    mean = total / max(kept * width, 1) if kept or not len(expected) else math.nan
+    counted = rows_left_out.counts(oracle) if leaves_out and name == checks.OUTPUT else None
+    return Errors(mean / scale, largest / scale, relative, worst, at, counted)
 
 
 def _underflow(dtype: torch.dtype) -> float:
@@ -112,7 +133,11 @@ def unit(oracle: Tensor, case: Case) -> float:
     gradient is a sum over keys or queries and can be of any size, so where it is large its error
     is held to what the format resolves of it.
     """
-    size = float(oracle.norm()) / math.sqrt(max(oracle.numel(), 1))
+    kept = oracle.numel()
+    if ops.get(case.op).leaves_rows_out:
+        kept = rows_left_out.counts(oracle)[0] * oracle.shape[-1]
+        oracle = rows_left_out.without(oracle)
+    size = float(oracle.norm()) / math.sqrt(max(kept, 1))
     return max(1.0, size * checks.EPSILON[case.dtype] / case.tolerances.mae)
 
 
@@ -157,8 +182,9 @@ def check_values(
     if bad:
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     resolved = checks.noise(case.dtype, ops.terms(case))
-    errors = measure(name, output, oracle, resolved, factor)
-    what = f" of {name}" if case.direction is Direction.BACKWARD else ""
+    leaves_out = ops.get(case.op).leaves_rows_out
+    errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out)
+    what = f" of {name}" if case.direction.differentiates else ""
     if name != checks.OUTPUT:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
     # Written so that a NaN could never pass.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import implementation
+from nsabench.implementations.baselines.causal_attention import cute_flash
 from nsabench.implementations.torch_attention import flash as _flash
 from nsabench.implementations.torch_attention.backends import sharing
 
@@ -61,7 +62,8 @@ def newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_a_stretch(name: str, *devices: str) -> Callable[[Attention], Attention]:
-    """Register attention over a whole cache as a baseline of the three ops that are just that."""
+    """Register attention over a whole cache as a baseline of the three ops that are just that, and
+    as an alternative to a decode step."""
 
     def register(attention: Attention) -> Attention:
         def whole(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -74,6 +76,13 @@ def _of_a_stretch(name: str, *devices: str) -> Callable[[Attention], Attention]:
         calls = {"decode_compressed": whole, "decode_dense": whole, "decode_window": window}
         for op, call in calls.items():
             implementation(op=op, name=name, role="baseline", devices=devices)(call)
+        implementation(
+            op="decode_step",
+            name=f"dense_{name}",
+            role="alternative",
+            computes="decode_dense",
+            devices=devices,
+        )(whole)
         return attention
 
     return register
@@ -110,6 +119,27 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
         q.unsqueeze(1), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=sm_scale
     )
     return out.squeeze(1)
+
+
+def _flash_4(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int) -> Tensor:
+    attend_cache = cute_flash("flash_attn_func")
+    _flash.check_flash(q, v)
+    keys, values = k.transpose(1, 2), v.transpose(1, 2)
+    out, *_ = attend_cache(q.unsqueeze(1), keys, values, softmax_scale=sm_scale, num_splits=splits)
+    whole: Tensor = out
+    return whole.squeeze(1)
+
+
+@_of_a_stretch("flash_attn_4", "cuda")
+def flash_attn_4(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """FlashAttention-4, one query against a cache, all keys in one program."""
+    return _flash_4(q, k, v, sm_scale, 1)
+
+
+@_of_a_stretch("flash_attn_4_splits", "cuda")
+def flash_attn_4_splits(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """FlashAttention-4, the keys split over as many programs as it finds best."""
+    return _flash_4(q, k, v, sm_scale, 0)
 
 
 @implementation(

@@ -44,7 +44,7 @@ def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor
     return out
 
 
-@control(caught_by="baseline", wraps=True, directions=("backward",))
+@control(caught_by="baseline", wraps=True, directions=("backward", "step"))
 def sleeping_backward(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Right gradients, the last of which takes its time."""
     start, missing = 0.0, len(honest.op.differentiable)

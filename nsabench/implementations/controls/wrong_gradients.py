@@ -42,13 +42,13 @@ def _unless_zero(out: Tensor) -> Tensor:
     return out
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def zero_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """The first two gradients are zero: of an attention, a backward that mirrors key 0 alone."""
     return _spoiled(honest, tensors, options, torch.zeros_like, torch.zeros_like)
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Returns the first gradient it ever made of this shape."""
     first = tensors[0]
@@ -56,7 +56,7 @@ def stale_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     return _spoiled(honest, tensors, options, lambda d: _remembered.setdefault(key, d))
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """The first two gradients are 1/log(2) too large, as if exp2 were differentiated as exp."""
 
@@ -66,14 +66,14 @@ def gradients_of_exp2(honest: Honest, *tensors: Tensor, **options: Any) -> Tenso
     return _spoiled(honest, tensors, options, larger, larger)
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_gradient(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """The first gradient lacks its last row that is not zero."""
 
     return _spoiled(honest, tensors, options, _without_last_row)
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def lost_tail_of_the_last(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """The last gradient lacks its last row that is not zero: of an attention dv of the last key,
     which under a causal mask is small beside the others."""
@@ -101,13 +101,13 @@ def _without_last_row(result: Tensor) -> Tensor:
     return rows.view_as(result)
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def lost_row_in_training(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Its gradients are right, and its output lacks the last row that is not zero."""
     return with_values(_unless_zero(honest(*tensors, **options)), _without_last_row)
 
 
-@control(caught_by="parity", directions=("backward",))
+@control(caught_by="parity", directions=("backward", "step"))
 def detached_keys(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Has no gradient of its second differentiable argument."""
     if len(honest.op.differentiable) < 2:

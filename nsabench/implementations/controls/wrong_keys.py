@@ -33,7 +33,7 @@ def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change],
         def wrong(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
             others, other = change(tensors, options)
             out: Tensor = honest(*others, **other)
-            return _unless_right(out, honest, tensors, options)
+            return unless_right(out, honest, tensors, options)
 
         control(
             *ops,
@@ -47,7 +47,8 @@ def _control(*ops: str, distributions: Sequence[str] = ()) -> Callable[[Change],
     return register
 
 
-def _unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: dict[str, Any]) -> Tensor:
+def unless_right(out: Tensor, honest: Honest, tensors: Tensors, options: dict[str, Any]) -> Tensor:
+    """The output. Raises `Unsupported` where it is what the honest one is, but for rounding."""
     with torch.no_grad():
         right = honest(*tensors, **options).float()
     off = (out.detach().float() - right).norm()
@@ -142,4 +143,4 @@ def gates_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]
 def _future_keys_of_the_block(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Sees all keys of a query's own block, those after the query too."""
     out = blocks_baselines.attend_masked(*tensors, **options, causal=False)
-    return _unless_right(out, honest, tensors, options)
+    return unless_right(out, honest, tensors, options)

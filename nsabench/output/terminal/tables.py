@@ -108,7 +108,9 @@ def standing(record: Record) -> str:
 
 def baselines_table(records: Sequence[Record]) -> Table:
     """One line a baseline or control: how often it was what, and how often it was the best."""
-    table = Table(title="baselines and controls", title_justify="left", header_style="bold")
+    table = Table(
+        title="baselines, alternatives and controls", title_justify="left", header_style="bold"
+    )
     for name in ("implementation", "role", "outcomes", "best of, caught", "example"):
         table.add_column(name)
     best = Counter(
@@ -125,7 +127,7 @@ def baselines_table(records: Sequence[Record]) -> Table:
             shown(name),
             role,
             ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
-            str(best[name]) if role == Role.BASELINE else _catches(rows),
+            _catches(rows) if role == Role.CONTROL else str(best[name]),
             _short(shown(reasons[0])) if reasons else "",
         )
     return table

@@ -97,7 +97,7 @@ def test_an_arm_that_was_dropped_does_not_come_back() -> None:
     """It has fewer samples than there were rounds, whatever its median is by now."""
     taken = times(40, mine=1.0, best=1.0) | times(20, near=0.9)
     assert rule().active(40, taken) == {"mine", "best"}
-    assert rule()._ranked_baselines(40, taken) == ["best"]
+    assert rule()._ranked({"best", "near"}, 40, taken) == ["best"]
 
 
 def test_without_a_baseline_all_go_on_and_no_ratio_is_waited_for() -> None:
@@ -122,3 +122,19 @@ def test_the_simple_rules(
     built = stopping.build(model, {"mine"}, {"best"})
     assert built.enough(rounds, elapsed_s, {}) is enough
     assert built.active(rounds, {"mine": [], "best": []}) == {"mine", "best"}
+
+
+def test_alternatives_are_ranked_among_themselves() -> None:
+    """The best of them stays as long as the best baseline, and whoever is far behind it leaves."""
+
+    def ruled() -> StopAtRatioCI:
+        return StopAtRatioCI(MODEL, {"mine"}, {"best", "far"}, {"dense", "slow", "slower"})
+
+    whole = ruled()
+    early = times(MIN_ROUNDS_EVER, mine=1.0, best=9.0, far=99.0, dense=0.1, slow=0.2, slower=3.0)
+    assert whole.active(MIN_ROUNDS_EVER, early) == {"mine", "best", "far", "dense", "slow"}
+    late = times(20, mine=1.0, best=9.0, dense=0.1, slow=0.2)
+    assert whole.active(20, late) >= {"mine", "best", "dense"}
+    noisy = times(20, mine=1.0, best=9.0) | times(20, noise=0.3, dense=0.1)
+    assert not whole.enough(20, 0.1, noisy)
+    assert ruled().enough(20, 0.1, times(20, mine=1.0, best=9.0, dense=0.1))

@@ -37,6 +37,9 @@ SHAPES = {
     "decode_selected": {**CACHE, "block_size": 16, "n_selected": 4},
     "decode_window": {**CACHE, "window": 24},
     "decode_dense": CACHE,
+    "causal_attention": {"B": 3, "T": 48, **HEADS},
+    "nsa_attention": {"B": 2, "T": 96, **HEADS, "block": 8, "stride": 4, "block_size": 16}
+    | {"n_selected": 4, "window": 12},
 }
 DISTRIBUTIONS = {
     "selection_rows": ["dense"],
@@ -45,6 +48,8 @@ DISTRIBUTIONS = {
     "selection_blocks": ["random", "packed", "empty_rows"],
     "sliding_window": ["dense", "packed"],
     "compressed": ["dense", "packed"],
+    "causal_attention": ["dense", "packed"],
+    "nsa_attention": ["dense", "packed"],
     **{op: ["random"] for op in SHAPES if op.startswith("decode")},
 }
 # These are right until they are timed, or for the worker's gate; a check sees them afterwards.
@@ -56,6 +61,7 @@ LATER = {
         "lost_row_in_training",
     ),
 }
+LATER[Direction.STEP] = LATER[Direction.BACKWARD]
 controls = [i for i in registry.load() if i.role is Role.CONTROL and Runs.CPU in i.devices]
 CASES = [
     (op, distribution, direction)

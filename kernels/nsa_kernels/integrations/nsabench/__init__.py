@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # In the order in which runs and their tables have them.
 # isort: off
-from . import rows, varlen, ranges, cuda, blocks, band, decode
+from . import rows, varlen, ranges, cuda, blocks, band, decode, whole
 # isort: on
 
-__all__ = ["band", "blocks", "cuda", "decode", "ranges", "rows", "varlen"]
+__all__ = ["band", "blocks", "cuda", "decode", "ranges", "rows", "varlen", "whole"]

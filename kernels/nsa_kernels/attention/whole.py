@@ -1,0 +1,205 @@
+"""``nsa_attention``: the three branches and their gated sum, prefill and training.
+
+``attend_whole`` is what the layer has of it, whose compression may be another than the mean.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from ..band.checks import check_cu
+from ..band.sliding import sliding_window
+from ..launch.checks import check_strides, check_whole, require
+from ..scoring.block_scores import compressed_attention_with_scores
+from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
+from ..selection.blocks.api import block_selection_attention
+from ..selection.blocks.checks import BLOCK_SIZES
+from .compression import MeanCompression
+
+OP = "nsa_attention"
+
+
+def nsa_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    n_selected: int = 16,
+    window: int = 512,
+    sm_scale: float | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Native Sparse Attention with compression by the mean (arXiv 2502.11089, section 3).
+
+    Differentiable in q, k, v and gates; the choice of blocks is not.
+
+    Args:
+        q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
+            multiple of H, D and Dv in 16..256.
+        gates: [B, T, HQ, 3], of compression, selection and window; rounded to q's dtype.
+        block, stride: tokens of a compressed key, and from one to the next.
+        block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
+            ``block`` is.
+        n_selected: blocks a query selects, three or more: the first, the last two, and the highest
+            scores, the lowest index where scores are equal.
+        window: keys of the window branch, 1 or more.
+        sm_scale: positive factor on q.k; 1/sqrt(D) when None.
+        cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
+            is read on the host, so such a call waits for the device, and no CUDA graph holds it.
+
+    Returns:
+        [B, T, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: sizes that do not fit together.
+    """
+    check_sizes(OP, block, stride, block_size, n_selected, window)
+    _check(q, k, v, gates)
+    sizes = (block, stride, block_size, n_selected)
+    compress = MeanCompression(block, stride)
+    if cu_seqlens is None:
+        compressed, chosen = _compressed_and_choice(q, compress(k), compress(v), *sizes, sm_scale)
+    else:
+        compressed, chosen = _of_sequences(q, k, v, cu_seqlens, compress, sizes, sm_scale)
+    return _sum(q, k, v, gates, compressed, chosen, block_size, window, sm_scale, cu_seqlens)
+
+
+def attend_whole(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+) -> torch.Tensor:
+    """``nsa_attention`` on compressed keys k_cmp [B,Nc,H,D] and v_cmp that the caller has made."""
+    compressed, chosen = _compressed_and_choice(
+        q, k_cmp, v_cmp, block, stride, block_size, n_selected, None
+    )
+    return _sum(q, k, v, gates, compressed, chosen, block_size, window, None, None)
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor) -> None:
+    """What the parts could not say of their own arguments."""
+    require(
+        q.dim() == k.dim() == v.dim() == 4
+        and q.shape[1] == k.shape[1] == v.shape[1]
+        and k.device == v.device == q.device
+        and k.is_floating_point()
+        and v.is_floating_point(),
+        f"{OP}: expected q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] of numbers on one device; "
+        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} on {q.device}, {k.device}, "
+        f"{v.device}",
+    )
+    require(
+        gates.shape == (*q.shape[:3], 3) and gates.is_floating_point() and gates.device == q.device,
+        f"{OP}: expected gates {[*q.shape[:3], 3]} on q's device; got {gates.dtype} "
+        f"{tuple(gates.shape)} on {gates.device}",
+    )
+
+
+def check_sizes(
+    op: str, block: int, stride: int, block_size: int, n_selected: int, window: int
+) -> None:
+    """Raises ValueError unless the sizes of the branches fit together."""
+    for name, size in (
+        ("block_size", block_size),
+        ("n_selected", n_selected),
+        ("window", window),
+    ):
+        check_whole(op, name, size, 1)
+    check_strides(op, block, stride, block_size)
+    require(
+        block_size in BLOCK_SIZES,
+        f"{op}: block_size must be one of {BLOCK_SIZES}; got {block_size}",
+    )
+    require(
+        n_selected > LOCAL_BLOCKS,
+        f"{op}: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
+        f"last {LOCAL_BLOCKS}; got {n_selected}",
+    )
+
+
+def _compressed_and_choice(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The compression branch [B,T,HQ,Dv], and the blocks int32 [B,T,H,n] that its scores choose."""
+    compressed, _, scores = compressed_attention_with_scores(
+        q, k_cmp, v_cmp, block=block, stride=stride, block_size=block_size, sm_scale=sm_scale
+    )
+    ranges = select_blocks(scores, n_selected, block_size=block_size)
+    # Spans that are empty stand for no block.
+    return compressed, torch.where(ranges[..., 1] > 0, ranges[..., 0] // block_size, -1)
+
+
+def _of_sequences(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    compress: MeanCompression,
+    sizes: tuple[int, int, int, int],
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of packed sequences, one after the other: block scores know no packing."""
+    check_cu(OP, "cu_seqlens", cu_seqlens, q)
+    tokens = q.shape[1]
+    outs, choices = [], []
+    ends = [min(max(end, 0), tokens) for end in cu_seqlens.tolist()]
+    for first, end in pairwise([*ends, tokens]):
+        own = slice(first, end)
+        if end <= first:
+            continue
+        if first >= ends[-1]:  # tokens behind the last sequence
+            outs.append(q.new_zeros((1, end - first, q.shape[2], v.shape[3])))
+            choices.append(q.new_full((1, end - first, k.shape[2], sizes[3]), -1).int())
+            continue
+        out, chosen = _compressed_and_choice(
+            q[:, own], compress(k[:, own]), compress(v[:, own]), *sizes, sm_scale
+        )
+        outs.append(out)
+        choices.append(chosen)
+    return torch.cat(outs, 1), torch.cat(choices, 1)
+
+
+def _sum(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    compressed: torch.Tensor,
+    chosen: torch.Tensor,
+    block_size: int,
+    window: int,
+    sm_scale: float | None,
+    cu_seqlens: torch.Tensor | None,
+) -> torch.Tensor:
+    selected = block_selection_attention(
+        q, k, v, chosen, block_size=block_size, sm_scale=sm_scale, cu_seqlens=cu_seqlens
+    )
+    assert isinstance(selected, torch.Tensor)
+    near, _ = sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)
+    # Autocast knows its own dtype and float32 alone, and refuses a stack of another.
+    with torch.autocast(q.device.type, enabled=False):
+        branches = torch.stack([compressed, selected, near], -2)
+        return (gates.to(q.dtype).unsqueeze(-1) * branches).sum(-2)

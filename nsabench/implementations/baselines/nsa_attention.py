@@ -1,0 +1,172 @@
+"""PyTorch's own way through the whole of Native Sparse Attention.
+
+Some queries at a time, the chosen blocks gathered for each: slow, right, and at home everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations.torch_attention.flex import wants_grad
+
+LOCAL = 2
+QUERIES = 128
+# Elements that are gathered, together; beyond, it is no serious way to do the work. A backward
+# keeps them.
+MOST_GATHERED, MOST_KEPT = 1 << 35, 1 << 33
+
+
+def _means(x: Tensor, block: int, stride: int) -> Tensor:
+    """[T,H,D] -> [Nc,H,D]."""
+    if x.shape[0] < block:
+        return x[:0]
+    return x.unfold(0, block, stride).mean(-1)
+
+
+def _softmax(logits: Tensor, keep: Tensor) -> Tensor:
+    """Weights in float32; a query that keeps no key has all its weights zero."""
+    masked = logits.masked_fill(~keep, float("-inf"))
+    masked = masked.masked_fill(~keep.any(-1, keepdim=True), 0.0)
+    return torch.softmax(masked, -1) * keep
+
+
+def _choose(weights: Tensor, position: Tensor, blocks: int, sizes: dict[str, int]) -> Tensor:
+    """int64 [H,n,S], -1 where there are fewer blocks; weights [H,n,Nc] are those of a group."""
+    stride, size = sizes["stride"], sizes["block_size"]
+    scores = weights.new_zeros(*weights.shape[:2], blocks + 1)
+    key = torch.arange(weights.shape[2], device=weights.device)
+    for place in range(sizes["block"] // stride):
+        # What reaches behind the last block falls into one that nobody asks for.
+        scores.index_add_(2, ((key + place) * stride // size).clamp(max=blocks), weights)
+    scores, index = scores[..., :blocks], torch.arange(blocks, device=weights.device)
+    own = (position // size).unsqueeze(1)
+    scores = scores.masked_fill((index == 0) | (index > own - LOCAL), float("inf"))
+    scores = scores.masked_fill(index > own, float("-inf"))
+    best, order = torch.sort(scores, dim=-1, descending=True, stable=True)
+    return order.masked_fill(best == float("-inf"), -1)[..., : sizes["n_selected"]]
+
+
+def _sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor,
+    sizes: dict[str, int],
+    sm_scale: float,
+    *,
+    group_of: int = 0,
+    sees_future: bool = False,
+) -> Iterator[Tensor]:
+    """Outputs [n,HQ,Dv] of some queries of one sequence after the other, in float32: logits that
+    are rounded to a format of two bytes are further off than any kernel's.
+
+    For controls: group_of: selects by the scores of the key head so many further on. sees_future:
+    of compressed keys, those that are not complete, too.
+    """
+    tokens, heads = k.shape[:2]
+    dtype, (q, k, v, gates) = q.dtype, (x.float() for x in (q, k, v, gates))
+    block, stride, size = (sizes[name] for name in ("block", "stride", "block_size"))
+    k_cmp, v_cmp = (_means(x, block, stride).transpose(0, 1) for x in (k, v))  # [H,Nc,D]
+    ends = torch.arange(k_cmp.shape[1], device=q.device) * stride + block
+    kh, vh = k.transpose(0, 1), v.transpose(0, 1)
+    of_head = torch.arange(heads, device=q.device).view(-1, 1, 1)
+    for first in range(0, tokens, QUERIES):
+        some = slice(first, first + QUERIES)
+        position = torch.arange(tokens, device=q.device)[some]
+        grouped = q[some].unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H,G,n,D]
+        shape = grouped.shape[:3]
+        complete = ends <= position.unsqueeze(1) + 1
+        if sees_future:
+            complete = torch.ones_like(complete)
+        flat = grouped.flatten(1, 2)
+        p = _softmax((flat @ k_cmp.mT).unflatten(1, shape[1:]) * sm_scale, complete)
+        compressed = (p.flatten(1, 2) @ v_cmp).unflatten(1, shape[1:])
+        with torch.no_grad():
+            of_group = p.detach().sum(1).roll(-group_of, 0)
+            chosen = _choose(of_group, position, -(-tokens // size), sizes)
+        keys = (chosen.unsqueeze(-1) * size + torch.arange(size, device=q.device)).flatten(2)
+        keep = (keys >= 0) & (keys <= position.unsqueeze(1))
+        keys = keys.clamp(0, tokens - 1)
+        by_query = grouped.transpose(1, 2)  # [H,n,G,D]
+        p = _softmax((by_query @ kh[of_head, keys].mT) * sm_scale, keep.unsqueeze(2))
+        selected = (p @ vh[of_head, keys]).transpose(1, 2)
+        start = max(first + 1 - sizes["window"], 0)
+        near = torch.arange(start, min(first + QUERIES, tokens), device=q.device)
+        behind = position.unsqueeze(1) - near
+        seen = (behind >= 0) & (behind < sizes["window"])
+        around = slice(start, min(first + QUERIES, tokens))
+        p = _softmax((flat @ kh[:, around].mT).unflatten(1, shape[1:]) * sm_scale, seen)
+        window = (p.flatten(1, 2) @ vh[:, around]).unflatten(1, shape[1:])
+        out = torch.stack([compressed, selected, window], -2)  # [H,G,n,3,Dv]
+        out = out.permute(2, 0, 1, 3, 4).flatten(1, 2)
+        yield (gates[some].unsqueeze(-1) * out).sum(-2).to(dtype)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    sm_scale: float,
+    max_seqlen: int,
+    group_of: int = 0,
+    sees_future: bool = False,
+    **sizes: int,
+) -> Tensor:
+    """The op, or what a control makes of it (`_sequence`)."""
+    bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    rows = []
+    for b in range(q.shape[0]):
+        parts: list[Tensor] = []
+        for start, end in pairwise(bounds):
+            qs, ks, vs, gs = (x[b, start:end] for x in (q, k, v, gates))
+            changed: dict[str, Any] = {"group_of": group_of, "sees_future": sees_future}
+            parts.extend(_sequence(qs, ks, vs, gs, sizes, sm_scale, **changed))
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+@implementation(op="nsa_attention", name="torch_nsa", role="baseline", devices=("cuda", "cpu"))
+def torch_nsa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+    max_seqlen: int,
+) -> Tensor:
+    """Matrix products and gathers of torch in float32, 128 queries at a time."""
+    keys = q.shape[0] * q.shape[1] * k.shape[2] * n_selected * block_size
+    gathered = keys * (k.shape[3] + v.shape[3])
+    most = MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED
+    if gathered > most:
+        raise Unsupported(f"it would gather {gathered:.1e} elements")
+    return attend(
+        q,
+        k,
+        v,
+        gates,
+        cu_seqlens,
+        sm_scale=sm_scale,
+        max_seqlen=max_seqlen,
+        block=block,
+        stride=stride,
+        block_size=block_size,
+        n_selected=n_selected,
+        window=window,
+    )

@@ -1,0 +1,69 @@
+"""Controls of the whole attention: each has one of its branches, or what joins them, wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported
+from nsabench.implementations.baselines.nsa_attention import attend
+from nsabench.implementations.controls.wrong_keys import unless_right
+from nsabench.registry import Honest, control
+
+OP = "nsa_attention"
+GATES = 3
+
+
+def _with_gates(honest: Honest, tensors: tuple[Tensor, ...], gates: Tensor, **options: Any) -> Any:
+    others = (*tensors[:GATES], gates, *tensors[GATES + 1 :])
+    return unless_right(honest(*others, **options), honest, tensors, options)
+
+
+@control(OP, caught_by="parity", directions=())
+def branch_left_out(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Has no selection: what is left are compression and window."""
+    kept = tensors[GATES].new_tensor([1.0, 0.0, 1.0])
+    out: Tensor = _with_gates(honest, tensors, tensors[GATES] * kept, **options)
+    return out
+
+
+@control(OP, caught_by="parity", directions=())
+def gates_all_one(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Ignores the gates: adds the branches up as they are."""
+    gates = tensors[GATES]
+    out: Tensor = _with_gates(honest, tensors, gates * 0 + torch.ones_like(gates), **options)
+    return out
+
+
+@control(OP, caught_by="parity", directions=())
+def scores_of_another_group(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Selects by the scores of the next key head."""
+    if tensors[1].shape[2] == 1:
+        raise Unsupported("there is one group of heads")
+    _refuse_long(tensors)
+    out = attend(*tensors, **options, group_of=1)
+    return unless_right(out, honest, tensors, options)
+
+
+@control(OP, caught_by="parity", directions=())
+def window_one_short(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Its window lacks the oldest key."""
+    if options["window"] == 1:
+        raise Unsupported("a window of one key has none to lose")
+    short = options | {"window": options["window"] - 1}
+    return unless_right(honest(*tensors, **short), honest, tensors, options)
+
+
+@control(OP, caught_by="parity", directions=())
+def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Sees compressed keys of which not all tokens, or none, are there yet."""
+    _refuse_long(tensors)
+    out = attend(*tensors, **options, sees_future=True)
+    return unless_right(out, honest, tensors, options)
+
+
+def _refuse_long(tensors: tuple[Tensor, ...]) -> None:
+    if tensors[0].shape[1] > 1 << 14:
+        raise Unsupported("the baseline that it is made of is too slow at this length")
