@@ -80,11 +80,15 @@ def selection_attention(
     return _route(policy or default_policy(), q, k, v, ranges, sm_scale, selected_len)
 
 
-@torch.compiler.assume_constant_result
 def _default_always() -> bool:
     """Whether the environment's policy uses the kernel at every length."""
     policy = default_policy()
     return policy.off is None and policy.always
+
+
+# As `torch.compiler.assume_constant_result` does, which imports the compiler for it: 0.9 s for all
+# programs that import this package, most of which compile nothing.
+vars(_default_always)["_dynamo_marked_constant"] = True
 
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:

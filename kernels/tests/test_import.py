@@ -1,0 +1,32 @@
+"""What it costs to import the package: nothing of torch that most programs have no use for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from nsa_kernels.gate import api
+
+SOURCE = """
+import sys
+import torch, triton
+before = {name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules}
+import nsa_kernels
+print(*sorted({"torch._dynamo", "torch._inductor", "sympy"}.intersection(sys.modules) - before))
+"""
+
+
+def test_the_compiler_is_not_imported() -> None:
+    """It takes 0.9 s, which every fresh worker and every program would pay."""
+    done = subprocess.run(
+        [sys.executable, "-c", SOURCE], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_what_is_constant_is_marked_as_torch_marks_it() -> None:
+    def other() -> bool:
+        return True
+
+    assert vars(torch.compiler.assume_constant_result(other)) == vars(api._default_always)
