@@ -12,7 +12,7 @@ from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import run
 from nsabench.execution.run import Finished
 from nsabench.model.vocabulary import MARGIN
-from nsabench.output import terminal
+from nsabench.output import events, terminal
 from nsabench.planning.narrow import Narrowed
 
 
@@ -25,7 +25,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
             "(docs/explanation/promises.md)",
             err=True,
         )
-    console = terminal.console()
+    shown = events.Events() if asked.as_json else terminal.Progress(terminal.console())
     if asked.resume is not None:
         if asked != _resuming(asked):
             raise UsageError(
@@ -34,7 +34,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
                 "--device",
                 "leave them away.",
             )
-        with _named(fit), terminal.Progress(console) as progress:
+        with _named(fit), shown as progress:
             return conclusion.resume(asked.resume, progress, signer=signer, fit=fit)
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
@@ -49,7 +49,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         tag=asked.tag,
         sandboxed=not asked.no_sandbox,
     )
-    with _named(fit), terminal.Progress(console) as progress:
+    with _named(fit), shown as progress:
         return run.start(plan, asked.out, progress, signer=signer, fit=fit)
 
 
@@ -70,6 +70,8 @@ def _resuming(asked: Measuring) -> Measuring:
         tag="",
         no_sandbox=False,
         verbose=asked.verbose,
+        as_json=asked.as_json,
+        open_page=asked.open_page,
     )
 
 

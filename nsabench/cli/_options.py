@@ -105,6 +105,8 @@ verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Every baseline, control and finding, a line each."
 )
 
+open_page = click.option("--open", "open_page", is_flag=True, help="Show the page in a browser.")
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -124,6 +126,8 @@ class Measuring:
     tag: str
     no_sandbox: bool
     verbose: bool
+    as_json: bool
+    open_page: bool = False  # of a command that makes one
 
 
 def measuring(command: Callable[[Measuring], int]) -> Callable[..., int]:
@@ -135,7 +139,7 @@ def measuring(command: Callable[[Measuring], int]) -> Callable[..., int]:
 
     with_options: Callable[..., int] = called
     for option in (
-        *(verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
+        *(as_json, verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
         *(resume, out, quick, device, matrices),
     ):
         with_options = option(with_options)

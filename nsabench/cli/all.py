@@ -7,13 +7,15 @@ import click
 from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
+from nsabench.cli._open import show_page
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.conclusion import finish
-from nsabench.output import terminal
+from nsabench.output import events, report, terminal
 
 
 @click.command("all")
+@_options.open_page
 @_options.measuring
 def command(asked: Measuring) -> int:
     """Check the machine, measure the matrices, decide, and report.
@@ -24,6 +26,11 @@ def command(asked: Measuring) -> int:
     """
     finished = measure(asked, fit=True)
     signed = finish(finished)
-    terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
-    say(signed)
+    if asked.as_json:
+        events.finished(finished, signed)
+    else:
+        terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
+        say(signed)
+    if asked.open_page:
+        show_page(finished.folder.path / report.HTML)
     return 1 if failures(finished.results) else 0

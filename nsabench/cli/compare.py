@@ -14,6 +14,7 @@ from nsabench.cli._trust import say_unsigned
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import compare, terminal
 from nsabench.output.compare import document, markdown, tables
+from nsabench.planning.narrow import Narrowed
 
 
 @click.command("compare")
@@ -36,6 +37,7 @@ from nsabench.output.compare import document, markdown, tables
     default=("*",),
     help="Implementations to compare, such as `mine` or `sdpa_*`. May be given again.",
 )
+@_options.where
 @click.option(
     "--band",
     type=click.FloatRange(min=0, min_open=True),
@@ -63,6 +65,7 @@ def command(
     runs: tuple[Path, ...],
     intersection: bool,
     only: tuple[str, ...],
+    where: tuple[str, ...],
     band: float,
     fail_on: Literal["regression", "status"] | None,
     as_markdown: bool,
@@ -79,7 +82,7 @@ def command(
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    sides = compare.read(runs)
+    sides = [side.narrowed(Narrowed(where)) for side in compare.read(runs)]
     for side in sides:
         if side.trust is Trust.UNSIGNED:
             say_unsigned(side.folder)

@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._open import show_page
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import signed_around
 from nsabench.output import report
+from nsabench.planning.narrow import Narrowed
 
 
 @click.command("report")
@@ -23,15 +25,19 @@ from nsabench.output import report
     metavar="DIR",
     help="Where to write them. Default: into the run's folder, unless it is signed.",
 )
+@_options.where
 @_options.ops_of_the_run
+@_options.open_page
 @_options.as_json
-def command(run: Path, out: Path | None, as_json: bool) -> None:
+def command(
+    run: Path, out: Path | None, where: tuple[str, ...], open_page: bool, as_json: bool
+) -> None:
     """Write report.html and selection_report.md of a run.
 
     Example: nsabench report results/20260101T120000Z-a1b2c3 --out again
     """
     admit(run)
-    facts = report.Facts.read(run)
+    facts = report.Facts.read(run).narrowed(Narrowed(where))
     folder = out or run
     signed = signed_around(folder)
     if signed is not None:
@@ -39,10 +45,17 @@ def command(run: Path, out: Path | None, as_json: bool) -> None:
             f"{signed if out else run} is signed, and a new report would not be what was signed",
             "give --out another folder.",
         )
+    if where and out is None:
+        raise UsageError(
+            "a report of some of the cases must not stand in for the one of the run",
+            "give --out another folder.",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     written = [report.write_markdown(facts, folder), report.write_html(facts, folder)]
     if as_json:
         say(json.dumps({"valid": facts.valid, "written": [str(p) for p in written]}))
-        return
-    for path in written:
-        say(path)
+    else:
+        for path in written:
+            say(path)
+    if open_page:
+        show_page(folder / report.HTML)

@@ -8,7 +8,7 @@ from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._measure import measure
 from nsabench.cli._options import Measuring
-from nsabench.output import terminal
+from nsabench.output import events, terminal
 
 
 @click.command("run")
@@ -20,5 +20,8 @@ def command(asked: Measuring) -> int:
     Example: nsabench run quick --device cpu
     """
     finished = measure(asked, fit=False)
-    terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
+    if asked.as_json:
+        events.finished(finished)
+    else:
+        terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
     return 1 if failures(finished.results) else 0

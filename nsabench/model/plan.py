@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -103,6 +104,12 @@ class Plan(BaseModel):
     @cached_property
     def by_id(self) -> dict[str, PlannedCase]:
         return {planned.id: planned for planned in self.cases}
+
+    def narrowed(self, cases: Iterable[PlannedCase], where: Iterable[str]) -> Plan:
+        """The same with some of its cases only: those that meet the conditions `where`."""
+        fewer = self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
+        fewer.__dict__.pop("by_id", None)  # a copy takes along what was derived
+        return fewer
 
     def info(self, op: str, name: str) -> ImplementationInfo:
         return next(i for i in self.implementations if i.op == op and i.name == name)

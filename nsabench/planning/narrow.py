@@ -12,7 +12,7 @@ from typing import Any
 
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
-from nsabench.model.plan import ImplementationInfo
+from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import DTYPE_NAMES, Role
 from nsabench.planning.matrix import LoadedMatrix
 from nsabench.planning.yaml_document import nearest
@@ -50,6 +50,14 @@ class Narrowed:
     def wants(self, case: Case) -> bool:
         """Whether every condition holds. A case that has no such size does not meet it."""
         return all(_holds(term, _values(case)) for term in self._terms)
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan with those of its cases that meet the conditions. Raises `UsageError` as
+        `refuse_unmet` does."""
+        if not self.where:
+            return plan
+        self.refuse_unmet([planned.case for planned in plan.cases])
+        return plan.narrowed((p for p in plan.cases if self.wants(p.case)), self.where)
 
     def of(
         self, case: Case, names: Sequence[str], implementations: Iterable[ImplementationInfo]

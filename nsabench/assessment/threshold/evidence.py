@@ -152,7 +152,9 @@ def _source(plan: Plan, info: ImplementationInfo) -> str:
 
 
 def _machine(record: Record) -> Machine:
-    combo = f"torch {record.torch}, triton {record.triton}, CUDA {record.cuda}"
+    combo = f"torch {record.torch}, triton {record.triton}"
+    if record.cuda:
+        combo += f", CUDA {record.cuda}"
     return record.gpu_name, combo
 
 

@@ -30,6 +30,7 @@ from nsabench.machine.environment.nvml import THROTTLING
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
+from nsabench.planning.narrow import Narrowed
 
 SAMPLE_COLUMNS = ("case_id", "implementation", "time_ms")
 
@@ -46,6 +47,13 @@ class Side:
     records: dict[Key, Record]
     samples: dict[Key, NDArray[np.float64]]
     doubts: Sequence[Finding] = ()
+
+    def narrowed(self, narrowed: Narrowed) -> Side:
+        """The same with the cases only that meet its conditions. Raises `UsageError` where there is
+        none."""
+        plan = narrowed.plan(self.plan)
+        records = {key: r for key, r in self.records.items() if key[0] in plan.by_id}
+        return replace(self, plan=plan, records=records)
 
     @cached_property
     def missed(self) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, MARGIN, Direction, PassName, Role, Status, Verdict
+from nsabench.planning.narrow import Narrowed
 from nsabench.signing import Signer
 
 __all__ = ["Facts", "Standing", "quoted", "standings"]
@@ -49,6 +50,20 @@ class Facts:
     results: Results
     # Who is about to sign the run that this is written into; None: nobody is.
     signer: Signer | None = None
+    # The conditions that the cases were chosen by for this report.
+    where: tuple[str, ...] = ()
+
+    def narrowed(self, narrowed: Narrowed) -> Facts:
+        """The same of the cases that it wants. Raises `UsageError` where there is none."""
+        if not narrowed.where:
+            return self
+        plan = narrowed.plan(self.plan)
+        results = replace(
+            self.results,
+            records=[r for r in self.records if r.case_id in plan.by_id],
+            findings=[f for f in self.results.findings if not f.case_id or f.case_id in plan.by_id],
+        )
+        return replace(self, plan=plan, results=results, where=narrowed.where)
 
     @classmethod
     def read(
@@ -102,6 +117,8 @@ class Facts:
     @cached_property
     def said_otherwise(self) -> str:
         """What the run's `thresholds.yaml` says that is not so decided here, if it does."""
+        if self.where:
+            return ""  # it speaks of all cases
         return threshold.said_otherwise(self.folder.path, self.plan, self.decisions)
 
     @cached_property
@@ -244,6 +261,8 @@ class Standing:
     unjudged: Counter[str]  # statuses of the cases that got no verdict
     unproven: int = 0  # verdicts behind which a check stands that was not shown to work
     speedups: tuple[float, ...] = ()
+    ran: int = 0  # cases that it neither declined nor was left out of
+    right: int = 0  # of these, cases with a right output that no check objects to
     decisions: tuple[Decision, ...] = ()  # of what the op became, where it is retired
 
     @property
@@ -277,6 +296,8 @@ def standings(facts: Facts) -> list[Standing]:
             Counter(r.status for r in rows if not r.verdict),
             sum(r.unproven_verdict for r in rows),
             tuple(r.speedup for r in rows if r.speedup is not None),
+            sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
+            sum(r.status is Status.OK for r in rows),
             tuple(_decisions_of(facts, name, rows)),
         )
         for (op, name), rows in groups.items()

@@ -43,6 +43,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def _summary(facts: Facts) -> Iterator[str]:
     yield "## Summary\n"
+    if facts.where:
+        yield f"**Only the cases for which** {code(' and '.join(facts.where))}.\n"
     for finding in facts.invalidating:
         who = f"{code(finding.implementation)}: " if finding.implementation else ""
         yield f"**This run is invalid and decides nothing.** {who}{markdown(finding.sentence)}\n"

@@ -63,6 +63,22 @@ def test_its_forms(tmp_path: Path, nsabench: Nsabench) -> None:
     assert nsabench("compare", *runs, "--json", "--markdown").returncode == 2
 
 
+def test_a_gate_for_the_cases_of_one_model(tmp_path: Path, nsabench: Nsabench) -> None:
+    """What became slower elsewhere is not its business, nor are cases that only one run has."""
+    slower = replace(NEWER, ratio=lambda n: 1.0 if n < 256 else 1.5, lengths=(64, 256, 512, 2048))
+    runs = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", slower)]
+    gate = ("compare", *runs, "--fail-on", "regression")
+    assert nsabench(*gate).returncode == 2, "they have different plans"
+    done = nsabench(*gate, "--where", "L>=256 and L<=512", "--json")
+    assert done.returncode == 0, done.stderr
+    assert {c["case"].split(" L")[1].split()[0] for c in json.loads(done.stdout)["cells"]} == {
+        "256",
+        "512",
+    }
+    done = nsabench(*gate, "--where", "L=3")
+    assert done.returncode == 2 and "none of the" in done.stderr
+
+
 def test_bad_input(tmp_path: Path, nsabench: Nsabench) -> None:
     run = make_run(tmp_path / "a", STEADY)
     other = make_run(tmp_path / "b", replace(NEWER, lengths=(64,)))

@@ -25,6 +25,8 @@ async function drawChart(name, datasets, values, options = {}) {
   }
   plot.style.minWidth = options.minWidth ? `${options.minWidth}px` : "";
   const spec = filled(specifications[name], { ...themeValues(), ...values });
+  // A layer without data has no extent, which Vega complains of.
+  if (spec.layer) spec.layer = spec.layer.filter((l) => !l.data || (datasets[l.data.name] || []).length);
   const narrow = plot.clientWidth < 520;
   if (narrow) shrink(spec);
   const view = await vegaEmbed(plot, { ...spec, datasets, config: chartConfig() }, {

@@ -15,7 +15,9 @@ const inspect = {
   },
 };
 
-const outcome = { key: "verdict", title: "outcome", text: (r) => `${r.verdict || ""} ${r.status}`, fill: (cell, r) => tag(cell, r.status === "ok" ? r.verdict || r.status : r.status) };
+// Of a control, what became of it: one that is wrong has done its work.
+const outcomeOf = (r) => r.caught || (r.status === "ok" ? r.verdict || r.status : r.status);
+const outcome = { key: "verdict", title: "outcome", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => tag(cell, outcomeOf(r)) };
 const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
 const detail = (column) => ({ ...column, detail: true });
 const DETAILS = [
@@ -27,8 +29,8 @@ const DETAILS = [
 ].map(detail);
 
 const TABLES = {
-  candidates: [inspect, who, outcome, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's"), baseline, share, ...DETAILS],
-  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's"), speedup, share, detail({ key: "caught" }), ...DETAILS],
+  candidates: [inspect, who, outcome, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), baseline, share, ...DETAILS],
+  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), speedup, share, detail({ key: "caught" }), ...DETAILS],
 };
 
 function drawTables() {

@@ -1,0 +1,114 @@
+"""A run for programs: what happens as JSON, a line each, and its result as the last line.
+
+Fields are only ever added.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+from nsabench.assessment import labels, threshold
+from nsabench.assessment.failures import failures
+from nsabench.assessment.threshold.document import as_data
+from nsabench.execution.protocol import Step
+from nsabench.execution.run import Finished
+from nsabench.model.description import Described
+from nsabench.model.journal import Entry
+from nsabench.model.measurement import Ceilings
+from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.vocabulary import PassName, Role
+
+
+class Events:
+    """Prints what happens in a run on standard output: `run_started`, `case_started`, `step`,
+    `case_finished` and `note`, whatever `event` names."""
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_started(self, plan: Plan, described: Described, ceilings: Ceilings) -> None:
+        _print(
+            "run_started",
+            run_id=plan.run_id,
+            cases=len(plan.cases),
+            device=described.device.name or plan.device,
+            software=described.software.model_dump(mode="json"),
+            ceilings=ceilings.model_dump(mode="json"),
+        )
+
+    def case_started(self, planned: PlannedCase, number: int, total: int) -> None:
+        _print("case_started", **_case(planned), number=number, total=total)
+
+    def step(self, step: Step) -> None:
+        _print("step", phase=step.phase, implementation=step.implementation)
+
+    def case_finished(self, planned: PlannedCase, entry: Entry) -> None:
+        _print(
+            "case_finished",
+            **_case(planned),
+            wall_s=entry.wall_s,
+            outcomes=[
+                {
+                    "implementation": outcome.implementation,
+                    "status": outcome.status.value,
+                    "reason": outcome.reason,
+                    "diagnosis": outcome.diagnosis,
+                }
+                for outcome in entry.outcomes
+            ],
+            **({} if entry.pass_name is PassName.FIRST_LOOK else {"pass": entry.pass_name.value}),
+        )
+
+    def note(self, text: str) -> None:
+        _print("note", text=text)
+
+
+def finished(run: Finished, signature: str = "") -> None:
+    """Print the result, as the last line. signature: what was said of it; empty of a run that
+    nobody signed, and of which nothing is decided."""
+    records = run.results.records
+    decisions = threshold.decide_run(records, run.plan) if signature else []
+    broken = failures(run.results)
+    _print(
+        "finished",
+        run_id=run.plan.run_id,
+        folder=str(run.folder.path),
+        wall_s=run.wall_s,
+        failures=broken,
+        exit_code=1 if broken else 0,
+        controls=dict(Counter(r.caught.value for r in records if r.caught)),
+        candidates=[
+            {
+                **{key: row[key] for key in _TOLD},
+                "case": labels.case(record),
+                "shape": dict(record.shape),
+            }
+            for record in records
+            if record.role is Role.CANDIDATE
+            for row in [record.row()]
+        ],
+        thresholds=as_data(decisions) if decisions else None,
+        signature=signature,
+    )
+
+
+_TOLD = (
+    *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
+    *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
+    *("speedup_lo", "speedup_hi", "verdict"),
+)
+
+
+def _case(planned: PlannedCase) -> dict[str, Any]:
+    return {"case_id": planned.id, "case": labels.of_case(planned.case)}
+
+
+def _print(event: str, **fields: Any) -> None:
+    sys.stdout.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+    sys.stdout.flush()
