@@ -30,7 +30,7 @@ def main() -> None:
     policy = nsa_kernels.default_policy()
     for name, call in (
         ("choose", lambda: choose(policy, q, k, v, 1024)),
-        ("count", routing.count_kernel),
+        ("count", lambda: routing.count_kernel("queue")),
     ):
         cost = min(timeit.repeat(call, number=20000, repeat=9)) / 20000
         print(f"{name:12} {cost * 1e6:.3f} us")

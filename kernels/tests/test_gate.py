@@ -15,6 +15,7 @@ from nsa_kernels import Policy
 from nsa_kernels.gate import api as gate
 from nsa_kernels.gate import routing
 from nsa_kernels.gate.policy import by_handle, choose
+from nsa_kernels.launch.mode import Mode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -387,3 +388,60 @@ def test_a_q_without_its_dimensions_is_refused(policy, q) -> None:
 def test_a_scale_that_is_no_positive_number_is_refused(policy, scale) -> None:
     with pytest.raises(ValueError, match="sm_scale must be a positive"):
         nsa_kernels.selection_attention(*draw(), policy=policy, sm_scale=scale)
+
+
+def test_each_regime_has_a_threshold(monkeypatch) -> None:
+    """Eagerly from Python, compiled, and captured, which a CPU cannot but be told."""
+    args = draw()
+    policy = Policy(min_len=0, by_regime={"queue": 100, "device": 50})
+    nsa_kernels.selection_attention(*args, policy=policy, selected_len=70)
+    assert report() == (0, {"below_min_L": 1})
+    torch.ops.nsa_kernels.selection_attention(*args, None, 70, policy.handle)
+    monkeypatch.setattr(gate, "mode", lambda q: Mode.CAPTURED)
+    nsa_kernels.selection_attention(*args, policy=policy, selected_len=70)
+    assert nsa_kernels.routing_report()["regimes"] == {
+        "queue": {"kernel": 0, "fallback": 1},
+        "device": {"kernel": 1, "fallback": 0},
+        "graph": {"kernel": 1, "fallback": 0},
+    }
+    nsa_kernels.reset_routing_report()
+    assert nsa_kernels.routing_report()["regimes"] == {}
+
+
+@pytest.mark.parametrize(
+    ("by_regime", "limits"),
+    [
+        (None, (7, 7, 7)),
+        ({"queue": {"cpu": 30}}, (30, 7, 7)),
+        ({"device": {"cpu": 20}, "graph": {"another GPU": 5}}, (7, 20, 20)),
+        ({"device": 20, "graph": 10}, (7, 20, 10)),
+        ({"queue": None, "graph": {"cpu": None}}, (1 << 62, 7, 1 << 62)),
+    ],
+)
+def test_a_regime_without_a_threshold_takes_the_next(by_regime, limits) -> None:
+    policy = Policy(min_len={"cpu": 7}, by_regime=by_regime)
+    assert tuple(policy.limit(-1, regime) for regime in ("queue", "device", "graph")) == limits
+
+
+def test_only_thresholds_of_regimes_are_taken() -> None:
+    for bad in ({"eager": 1}, {"queue": -1}, {"queue": "many"}):
+        with pytest.raises(ValueError, match="by_regime"):
+            Policy(by_regime=bad)
+    assert not Policy(min_len=0, by_regime={"queue": 1}).always
+    assert Policy(min_len=0, by_regime={"queue": 0}).always
+    copied = pickle.loads(pickle.dumps(Policy(by_regime={"queue": 64})))
+    assert copied.by_regime == {"queue": 64}
+
+
+def test_a_thresholds_file_holds_regimes_apart(tmp_path) -> None:
+    path = tmp_path / "thresholds.yaml"
+    path.write_text(
+        "runtime: {sel_triton_min_L: {cpu: 64}, "
+        "sel_triton_min_L_by_regime: {device: {cpu: 64}, queue: {cpu: null}}}\n"
+    )
+    policy = Policy.from_thresholds(path)
+    assert policy.limit(-1, "graph") == policy.limit(-1, "device") == 64
+    assert policy.limit(-1, "queue") == 1 << 62
+    path.write_text("runtime: {sel_triton_min_L: 1, sel_triton_min_L_by_regime: {queue: many}}\n")
+    with pytest.raises(ValueError, match="by_regime"):
+        Policy.from_thresholds(path)

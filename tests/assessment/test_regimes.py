@@ -165,7 +165,7 @@ def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
         cases = []
         for planned in plan.cases:
             timing = planned.case.timing.model_copy(update={"mode": Mode.GRAPH})
-            case = Case(**{**dict(planned.case), "timing": timing})
+            case = Case(**{**planned.case.model_dump(), "timing": timing})
             cases.append(planned.model_copy(update={"case": case, "id": case.id}))
         return plan.model_copy(update={"cases": cases})
 

@@ -18,7 +18,7 @@ from ..selection.ranges.api import ranges_operator
 from ..selection.ranges.checks import check_ranges
 from ..selection.ranges.forward import launch_ranges
 from . import routing
-from .policy import Policy, by_handle, choose, default_policy
+from .policy import Policy, by_handle, choose, default_policy, regime_of
 from .sdpa import packed_sdpa
 
 OP = "selection_attention"
@@ -48,7 +48,8 @@ def selection_attention(
         k: [B, G, S_kv, D]. v: [B, G, S_kv, Dv].
         ranges: int32 or int64 [B, S, G, n, 2] or [S, G, n, 2], as ``selection_ranges``.
         sm_scale: factor on q.k; 1/sqrt(D) when None.
-        policy: when to use the kernel; None: the environment's, read once.
+        policy: when to use the kernel; None: the environment's, read once. Its threshold is that of
+            the regime: ``graph`` in a capture, ``device`` under torch.compile, else ``queue``.
         selected_len: upper bound of the keys a row selects (n blocks times their size in NSA). It
             is compared with the policy's threshold and sizes the fallback's packed copy, where a
             row that selects more is an error; None: S_kv, the only bound known without
@@ -69,7 +70,7 @@ def selection_attention(
         if _needs_grad(q, k, v):
             # Which backward there will be must be known now.
             always = _default_always() if policy is None else policy.off is None and policy.always
-            if always and choose(_TRAINING, q, k, v, 0) is None:
+            if always and choose(_TRAINING, q, k, v, 0, "device") is None:
                 return _launch(q, k, v, ranges, sm_scale, selected_len)
             return packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
         out: torch.Tensor = torch.ops.nsa_kernels.selection_attention(
@@ -118,27 +119,37 @@ def _route(
     ranges: torch.Tensor,
     sm_scale: float | None,
     selected_len: int | None,
+    *,
+    compiled: bool = False,
 ) -> torch.Tensor:
+    """compiled: the call is the operator's, which a compiled program makes."""
     if selected_len is not None:
         length = selected_len
     elif k.dim() == 4:
         length = k.shape[2]
     else:
         length = 0  # of no meaning: both routes refuse such keys
-    reason = choose(policy, q, k, v, length)
+    regime = _regime(q, compiled=compiled)
+    reason = choose(policy, q, k, v, length, regime)
     if reason is None:
         if policy.plain:
             out = _launch(q, k, v, ranges, sm_scale, selected_len)
-            routing.count_kernel()
+            routing.count_kernel(regime)
             return out
         run = _debugged if policy.debug else _kernel
-        return run(policy, q, k, v, ranges, sm_scale, selected_len)
+        return run(policy, regime, q, k, v, ranges, sm_scale, selected_len)
     out = packed_sdpa(q, k, v, ranges, sm_scale=sm_scale, selected_len=selected_len)
-    routing.count_fallback(reason)
+    routing.count_fallback(reason, regime)
     return out
 
 
-def _kernel(policy: Policy, *call: Any) -> torch.Tensor:
+def _regime(q: torch.Tensor, *, compiled: bool) -> str:
+    """Whoever captures a compiled program in a graph replays the graph."""
+    made = mode(q)
+    return regime_of(Mode.TRACED if compiled and made is Mode.EAGER else made)
+
+
+def _kernel(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
     """The kernel on the arguments of ``launch_ranges``, with what the policy does on an error."""
     failed = None
     if policy.on_error == "raise":
@@ -153,9 +164,9 @@ def _kernel(policy: Policy, *call: Any) -> torch.Tensor:
             out = _packed(*call)
     # What was refused is not counted.
     if failed is None:
-        routing.count_kernel()
+        routing.count_kernel(regime)
     else:
-        routing.count_fallback("kernel_error", failed)
+        routing.count_fallback("kernel_error", regime, failed)
     return out
 
 
@@ -164,7 +175,7 @@ def _packed(*call: Any) -> torch.Tensor:
     return packed_sdpa(*tensors, sm_scale=sm_scale, selected_len=selected_len)
 
 
-def _debugged(policy: Policy, *call: Any) -> torch.Tensor:
+def _debugged(policy: Policy, regime: str, *call: Any) -> torch.Tensor:
     """The kernel with what the policy's debug settings ask for; no waiting during capture."""
     q = call[0]
     shapes = (*(tuple(x.shape) for x in call[:4]), q.dtype)
@@ -175,12 +186,12 @@ def _debugged(policy: Policy, *call: Any) -> torch.Tensor:
     if policy.debug_timing and q.is_cuda and may_wait:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        out = _kernel(policy, *call)
+        out = _kernel(policy, regime, *call)
         end.record()
         end.synchronize()
         routing.log.warning("selection_attention took %.4f ms", start.elapsed_time(end))
     else:
-        out = _kernel(policy, *call)
+        out = _kernel(policy, regime, *call)
     if policy.debug_compare and may_wait:
         _compare(out, *call)
     return out
@@ -210,7 +221,7 @@ def _compare(out: torch.Tensor, *call: Any) -> None:
 )
 def _operator(*call: Any) -> torch.Tensor:
     *arguments, handle = call
-    return _route(by_handle(handle), *arguments)
+    return _route(by_handle(handle), *arguments, compiled=True)
 
 
 @_operator.register_fake

@@ -14,6 +14,7 @@ import torch
 
 from ..jit.compat import CPU_ALLOWED
 from ..launch.checks import DTYPES, MAX_DIM, MIN_DIM
+from ..launch.mode import Mode
 
 REASONS: dict[str, str] = {
     "disabled": "the policy switches the kernel off",
@@ -31,6 +32,21 @@ _policies: list[Policy] = []
 
 _NEVER = 1 << 62
 _DEBUG = ("debug_timing", "debug_compare", "debug_shapes")
+
+
+REGIMES: dict[str, tuple[str, ...]] = {
+    "queue": (),
+    "device": (),
+    "graph": ("device",),
+}
+"""How a call is made, as thresholds tell it apart: eagerly from Python; compiled; captured in a
+CUDA graph. With each the regimes whose threshold is taken where there is none of its own, before
+``min_len``."""
+
+
+def regime_of(made: Mode) -> str:
+    """The regime of a call that is made so."""
+    return {Mode.EAGER: "queue", Mode.TRACED: "device", Mode.CAPTURED: "graph"}[made]
 
 
 def _is_threshold(value: object) -> bool:
@@ -54,6 +70,8 @@ class Policy:
         enabled: False never uses the kernel.
         min_len: smallest selected length at which the kernel is used: one number, or one for each
             GPU name as CUDA reports it; None means never. A GPU that is not listed: never.
+        by_regime: such thresholds for the regimes of ``REGIMES``, before ``min_len``: what pays in
+            a graph may lose from Python, where the host is what is awaited.
         group_kernels: False avoids the kernels that take all heads of a group at once; as there
             are no others for ranges, packed SDPA is used.
         force: use the kernel whatever ``min_len`` says.
@@ -71,13 +89,14 @@ class Policy:
     debug_timing: bool = False
     debug_compare: bool = False
     debug_shapes: bool = False
+    by_regime: Mapping[str, int | Mapping[str, int | None] | None] | None = None
     handle: int = field(init=False, repr=False, default=-1)
     # Worked out once, since the choice is made on every call.
     off: str | None = field(init=False, repr=False, default=None)
     debug: bool = field(init=False, repr=False, default=False)
     plain: bool = field(init=False, repr=False, default=True)
     always: bool = field(init=False, repr=False, default=True)
-    _limits: dict[int, int] = field(init=False, repr=False, default_factory=dict)
+    _limits: dict[tuple[int, str], int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("enabled", "group_kernels", "force", *_DEBUG):
@@ -90,6 +109,11 @@ class Policy:
                 "Policy: min_len must be a whole number >= 0, None for never, or a mapping from "
                 f"GPU names to these; got {self.min_len!r}"
             )
+        held = self.by_regime or {}
+        if not (held.keys() <= REGIMES.keys() and all(map(_is_threshold, held.values()))):
+            raise ValueError(
+                f"Policy: by_regime must hold thresholds for {', '.join(REGIMES)}; got {held!r}"
+            )
         if self.on_error not in ("raise", "fallback"):
             raise ValueError(
                 f'Policy: on_error must be "raise" or "fallback", got {self.on_error!r}'
@@ -101,7 +125,8 @@ class Policy:
         object.__setattr__(self, "off", off)
         object.__setattr__(self, "debug", debug)
         object.__setattr__(self, "plain", not debug and self.on_error == "raise")
-        object.__setattr__(self, "always", self.force or self.min_len == 0)
+        zero = all(value == 0 for value in (self.min_len, *held.values()))
+        object.__setattr__(self, "always", self.force or zero)
         # The custom operator passes a policy as a number: its schema has no type for an object.
         object.__setattr__(self, "handle", len(_policies))
         _policies.append(self)
@@ -110,16 +135,27 @@ class Policy:
         # A handle counts the policies of one process: a copy must be entered anew.
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
-    def limit(self, device_index: int) -> int:
-        """The threshold on a device (-1: the CPU), looked up once."""
-        limit = self._limits.get(device_index)
+    def limit(self, device_index: int, regime: str) -> int:
+        """The threshold on a device (-1: the CPU) in a regime, looked up once."""
+        limit = self._limits.get((device_index, regime))
         if limit is None:
-            value = self.min_len
-            if isinstance(value, Mapping):
-                name = torch.cuda.get_device_name(device_index) if device_index >= 0 else "cpu"
-                value = value.get(name)
-            limit = self._limits[device_index] = _NEVER if value is None else int(value)
+            name = torch.cuda.get_device_name(device_index) if device_index >= 0 else "cpu"
+            value = self._threshold(name, regime)
+            limit = _NEVER if value is None else int(value)
+            self._limits[device_index, regime] = limit
         return limit
+
+    def _threshold(self, gpu: str, regime: str) -> int | None:
+        """The first that there is for this GPU; None: never."""
+        for one in (regime, *REGIMES[regime]):
+            if self.by_regime is None or one not in self.by_regime:
+                continue
+            value = self.by_regime[one]
+            if not isinstance(value, Mapping):
+                return value
+            if gpu in value:
+                return value[gpu]
+        return self.min_len.get(gpu) if isinstance(self.min_len, Mapping) else self.min_len
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Policy:
@@ -152,7 +188,8 @@ class Policy:
         """``base`` (default: the environment's) with the thresholds of a file nsabench wrote.
 
         The file's ``runtime.sel_triton_min_L`` is a number, null (never), or a mapping from GPU
-        name to one of these.
+        name to one of these; ``runtime.sel_triton_min_L_by_regime``, if there, holds such for the
+        regimes that were measured.
 
         Raises:
             ImportError: PyYAML is not installed.
@@ -174,7 +211,17 @@ class Policy:
                 f"{path}: runtime.sel_triton_min_L must hold whole numbers >= 0 or null, alone or "
                 f"by the names of GPUs; got {value!r}"
             )
-        return replace(base or default_policy(), min_len=value)
+        by_regime = runtime.get("sel_triton_min_L_by_regime")
+        if by_regime is not None and not (
+            isinstance(by_regime, dict)
+            and by_regime.keys() <= REGIMES.keys()
+            and all(map(_is_threshold, by_regime.values()))
+        ):
+            raise ValueError(
+                f"{path}: runtime.sel_triton_min_L_by_regime must hold thresholds for "
+                f"{', '.join(REGIMES)}; got {by_regime!r}"
+            )
+        return replace(base or default_policy(), min_len=value, by_regime=by_regime)
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
@@ -205,9 +252,11 @@ def choose(
     k: torch.Tensor,
     v: torch.Tensor,
     selected_len: int,
+    regime: str = "queue",
 ) -> str | None:
     """None for the kernel, or the reason (a key of ``REASONS``) for packed SDPA.
 
+    regime: how the call is made, a key of ``REGIMES``.
     Looks at metadata only and never waits for the device.
     """
     if policy.off is not None:
@@ -237,7 +286,7 @@ def choose(
         return "head_dim"
     if policy.always:
         return None
-    limit = policy.limit(device)
+    limit = policy.limit(device, regime)
     if selected_len < limit:
         return "never_faster" if limit == _NEVER else "below_min_L"
     return None

@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .policy import REASONS
+from .policy import REASONS, REGIMES
 
 log = logging.getLogger("nsa_kernels")
 
-kernel_calls = 0
+_kernel_calls = dict.fromkeys(REGIMES, 0)
+_fallback_calls = dict.fromkeys(REGIMES, 0)
 _fallbacks: dict[str, int] = {}
 _errors: dict[str, str] = {}
 
 
-def count_kernel() -> None:
-    """Note one call that the kernel served."""
-    global kernel_calls
-    kernel_calls += 1
+def count_kernel(regime: str) -> None:
+    """Note one call in this regime that the kernel served."""
+    _kernel_calls[regime] += 1
 
 
-def count_fallback(reason: str, error: BaseException | None = None) -> None:
-    """Note one call that packed SDPA served; the first of each reason is logged."""
+def count_fallback(reason: str, regime: str, error: BaseException | None = None) -> None:
+    """Note one call in this regime that packed SDPA served; the first of each reason is logged."""
+    _fallback_calls[regime] += 1
     seen = _fallbacks.get(reason, 0)
     _fallbacks[reason] = seen + 1
     if error is not None:
@@ -37,21 +38,28 @@ def routing_report() -> dict[str, Any]:
     Returns:
         ``kernel``: calls served by the kernel; ``fallback``: calls served by packed SDPA;
         ``reasons``: {reason: calls}; ``texts``: {reason: sentence}; ``errors``: the last error of
-        a reason. Calls inside a CUDA graph count once, when captured. A call compiled by
+        a reason; ``regimes``: {regime: calls by ``kernel`` and ``fallback``}, with the keys of
+        ``REGIMES`` that there were: ``queue`` from Python, ``device`` compiled by torch.compile,
+        ``graph`` captured. Calls inside a CUDA graph count once, when captured. A call compiled by
         torch.compile counts each time it runs, but one that needs a gradient is not counted there.
     """
     return {
-        "kernel": kernel_calls,
+        "kernel": sum(_kernel_calls.values()),
         "fallback": sum(_fallbacks.values()),
         "reasons": dict(_fallbacks),
         "texts": {reason: REASONS[reason] for reason in _fallbacks},
         "errors": dict(_errors),
+        "regimes": {
+            regime: {"kernel": _kernel_calls[regime], "fallback": _fallback_calls[regime]}
+            for regime in REGIMES
+            if _kernel_calls[regime] or _fallback_calls[regime]
+        },
     }
 
 
 def reset_routing_report() -> None:
     """Forget all counts; the next fallback of each reason is logged again."""
-    global kernel_calls
-    kernel_calls = 0
+    for calls in (_kernel_calls, _fallback_calls):
+        calls.update(dict.fromkeys(REGIMES, 0))
     _fallbacks.clear()
     _errors.clear()

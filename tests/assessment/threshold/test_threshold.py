@@ -169,8 +169,8 @@ def test_a_gate_that_goes_by_the_second_best_of_a_combo_says_so(tmp_path: Path) 
     document = as_data(decisions)
     assert document["runtime"]["sel_triton_min_L"] == {"NVIDIA H200": 256}
     assert document["notes"] == [
-        "selection_rows on NVIDIA H200, device: a gate goes by one kernel with every combo, "
-        "here a; with torch 2.12.1, triton 3.6.0, CUDA 13.0 b is better"
+        "selection_rows on NVIDIA H200, device: a gate goes by one kernel with every combo, here "
+        "a; with torch 2.12.1, triton 3.6.0, CUDA 13.0 b is better"
     ]
 
 
