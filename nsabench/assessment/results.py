@@ -13,6 +13,7 @@ from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
+from nsabench.assessment.pays.against import Against, DeviceClock, against_alternatives
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
@@ -94,6 +95,9 @@ class Assessed:
         unproven: dict[Group, list[str]] = {}
         for lack in controls.unproven(self.rows, self.catches):
             unproven.setdefault(lack.group, []).append(lack.check)
+        against = against_alternatives(
+            self.rows, DeviceClock({key: o.samples for key, o in self.outcomes.items()})
+        )
         records = [
             _record(
                 self,
@@ -103,6 +107,7 @@ class Assessed:
                 notes.get(row.case_id, []),
                 doubts.about(row, of_times),
                 unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
+                against.get((row.case_id, row.implementation)),
             )
             for row in self.rows
         ]
@@ -179,7 +184,7 @@ def _rows_of(
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
         samples = outcome.samples
-        work = _work(case, info.computes)
+        work = ops.computed_work(case, info.computes)
         rows.append(
             Row(
                 case_id=case.id,
@@ -219,14 +224,6 @@ def _rows_of(
             )
         )
     return rows
-
-
-def _work(case: Case, computes: str) -> ops.Work:
-    """What a call must do: of an alternative, what the op must that it computes."""
-    try:
-        return ops.work(ops.computed(case, computes))
-    except UsageError:  # that op has no such case, and so nothing was measured
-        return ops.Work(0, 0)
 
 
 def _failed(outcome: Outcome, row: Row) -> Outcome:
@@ -296,6 +293,7 @@ def _record(
     noted: Sequence[Finding],
     doubt: str,
     unproven: Sequence[str],
+    against: Against | None,
 ) -> Record:
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, assessed.limits)
@@ -303,6 +301,7 @@ def _record(
     host = _quantiles(_held(outcome.samples) if timed else [])
     queued = _quantiles(outcome.bursts.time_ms if timed else [])
     notes = [f.sentence for f in noted if f.concerns(row)]
+    against = against if row.status is Status.OK else None
     plan, described = assessed.plan, assessed.header.described
     software, device = described.software, described.device
     return Record(
@@ -350,6 +349,11 @@ def _record(
         speedup_lo=judgement.speedup_lo,
         speedup_hi=judgement.speedup_hi,
         verdict=judgement.verdict,
+        best_alternative=against.alternative if against else "",
+        against_alternative=against.ratio.value if against else None,
+        against_alternative_lo=against.ratio.lo if against else None,
+        against_alternative_hi=against.ratio.hi if against else None,
+        computes=row.computes,
         unproven=", ".join(unproven),
         time_doubt=doubt if timed else "",
         caught_by=row.caught_by,
