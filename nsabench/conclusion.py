@@ -9,7 +9,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nsabench.assessment import threshold
+from nsabench.assessment import pays, threshold
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import keyless, refuse_altered, seal, verify
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
@@ -77,7 +77,8 @@ def finish(finished: Finished) -> str:
 
 def _seal(finished: Finished, signer: Signer) -> str:
     decisions = threshold.decide_run(finished.results.records, finished.plan)
-    threshold.write(decisions, finished.folder.thresholds)
+    payments = pays.decide(finished.results.records)
+    threshold.write(decisions, finished.folder.thresholds, payments)
     lacking = _report(finished)
     by = seal(finished.folder.path, signer).predicate.signer
     # Whoever was measured may have written into the folder, until its process was ended.

@@ -8,6 +8,7 @@ from typing import Protocol
 from nsabench.assessment.checks.finding import Finding
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
+from nsabench.assessment.pays.against import Against
 from nsabench.assessment.rows import held
 from nsabench.assessment.statistics import quantile
 from nsabench.assessment.verdict import Judgement
@@ -41,9 +42,10 @@ def record(
     doubt: str,
     unproven: Sequence[str],
     catch: Catch | None,
+    against: Against | None,
 ) -> Record:
     """judgement: none of what is no candidate. noted: what was found of its case. doubt: why its
-    time decides nothing. unproven: checks behind its verdict that were not shown to work."""
+    time decides nothing. unproven: checks behind its verdict that were not shown to work. against: the best alternative beside it."""
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
     median = quantile(timed, 0.5) if timed else None
@@ -52,6 +54,7 @@ def record(
     notes = [f.sentence for f in noted if f.concerns(row)]
     software, device = run.header.described.software, run.header.described.device
     in_queue = judgement.queue or Judgement()
+    against = against if row.status is Status.OK else None
     return Record(
         run_id=run.plan.run_id,
         case_id=row.case_id,
@@ -104,6 +107,11 @@ def record(
         queue_speedup_hi=in_queue.speedup_hi,
         queue_verdict=in_queue.verdict,
         queue_reason=in_queue.why if row.status is Status.OK else "",
+        best_alternative=against.alternative if against else "",
+        against_alternative=against.ratio.value if against else None,
+        against_alternative_lo=against.ratio.lo if against else None,
+        against_alternative_hi=against.ratio.hi if against else None,
+        computes=row.computes,
         unproven=", ".join(unproven),
         time_doubt=doubt if timed else "",
         caught_by=row.caught_by,

@@ -13,6 +13,7 @@ from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
+from nsabench.assessment.pays.against import DeviceClock, against_alternatives
 from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
@@ -99,6 +100,9 @@ class Assessed:
         unproven: dict[Group, list[str]] = {}
         for lack in controls.unproven(self.rows, self.catches):
             unproven.setdefault(lack.group, []).append(lack.check)
+        against = against_alternatives(
+            self.rows, DeviceClock({key: o.samples for key, o in self.outcomes.items()})
+        )
         records = [
             record(
                 self,
@@ -109,6 +113,7 @@ class Assessed:
                 doubt=doubts.about(row, of_times),
                 unproven=unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
                 catch=self.catches.get((row.case_id, row.implementation)),
+                against=against.get((row.case_id, row.implementation)),
             )
             for row in self.rows
         ]

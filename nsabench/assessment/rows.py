@@ -10,7 +10,6 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import quantile
-from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
@@ -37,7 +36,7 @@ def of_case(
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
         samples = outcome.samples
-        work = _work(case, info.computes)
+        work = ops.computed_work(case, info.computes)
         rows.append(
             Row(
                 case_id=case.id,
@@ -78,14 +77,6 @@ def of_case(
             )
         )
     return rows
-
-
-def _work(case: Case, computes: str) -> ops.Work:
-    """What a call must do: of an alternative, what the op must that it computes."""
-    try:
-        return ops.work(ops.computed(case, computes))
-    except UsageError:  # that op has no such case, and so nothing was measured
-        return ops.Work(0, 0)
 
 
 def without_times(outcome: Outcome, row: Row) -> Outcome:

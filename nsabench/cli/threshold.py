@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from nsabench.assessment import threshold
+from nsabench.assessment import pays, threshold
+from nsabench.assessment.pays import Payment
 from nsabench.assessment.threshold.document import as_data, notes
 from nsabench.assessment.threshold.evidence import Evidence
 from nsabench.assessment.threshold.gate import SELECTED, per_gpu
@@ -57,6 +58,9 @@ def command(
     best baseline, by the margin at the lower end of its 95 % interval; null, with the reasons, when
     there is none. RUNS are run folders, or CSV tables with --gpu.
 
+    Where a run has alternatives (dense attention beside NSA), it also says from which length on the
+    op pays: is faster than the best of them.
+
     Example: nsabench threshold results/20260101T120000Z-a1b2c3 --patch config.yaml
     """
     evidence = [
@@ -64,12 +68,13 @@ def command(
         for one in _evidence(runs, gpu, Narrowed(where))
     ]
     decisions = threshold.decide_all(evidence, margin or _margin_of(evidence))
-    if not decisions:
+    payments = [p for p in _payments(runs, Narrowed(where)) if op in (None, p.op)]
+    if not decisions and not payments:
         raise UsageError("there is no candidate to decide about", "give a run that has one.")
     if as_json:
-        say(json.dumps(as_data(decisions), indent=1))
+        say(json.dumps(as_data(decisions, payments), indent=1))
     elif as_yaml:
-        say(threshold.as_yaml(decisions), nl=False)
+        say(threshold.as_yaml(decisions, payments), nl=False)
     elif patch is not None:
         if not any(d.axis == SELECTED for d in decisions):
             raise UsageError(
@@ -81,7 +86,16 @@ def command(
             say(f"nsabench: {note}", err=True)
         say(make_patch(patch, values if len(values) > 1 else one), nl=False)
     else:
-        say(threshold.as_markdown(decisions))
+        if payments:
+            say(pays.as_markdown(payments))
+        if decisions:
+            say(threshold.as_markdown(decisions))
+
+
+def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[Payment]:
+    """Of each run: what one of them decides does not hang on another."""
+    runs = (threshold.records_of(path, narrowed) for path in paths if path.is_dir())
+    return [payment for records in runs for payment in pays.decide(records)]
 
 
 def _margin_of(evidence: list[Evidence]) -> float:

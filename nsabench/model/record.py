@@ -43,8 +43,8 @@ class Record:
     ]
     op: Annotated[str, Column("", "the contract")]
     implementation: Annotated[str, Column("", "the code that was measured")]
-    role: Annotated[Role, Column("", "candidate, baseline or control")]
-    direction: Annotated[Direction, Column("", "forward or backward")]
+    role: Annotated[Role, Column("", "candidate, baseline, alternative or control")]
+    direction: Annotated[Direction, Column("", "forward, backward, or step: both")]
     dtype: Annotated[DType, Column("", "element type of the inputs and the output")]
     device: Annotated[Device, Column("", "cuda or cpu")]
     shape: Annotated[Mapping[str, int], Column("1", "size {} of the op's shape")] = field(
@@ -158,6 +158,22 @@ class Record:
         ),
     ] = None
     queue_reason: Annotated[str, Column("", "why queue_verdict is not clear")] = ""
+    best_alternative: Annotated[
+        str, Column("", "the fastest valid alternative that was measured beside it")
+    ] = ""
+    against_alternative: Annotated[
+        float | None,
+        Column("1", "median of the best alternative / median of the implementation, on the device"),
+    ] = None
+    against_alternative_lo: Annotated[
+        float | None, Column("1", "lower end of the 95 % interval of against_alternative")
+    ] = None
+    against_alternative_hi: Annotated[
+        float | None, Column("1", "upper end of the 95 % interval of against_alternative")
+    ] = None
+    computes: Annotated[
+        str, Column("", "of an alternative: the op that it computes, and is held to")
+    ] = ""
     unproven: Annotated[
         str,
         Column(

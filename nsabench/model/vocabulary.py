@@ -74,6 +74,18 @@ class Answer(Word):
     NOT_TESTED = "not tested", "it was measured on no case: it declines them, or does not run here"
 
 
+class Pays(Word):
+    """Is an op worth using instead of what a model could run in its place, and from where on?"""
+
+    FROM = "from", "from that length on every tested case is faster than the best alternative"
+    NO = "at no length", "at the greatest tested length it is not faster, nor gains on what is"
+    NOT_FAR_ENOUGH = (
+        "not tested far enough",
+        "at the greatest tested length it is not faster everywhere, and may be at a greater one",
+    )
+    NOT_DECIDED = "not decided", "nothing valid was timed beside an alternative at some length"
+
+
 # How many times as fast as the best valid baseline a kernel must be to be switched on, if a run is
 # not told otherwise.
 MARGIN = 1.2

@@ -30,6 +30,7 @@ __all__ = [
     "Size",
     "Work",
     "computed",
+    "computed_work",
     "current_name",
     "find",
     "get",
@@ -205,6 +206,14 @@ def work(case: Case) -> Work:
     shape = tuple(case.shape.items())
     one = _work(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
     return Work(one.bytes_min * case.streams, one.flops * case.streams)
+
+
+def computed_work(case: Case, name: str) -> Work:
+    """Compulsory work of an alternative to a case: that of the op `name`, which it computes."""
+    try:
+        return work(computed(case, name))
+    except UsageError:  # that op has no such case, and so nothing was measured
+        return Work(0, 0)
 
 
 # It may draw a whole selection to count what must be read.

@@ -2,7 +2,7 @@
 
 from nsabench.assessment.threshold.decide import Decision, decide_all
 from nsabench.assessment.threshold.document import as_markdown, as_yaml, read, write
-from nsabench.assessment.threshold.evidence import of_records, of_run, of_tables
+from nsabench.assessment.threshold.evidence import of_records, of_run, of_tables, records_of
 from nsabench.assessment.threshold.of_a_run import decide_run, said_otherwise
 from nsabench.model.vocabulary import MARGIN
 
@@ -17,6 +17,7 @@ __all__ = [
     "of_run",
     "of_tables",
     "read",
+    "records_of",
     "said_otherwise",
     "write",
 ]

@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 
 from nsabench import bounds
+from nsabench.assessment import pays
+from nsabench.assessment.pays import Payment
 from nsabench.assessment.threshold.decide import Decision
 from nsabench.assessment.threshold.gate import gates, per_gpu
 from nsabench.bounds import limits
@@ -28,6 +30,8 @@ HEAD = """\
 # a gate takes `queue` for calls from Python, and `graph`, or else `device`, for all others.
 # It goes by the decisions with `gate`: of each op the user's own kernel, or else the best. That is
 # one kernel for all combos of a GPU; `notes` say where that matters.
+# pays: from which length on an op is faster than what a model could run in its place (dense
+# attention), a direction, head layout and regime at a time.
 """
 
 
@@ -37,13 +41,14 @@ def decided_with() -> str:
     return f"nsabench {__version__} ({digest_packages({'nsabench'})[:12]})"
 
 
-def as_data(decisions: Sequence[Decision]) -> dict[str, Any]:
+def as_data(decisions: Sequence[Decision], payments: Sequence[Payment] = ()) -> dict[str, Any]:
     of_gate = [d for gate in gates(decisions) for d in gate.decisions]
     return {
         "schema_version": SCHEMA_VERSION,
         "decided_with": decided_with(),
         "runtime": {"sel_triton_min_L": per_gpu(decisions) or None} | _by_regime(decisions),
         "notes": notes(decisions),
+        "pays": pays.as_data(payments),
         "decisions": [_decision(d, gate=d in of_gate) for d in decisions],
     }
 
@@ -97,12 +102,12 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
     }
 
 
-def as_yaml(decisions: Sequence[Decision]) -> str:
-    return HEAD + yaml.safe_dump(as_data(decisions), sort_keys=False, width=100)
+def as_yaml(decisions: Sequence[Decision], payments: Sequence[Payment] = ()) -> str:
+    return HEAD + yaml.safe_dump(as_data(decisions, payments), sort_keys=False, width=100)
 
 
-def write(decisions: Sequence[Decision], path: Path) -> None:
-    whole(path, as_yaml(decisions).encode())
+def write(decisions: Sequence[Decision], path: Path, payments: Sequence[Payment] = ()) -> None:
+    whole(path, as_yaml(decisions, payments).encode())
 
 
 def read(path: Path) -> Any:

@@ -104,12 +104,18 @@ def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
     Raises `UsageError` when the folder holds no plan or no readable records, when the op of its
     plan is not the one that is there, or when no case is asked for.
     """
+    plan = Plan.read(folder / "plan.yaml")
+    evidence = of_records(records_of(folder, narrowed), plan)
+    return replace(evidence, where=(*plan.where, *narrowed.where))
+
+
+def records_of(folder: Path, narrowed: Narrowed = ALL) -> list[Record]:
+    """The records of a run, of the cases that are asked for. Raises as `of_run`."""
     records, plan = read_records(folder, NEEDED), Plan.read(folder / "plan.yaml")
     ops.refuse_other(plan)
     narrowed.refuse_unmet([planned.case for planned in plan.cases])
     wanted = {planned.id for planned in plan.cases if narrowed.wants(planned.case)}
-    evidence = of_records([r for r in records if r.case_id in wanted], plan)
-    return replace(evidence, where=(*plan.where, *narrowed.where))
+    return [r for r in records if r.case_id in wanted]
 
 
 def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:

@@ -90,10 +90,18 @@ def whole_past(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     return tensors, options | {"window": tensors[0].shape[1]}
 
 
-@_control("sliding_window", "compressed", distributions=("packed",))
+@_control("sliding_window", "compressed", "causal_attention", distributions=("packed",))
 def packing_ignored(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
     """Takes packed sequences for one."""
     return tensors[:3], options
+
+
+@_control("causal_attention")
+def next_key(tensors: Tensors, options: Options) -> tuple[Tensors, Options]:
+    """Its mask is off by one: query t sees keys 1 up to t + 1."""
+    q, k, v, *rest = tensors
+    k, v = (torch.cat([x[:, 1:], x[:, -1:]], 1) for x in (k, v))
+    return (q, k, v, *rest), options
 
 
 @_control("compressed")

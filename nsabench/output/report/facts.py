@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from nsabench import bounds, ops
-from nsabench.assessment import threshold
+from nsabench.assessment import pays, threshold
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
+from nsabench.assessment.pays import Payment
 from nsabench.assessment.results import Results, assemble
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
@@ -124,7 +125,12 @@ class Facts:
     @cached_property
     def thresholds_text(self) -> str:
         """The decisions as `thresholds.yaml` holds them."""
-        return threshold.as_yaml(self.decisions)
+        return threshold.as_yaml(self.decisions, self.payments)
+
+    @cached_property
+    def payments(self) -> list[Payment]:
+        """From which lengths on the ops of the run pay."""
+        return pays.decide(self.records)
 
     @cached_property
     def trust(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from nsabench.assessment import labels
+from nsabench.assessment import labels, pays
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.report.facts import Facts, standings
@@ -57,6 +57,8 @@ def _summary(facts: Facts) -> Iterator[str]:
             f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "
             f"cases were not measured.\n"
         )
+    for payment in facts.payments:
+        yield f"- {markdown(pays.said(payment))}"
     for standing in standings(facts):
         yield f"- {code(standing.implementation)} ({markdown(standing.op)}): {standing.sentence}"
     if not facts.candidates:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from nsabench.assessment import threshold
+from nsabench.assessment import pays, threshold
 from nsabench.assessment.failures import unproven
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
 from nsabench.execution.run import Finished
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Answer, Catch, Regime, Role, Status, Verdict
+from nsabench.output.terminal import payment
 
 MOST = 3  # candidates that are told of one by one
 Candidates = dict[tuple[str, str], list[Record]]
@@ -22,7 +23,8 @@ def lines(finished: Finished) -> list[str]:
     own = of_the_user(finished)
     told = list(own or candidates(finished))
     groups = candidates(finished)
-    said = [line for key in told[:MOST] for line in _candidate(key, groups[key])]
+    said = list(payment.lines(pays.decide(finished.results.records)))[:MOST]
+    said += [line for key in told[:MOST] for line in _candidate(key, groups[key])]
     if len(told) > MOST:
         said.append(f"and {len(told) - MOST} more candidates: see the table")
     if not told:

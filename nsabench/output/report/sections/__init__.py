@@ -1,6 +1,7 @@
 """The sections of a report, top to bottom. Each module of this folder is one; adding a file adds
 one. A module has `ORDER`, `TITLE`, `QUESTION`, a function `context(facts)` that returns what its
-template needs, and a template of the same name in `nsabench/output/report/templates`.
+template needs, and a template of the same name in `nsabench/output/report/templates`. With a
+function `applies(facts)` it is left out of the reports of which that is not so.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def sections(facts: Facts) -> list[Section]:
     ]
     made = []
     for module in sorted(modules, key=lambda m: int(m.ORDER)):
+        if hasattr(module, "applies") and not module.applies(facts):
+            continue
         name = module.__name__.rpartition(".")[2]
         made.append(
             Section(

@@ -1,0 +1,17 @@
+"""From which length on does an op pay: is it faster than what a model could run in its place?"""
+
+from nsabench.assessment.pays.against import Against, Clock, against_alternatives
+from nsabench.assessment.pays.decide import Cell, Payment, decide
+from nsabench.assessment.pays.document import as_data, as_markdown, said
+
+__all__ = [
+    "Against",
+    "Cell",
+    "Clock",
+    "Payment",
+    "against_alternatives",
+    "as_data",
+    "as_markdown",
+    "decide",
+    "said",
+]

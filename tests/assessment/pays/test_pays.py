@@ -1,0 +1,181 @@
+"""From which length on an op pays: the ratio to the best alternative, and what is decided of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from nsabench.assessment import pays
+from nsabench.assessment.checks.row import Row
+from nsabench.assessment.pays.against import DeviceClock, against_alternatives
+from nsabench.model.measurement import Samples
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch, Direction, DType, Pays, Role, Status
+from nsabench.output.terminal import payment
+
+SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
+SHAPE |= {"block_size": 64, "n_selected": 16, "window": 512}
+
+
+def record(
+    length: int, name: str, role: Role, ratio: float | None = None, **more: object
+) -> Record:
+    known = {
+        "run_id": "r",
+        "case_id": f"{length}-{more.get('direction', 'forward')}-{more.get('dtype', 'bf16')}",
+        "op": "nsa_attention",
+        "implementation": name,
+        "role": role,
+        "direction": Direction.FORWARD,
+        "dtype": DType.BFLOAT16,
+        "device": "cuda",
+        "shape": {**SHAPE, "T": length},
+        "length": length,
+        "distribution": "dense",
+        "streams": 1,
+        "status": Status.OK,
+        "median_ms": 1.0,
+        "gpu_name": "GPU",
+    }
+    if ratio is not None:
+        known |= {"best_alternative": "dense", "against_alternative": ratio}
+        known |= {"against_alternative_lo": ratio * 0.99, "against_alternative_hi": ratio * 1.01}
+    return Record(**(known | more))  # type: ignore[arg-type]
+
+
+def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
+    rows = []
+    for length, ratio in ratios.items():
+        rows.append(record(length, "nsa", Role.CANDIDATE, ratio, **more))
+        rows.append(record(length, "dense", Role.ALTERNATIVE, **more))
+    return rows
+
+
+def only(records: Sequence[Record]) -> pays.Payment:
+    [decided] = pays.decide(records)
+    return decided
+
+
+def test_it_pays_from_the_length_on_from_which_every_case_does() -> None:
+    decided = only(ladder({4096: 0.3, 8192: 1.2, 16384: 0.9, 32768: 1.3, 65536: 2.0}))
+    assert (decided.answer, decided.length) == (Pays.FROM, 32768)
+    assert decided.sentence == "pays from T = 32768 on"
+    assert decided.used == (["nsa"], ["dense"])
+    assert [round(x) for x in decided.crossings] == [7478, 19983]
+
+
+def test_an_interval_that_reaches_one_does_not_pay() -> None:
+    assert only(ladder({4096: 1.005, 8192: 1.2})).length == 8192
+
+
+def test_one_case_that_does_not_pay_is_enough() -> None:
+    rows = ladder({4096: 1.5, 8192: 1.6}) + ladder({4096: 0.7, 8192: 1.1}, dtype=DType.FLOAT16)
+    assert only(rows).length == 8192
+    rows = ladder({4096: 1.5, 8192: 1.6}) + ladder({4096: 0.7, 8192: 0.9}, dtype=DType.FLOAT16)
+    assert only(rows).answer is Pays.NOT_FAR_ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("ratios", "answer"),
+    [
+        ({4096: 0.2, 8192: 0.5}, Pays.NOT_FAR_ENOUGH),
+        ({8192: 0.5}, Pays.NOT_FAR_ENOUGH),
+        ({4096: 0.5, 8192: 0.5}, Pays.NO),
+        ({4096: 0.5, 8192: 0.4}, Pays.NO),
+        ({4096: 1.5, 8192: 0.9}, Pays.NO),
+        ({4096: 1.5, 8192: None}, Pays.NOT_DECIDED),
+        ({4096: None, 8192: 1.5}, Pays.FROM),
+    ],
+)
+def test_no_length_and_not_tested_far_enough_are_different_answers(
+    ratios: dict[int, float | None], answer: Pays
+) -> None:
+    decided = only(ladder(ratios))
+    assert decided.answer is answer
+    assert (decided.length is not None) == (answer is Pays.FROM)
+
+
+def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
+    rows = ladder({8192: 0.5, 16384: 1.5})
+    rows += ladder({8192: 1.5, 16384: 2.5}, direction=Direction.BACKWARD)
+    few = {**SHAPE, "HQ": 16, "H": 1}
+    rows += [replace(r, shape={**few, "T": r.length}) for r in ladder({8192: 0.5, 16384: 0.8})]
+    found = {(p.heads, p.direction): p.length for p in pays.decide(rows)}
+    assert found == {
+        ("64/4", Direction.FORWARD): 16384,
+        ("64/4", Direction.BACKWARD): 8192,
+        ("16/1", Direction.FORWARD): None,
+    }
+    [line] = payment.lines(pays.decide(rows))
+    assert line == (
+        "nsa_attention pays (device): 64/4 forward from T = 16384, backward from T = 8192; "
+        "16/1 forward not tested far enough (up to T = 16384)"
+    )
+
+
+def test_the_best_valid_implementation_stands_for_the_op() -> None:
+    slow = record(8192, "torch_nsa", Role.BASELINE, 0.1, median_ms=9.0)
+    wrong = record(8192, "broken", Role.CANDIDATE, status=Status.WRONG, median_ms=None)
+    assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
+    [nsa, dense] = ladder({8192: 1.5})
+    failed = replace(nsa, status=Status.WRONG, median_ms=None, against_alternative=None)
+    assert only([failed, dense, slow]).cells[0].implementation == "torch_nsa"
+
+
+def test_a_time_in_doubt_and_a_run_with_a_missed_control_decide_nothing() -> None:
+    rows = ladder({8192: 1.5})
+    assert only([replace(rows[0], time_doubt="it throttled"), rows[1]]).why == "it throttled"
+    missed = record(8192, "cheat", Role.CONTROL, caught=Catch.MISSED)
+    decided = only([*rows, missed])
+    assert decided.answer is Pays.NOT_DECIDED and "cheat" in decided.why
+
+
+def test_an_op_without_alternatives_is_not_asked() -> None:
+    assert pays.decide([record(8192, "nsa", Role.CANDIDATE)]) == []
+
+
+def row(name: str, role: Role, median: float | None, **more: object) -> Row:
+    known = {"case_id": "c", "op": "nsa_attention", "implementation": name, "role": role}
+    known |= {"status": Status.OK, "dtype": DType.BFLOAT16, "shape": {}, "length": 1, "session": 1}
+    known |= {"bytes_min": 1, "flops": 1, "median_ms": median, "n_samples": 20}
+    return Row(**(known | more))  # type: ignore[arg-type]
+
+
+def timed(median: float) -> Samples:
+    times = [median * (1 + i / 1e4) for i in range(20)]
+    return Samples(round=list(range(20)), time_ms=times)
+
+
+def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> None:
+    rows = [
+        row("nsa", Role.CANDIDATE, 2.0),
+        row("torch_nsa", Role.BASELINE, 8.0),
+        row("slow", Role.ALTERNATIVE, 6.0),
+        row("dense", Role.ALTERNATIVE, 3.0),
+        row("wrong", Role.ALTERNATIVE, 1.0, status=Status.WRONG),
+        row("elsewhere", Role.ALTERNATIVE, 1.0, session=2),
+        row("left_early", Role.ALTERNATIVE, 1.0, n_samples=5),
+        row("cheat", Role.CONTROL, 0.1),
+    ]
+    samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
+    found = against_alternatives(rows, DeviceClock(samples))
+    assert {name: a.alternative for (_, name), a in found.items()} == {
+        "nsa": "dense",
+        "torch_nsa": "dense",
+    }
+    assert found["c", "nsa"].ratio.value == pytest.approx(1.5)
+    assert found["c", "torch_nsa"].ratio.value == pytest.approx(3 / 8)
+
+
+def test_what_is_written_says_the_same() -> None:
+    decided = [only(ladder({4096: 0.3, 8192: 1.2}))]
+    [data] = pays.as_data(decided)
+    assert (data["answer"], data["from"], data["heads"]) == ("from", 8192, "64/4")
+    assert [c["ratio"] for c in data["cases"]] == [0.3, 1.2]
+    text = pays.as_markdown(decided)
+    assert "pays from T = 8192 on" in text and "| 4096 | 1 | 0 | 0.30 [0.30, 0.30] |" in text
+    assert pays.said(decided[0]) == (
+        "nsa_attention 64/4 forward (device): pays from T = 8192 on, against dense"
+    )
