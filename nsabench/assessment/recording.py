@@ -45,7 +45,8 @@ def record(
     against: Against | None,
 ) -> Record:
     """judgement: none of what is no candidate. noted: what was found of its case. doubt: why its
-    time decides nothing. unproven: checks behind its verdict that were not shown to work. against: the best alternative beside it."""
+    time decides nothing. unproven: checks behind its verdict that were not shown to work.
+    against: the best alternative beside it."""
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
     median = quantile(timed, 0.5) if timed else None
