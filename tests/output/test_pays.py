@@ -75,14 +75,21 @@ def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
     for length in (4096, 16384):
         part = {"op": "sliding_window", "shape": {**SHAPE, "T": length}, "median_ms": length / 1e4}
         rows.append(record(length, "band", Role.CANDIDATE, **part))
-        other = {**part, "shape": {**SHAPE, "T": length, "HQ": 8}}
-        rows.append(record(length, "band", Role.CANDIDATE, **other))
+        for other in ({"HQ": 8}, {"window": 64}):
+            shape = {**SHAPE, "T": length, **other}
+            rows.append(record(length, "band", Role.CANDIDATE, **{**part, "shape": shape}))
+        blocks = {**part, "op": "selection_blocks", "distribution": "scored", "median_ms": 0.5}
+        blocks["shape"] = {**SHAPE, "T": length, "S": 16}
+        rows.append(record(length, "blocks", Role.CANDIDATE, **blocks))
+        more = {"shape": {**blocks["shape"], "S": 32}, "median_ms": 0.1}
+        rows.append(record(length, "blocks", Role.CANDIDATE, **(blocks | more)))
         backward = part | {"direction": Direction.BACKWARD, "median_ms": 1e-3}
         rows.append(record(length, "band", Role.CANDIDATE, **backward))
     [decided] = pays.decide(rows)
     assert {line.name: line.points for line in payment_chart.lines(decided, rows)} == {
         "nsa_attention": ((4096, 2.0), (16384, 4.0)),
         "best alternative": ((4096, 1.0), (16384, 8.0)),
+        "chosen blocks": ((4096, 0.5), (16384, 0.5)),
         "window": ((4096, 0.4096), (16384, 1.6384)),
     }
     [chart] = payment_chart.charts([decided], rows)

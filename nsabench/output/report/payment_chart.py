@@ -24,7 +24,9 @@ PARTS = {
         "sliding_window": "window",
     }
 }
-ALIKE = ("B", "HQ", "H", "D", "Dv")  # sizes that a part shares with the whole
+ALIKE = ("B", "HQ", "H", "D", "Dv", "block", "stride", "block_size", "window")
+ALSO = {"S": "n_selected"}  # of chosen blocks: what the whole calls otherwise
+AS_DRAWN = ("dense", "scored")  # chosen as the whole chooses
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 300, 52, 150, 14, 34
 
 
@@ -66,9 +68,14 @@ def lines(p: Payment, records: Sequence[Record]) -> list[Line]:
 
 
 def _is_part(record: Record, whole: Record) -> bool:
-    same = all(record.shape.get(size) == whole.shape.get(size) for size in ALIKE)
+    shared = {size: size for size in ALIKE} | ALSO
     return (
-        same
+        all(
+            record.shape[own] == whole.shape.get(size)
+            for own, size in shared.items()
+            if own in record.shape
+        )
+        and record.distribution in AS_DRAWN
         and record.role is Role.CANDIDATE
         and record.status is Status.OK
         and record.median_ms is not None

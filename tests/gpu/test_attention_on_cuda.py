@@ -1,0 +1,147 @@
+"""The whole attention and dense attention on a CUDA device: the library's candidate, what it is
+compared with, and the controls, each held to the oracle of its op as a run does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.untimed,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+from nsabench import ops, registry  # noqa: E402
+from nsabench.assessment.checks import parity as checks  # noqa: E402
+from nsabench.execution.failure import Failure  # noqa: E402
+from nsabench.execution.worker.arm import CaseArm  # noqa: E402
+from nsabench.execution.worker.inputs import InputSets  # noqa: E402
+from nsabench.execution.worker.parity import Errors  # noqa: E402
+from nsabench.model.case import Case, Timing  # noqa: E402
+from nsabench.model.vocabulary import Direction, DType, Role, Status  # noqa: E402
+from nsabench.registry import Implementation  # noqa: E402
+
+DEVICE = "cuda"
+OP = "nsa_attention"
+WIDE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128}
+MANY = {"B": 2, "HQ": 32, "H": 8, "D": 64, "Dv": 64}
+SIZES = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
+# A window and few blocks that leave something to lose at these lengths.
+NARROW = SIZES | {"n_selected": 8, "window": 64}
+CASES = (
+    (WIDE, 512, "dense", DType.BFLOAT16),
+    (WIDE, 4096, "dense", DType.BFLOAT16),
+    (WIDE, 2000, "dense", DType.FLOAT16),
+    (MANY, 1000, "packed", DType.BFLOAT16),
+)
+
+
+@pytest.fixture(scope="module")
+def items() -> dict[str, Implementation]:
+    return {i.name: i for i in registry.load() if i.op == OP}
+
+
+@pytest.fixture(autouse=True)
+def _memory_of_nobody() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()
+
+
+def case_of(
+    shape: dict[str, int], tokens: int, distribution: str, dtype: DType, direction: Direction
+) -> Case:
+    return Case(
+        op=OP,
+        shape={**SIZES, **shape, "T": tokens},
+        dtype=dtype,
+        direction=direction,
+        distribution=distribution,
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(rotate=2),
+    )
+
+
+def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
+    """What a call is off by. Raises `Failure` as a worker would."""
+    arm = CaseArm(item, ops.computed(case, item.computes), DEVICE, sets, Random(0))
+    arm.check()
+    assert arm.errors is not None
+    return arm.errors
+
+
+def assert_honest(errors: Errors, case: Case) -> None:
+    """No further off than rounding explains."""
+    terms = ops.terms(case)
+    assert errors.rel_l2 <= 2 * checks.noise(case.dtype, terms)
+    assert errors.worst_row <= checks.row_noise(errors.result, case.dtype, terms), errors
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize(("shape", "tokens", "distribution", "dtype"), CASES)
+def test_the_library_is_right(items, shape, tokens, distribution, dtype, direction) -> None:
+    case = case_of(shape, tokens, distribution, dtype, direction)
+    sets = InputSets(case, DEVICE)
+    errors = checked(items["nsa"], case, sets)
+    assert_honest(errors, case)
+    compared, left_out = errors.rows or (0, 0)
+    rows = sets.sets[0].tensors["q"][..., 0].numel()
+    assert compared + left_out == rows and compared > 0.5 * rows
+    assert_honest(checked(items["torch_nsa"], case, sets), case)
+
+
+def test_at_a_great_length_some_queries_are_looked_at(items) -> None:
+    """And the library is right at all that are, the last among them."""
+    for direction in Direction:
+        case = case_of(WIDE, 16384, "dense", DType.BFLOAT16, direction)
+        errors = checked(items["nsa"], case, InputSets(case, DEVICE))
+        assert_honest(errors, case)
+        assert errors.rows is not None and 100 * 64 < sum(errors.rows) <= 256 * 64
+
+
+ALTERNATIVES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flash_varlen", "flex_attention")
+OF_PACKAGES = ("flash_attn", "flash_attn_4")
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("distribution", ["dense", "packed"])
+def test_alternatives_are_right_or_say_why_not(items, distribution, direction) -> None:
+    case = case_of(MANY, 1000, distribution, DType.BFLOAT16, direction)
+    dense = ops.computed(case, "causal_attention")
+    sets, right = InputSets(dense, DEVICE), []
+    for name in (*ALTERNATIVES, *OF_PACKAGES):
+        item = items[f"dense_{name}"]
+        assert item.role is Role.ALTERNATIVE
+        try:
+            assert_honest(checked(item, case, sets), dense)
+        except Failure as failure:
+            assert failure.status is Status.UNSUPPORTED, f"{name}: {failure.reason}"
+            packed = "packed" in failure.reason and distribution == "packed"
+            assert packed or name in OF_PACKAGES, f"{name}: {failure.reason}"
+        else:
+            right.append(name)
+    assert "flash_varlen" in right and (distribution == "packed" or "sdpa_flash" in right)
+
+
+CONTROLS = (
+    "branch_left_out",
+    "gates_all_one",
+    "scores_of_another_group",
+    "window_one_short",
+    "compression_of_the_future",
+)
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls_are_found_wrong(items, name, direction) -> None:
+    shape = {**MANY, **NARROW}
+    case = case_of(shape, 1000, "dense", DType.BFLOAT16, direction)
+    with pytest.raises(Failure) as caught:
+        checked(items[name], case, InputSets(case, DEVICE))
+    assert caught.value.status is Status.WRONG, caught.value.reason
