@@ -71,6 +71,7 @@ def _resuming(asked: Measuring) -> Measuring:
         no_sandbox=False,
         verbose=asked.verbose,
         as_json=asked.as_json,
+        junit=asked.junit,
         open_page=asked.open_page,
     )
 

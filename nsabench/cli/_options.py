@@ -105,6 +105,12 @@ verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Every baseline, control and finding, a line each."
 )
 
+junit = click.option(
+    "--junit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.xml",
+    help="Write what passed and failed as JUnit XML, which CI systems show.",
+)
 open_page = click.option("--open", "open_page", is_flag=True, help="Show the page in a browser.")
 
 
@@ -127,6 +133,7 @@ class Measuring:
     no_sandbox: bool
     verbose: bool
     as_json: bool
+    junit: Path | None
     open_page: bool = False  # of a command that makes one
 
 
@@ -139,7 +146,7 @@ def measuring(command: Callable[[Measuring], int]) -> Callable[..., int]:
 
     with_options: Callable[..., int] = called
     for option in (
-        *(as_json, verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
+        *(junit, as_json, verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
         *(resume, out, quick, device, matrices),
     ):
         with_options = option(with_options)

@@ -6,12 +6,13 @@ import click
 
 from nsabench.assessment.failures import failures
 from nsabench.cli import _options
+from nsabench.cli._ci import outside_the_run, tell
 from nsabench.cli._measure import measure
 from nsabench.cli._open import show_page
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.conclusion import finish
-from nsabench.output import events, report, terminal
+from nsabench.output import ci, events, report, terminal
 
 
 @click.command("all")
@@ -24,6 +25,7 @@ def command(asked: Measuring) -> int:
 
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
+    outside_the_run(asked.junit, asked.out or asked.resume)
     finished = measure(asked, fit=True)
     signed = finish(finished)
     if asked.as_json:
@@ -31,6 +33,7 @@ def command(asked: Measuring) -> int:
     else:
         terminal.print_summary(finished, terminal.console(), verbose=asked.verbose)
         say(signed)
+    tell(ci.of_run(finished.results), asked.junit, finished.plan.run_id, finished.plan.kernels)
     if asked.open_page:
         show_page(finished.folder.path / report.HTML)
     return 1 if failures(finished.results) else 0

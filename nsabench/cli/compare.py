@@ -9,10 +9,11 @@ from typing import Literal
 import click
 
 from nsabench.cli import _options
+from nsabench.cli._ci import tell
 from nsabench.cli._say import say
 from nsabench.cli._trust import say_unsigned
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.output import compare, terminal
+from nsabench.output import ci, compare, terminal
 from nsabench.output.compare import document, markdown, tables
 from nsabench.planning.narrow import Narrowed
 
@@ -59,6 +60,7 @@ from nsabench.planning.narrow import Narrowed
     metavar="FILE",
     help="Write a page with the version matrix.",
 )
+@_options.junit
 @_options.ops_of_the_run
 @_options.as_json
 def command(
@@ -70,6 +72,7 @@ def command(
     fail_on: Literal["regression", "status"] | None,
     as_markdown: bool,
     html: Path | None,
+    junit: Path | None,
     as_json: bool,
 ) -> int:
     """Hold runs against the first one: other versions, GPUs, or commits.
@@ -105,6 +108,8 @@ def command(
                 f"{doubtful[0][0].name}: {doubtful[0][1].why}",
                 err=True,
             )
+    tests = ci.of_comparison(comparison, slower=fail_on != "status")
+    tell(tests, junit, f"comparison with {comparison.first.name}")
     failed = list(comparison.failures(slower=fail_on == "regression")) if fail_on else []
     for line in failed:
         say(f"failed: {line}", err=True)

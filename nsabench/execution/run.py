@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -31,11 +32,14 @@ from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Header
 from nsabench.model.measurement import Ceilings
-from nsabench.model.plan import Device, Plan
+from nsabench.model.plan import Device, ImplementationInfo, Plan
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
+
+Infos = Sequence[ImplementationInfo]
 
 
 class View(schedule.Progress, Protocol):
@@ -102,17 +106,7 @@ def make_plan(
     for name in {case.op for one in loaded for case in one.cases}:
         tables.refuse_sizes(ops.get(name))
     sources = registry.sources(kernels, ops_file)
-    worker = WorkerExecutor(
-        device, kernels, sources=sources, ops_file=ops_file, sandboxed=sandboxed
-    )
-    with closing(worker) as executor:
-        try:
-            implementations = executor.discover()
-        except GroupLost as lost:
-            raise UsageError(
-                f"the implementations could not be imported: {lost.reason}",
-                "import the kernels file in a Python of its own to see why.",
-            ) from None
+    implementations = _discover(device, kernels, ops_file, sources, sandboxed=sandboxed)
     plan = resolve.resolve(
         loaded,
         implementations,
@@ -128,6 +122,48 @@ def make_plan(
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
+
+
+def installed(kernels: Path | None = None, ops_file: Path | None = None) -> Infos:
+    """All implementations that a run could take from what is installed and the user's files.
+
+    Raises `UsageError` for one that cannot be imported.
+    """
+    kernels = kernels.absolute() if kernels is not None else None
+    ops_file = ops_file.absolute() if ops_file is not None else None
+    sources = registry.sources(kernels, ops_file)
+    return _discover("cpu", kernels, ops_file, sources, sandboxed=True)
+
+
+def version_of(source: Source) -> str:
+    """Of the distribution that implementations come from; of a file, the start of its sha256."""
+    if source.is_file:
+        return source.digest
+    try:
+        return metadata.version(source)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _discover(
+    device: Device,
+    kernels: Path | None,
+    ops_file: Path | None,
+    sources: Mapping[str, str],
+    *,
+    sandboxed: bool,
+) -> Infos:
+    worker = WorkerExecutor(
+        device, kernels, sources=sources, ops_file=ops_file, sandboxed=sandboxed
+    )
+    with closing(worker) as executor:
+        try:
+            return executor.discover()
+        except GroupLost as lost:
+            raise UsageError(
+                f"the implementations could not be imported: {lost.reason}",
+                "import the kernels file in a Python of its own to see why.",
+            ) from None
 
 
 def start(

@@ -17,7 +17,7 @@ from nsabench.cli import group
 
 # They measure, write or change something; what they make is read by the others.
 WRITING = {
-    "all",
+    "init",
     "run",
     "completion",
     "key generate",

@@ -1,0 +1,41 @@
+"""How commands tell a CI system what failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsabench.cli._say import say
+from nsabench.errors import UsageError
+from nsabench.output import ci
+from nsabench.output.ci import Test
+
+
+def tell(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = "") -> None:
+    """JUnit XML where it is asked for; on a runner of GitHub's, annotations on standard error,
+    where it looks for them, too. kernels: the user's file."""
+    if junit is not None:
+        ci.write_junit(tests, junit, name)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in ci.remarks(tests, _in_the_repository(kernels)):
+            say(line, err=True)
+
+
+def outside_the_run(junit: Path | None, out: Path | None) -> None:
+    """Raises `UsageError` for a file inside the run: it would not be among what is signed."""
+    if junit is None or out is None:
+        return
+    if out.resolve() in junit.resolve().parents:
+        raise UsageError(
+            f"--junit {junit} lies in the run's own folder, which is signed as it is",
+            "name a file beside it.",
+        )
+
+
+def _in_the_repository(kernels: str) -> str:
+    workspace = Path(os.environ.get("GITHUB_WORKSPACE", "."))
+    try:
+        return str(Path(kernels).relative_to(workspace.resolve())) if kernels else ""
+    except ValueError:
+        return ""

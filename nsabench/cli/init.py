@@ -1,0 +1,47 @@
+"""nsabench init"""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+
+import click
+
+from nsabench import ops
+from nsabench.cli import _options
+from nsabench.cli._say import say
+from nsabench.errors import UsageError
+from nsabench.output import starter
+from nsabench.output.report.files import replace
+
+
+@click.command("init")
+@click.argument("op")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.py")
+@_options.ops_file
+def command(op: str, file: Path, ops_file: Path | None) -> None:
+    """Write FILE.py with an implementation of OP to start from, and a matrix beside it.
+
+    The implementation is right, and slow: it is the op's oracle, for your kernel to take its place.
+
+    Example: nsabench init selection_rows mine.py
+    """
+    if ops_file is not None:
+        ops.load_file(ops_file.absolute())
+    name = file.stem
+    if not name.isidentifier() or keyword.iskeyword(name) or file.suffix != ".py":
+        raise UsageError(
+            f"{file.name!r} cannot name an implementation", "give a file such as mine.py."
+        )
+    of = ops.get(op)
+    texts = {
+        file: starter.kernel(of, name, str(ops_file or "")),
+        file.with_suffix(".yaml"): starter.matrix(of, name),
+    }
+    for path in texts:
+        if path.exists():
+            raise UsageError(f"{path} is there already", "give another name, or remove it.")
+    for path, text in texts.items():
+        say(replace(path, text))
+    with_ops = f" --ops {ops_file}" if ops_file else ""
+    say(f"next: nsabench check {file}{with_ops}")

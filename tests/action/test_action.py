@@ -1,0 +1,78 @@
+"""The composite action for GitHub: its steps, run by bash as a runner would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import yaml
+
+from tests.cli.conftest import TINY
+
+ROOT = Path(__file__).parents[2]
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+STEPS = {step["name"]: step for step in ACTION["runs"]["steps"]}
+
+WRONG = """
+from nsabench import implementation
+
+
+@implementation(op="selection_rows", name="mine", devices=("cuda", "cpu"))
+def mine(q, k, v, *, sm_scale):
+    return v[:, :1].expand(-1, q.shape[1], -1).contiguous()
+"""
+
+
+def test_inputs_reach_the_shell_through_variables_alone() -> None:
+    """What stands in a script is code: an input there could be any command."""
+    for step in STEPS.values():
+        assert "${{" not in step["run"]
+        for value in step.get("env", {}).values():
+            [name] = re.findall(r"\$\{\{ inputs\.(\w+) \}\}", value)
+            assert name in ACTION["inputs"]
+    for one in ACTION["inputs"].values():
+        assert one["description"] and isinstance(one["default"], str)
+
+
+def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG)
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("rows_group]", "mine]"))
+    # The action as it lies on a runner after its first step.
+    place = tmp_path / "action"
+    (place / ".venv" / "bin").mkdir(parents=True)
+    (place / ".venv" / "bin" / "nsabench").symlink_to(Path(sys.executable).parent / "nsabench")
+    env = {
+        **os.environ,
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_WORKSPACE": str(tmp_path),
+        "GITHUB_ACTION_PATH": str(place),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "MATRICES": "tiny.yaml",
+        "KERNELS": "mine.py",
+        "ONLY": "mine",
+        "DEVICE": "cpu",
+        "WHERE": "L>=16 and L<24",
+        "OUT": "run",
+    }
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", STEPS["Measure"]["run"]],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("::error")]
+    assert said.startswith("::error file=mine.py,title=selection_rows.mine ")
+    assert "::wrong%3A" in said or "::wrong: " in said
+    suite = Xml.parse(tmp_path / "run.xml").getroot()[0]
+    [failed] = [case for case in suite if case.find("failure") is not None]
+    assert failed.get("classname") == "selection_rows.mine"
+    assert suite.get("failures") == "1" and int(suite.get("tests", "0")) > 10
+    assert "# Selection report" in (tmp_path / "summary.md").read_text()

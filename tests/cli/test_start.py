@@ -1,0 +1,72 @@
+"""What one begins with: what there is, and a file of one's own."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsabench import ops
+from nsabench.output import starter
+from nsabench.planning import matrix
+from nsabench.registry import declaration
+from tests.cli.conftest import Nsabench
+from tests.cli.conftest import nsabench as nsabench
+
+
+@pytest.mark.parametrize("name", ops.shipped())
+def test_the_first_kernel_of_every_op_is_right(name: str, tmp_path: Path) -> None:
+    op = ops.get(name)
+    (tmp_path / "mine.py").write_text(starter.kernel(op, "mine"))
+    (tmp_path / "mine.yaml").write_text(starter.matrix(op, "mine"))
+    before = len(declaration.collected)
+    try:
+        items: dict[str, Any] = runpy.run_path(str(tmp_path / "mine.py"))
+        [registered] = declaration.collected[before:]
+    finally:
+        del declaration.collected[before:]  # one list for the whole process
+    assert (registered.op, registered.name) == (name, "mine")
+    [loaded] = matrix.load(tmp_path / "mine.yaml")
+    case = loaded.cases[0]
+    for distribution in op.distributions[:2]:
+        inputs = op.draw(ops.sizes(case), case.dtype, distribution, 1, "cpu")
+        out = items["mine"](**inputs.tensors, **inputs.options)
+        assert (out.double() - op.oracle(inputs)).abs().max() < 2e-2
+        assert tuple(out.shape) == op.output_shape(inputs)
+
+
+def test_what_init_writes_is_checked_as_it_says(tmp_path: Path, nsabench: Nsabench) -> None:
+    done = nsabench("init", "selection_rows", "first.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["first.py", "first.yaml", "next: nsabench check first.py"]
+    shown = nsabench("check", "first.py", "--device", "cpu", "--shape", "N=2,H=1,D=16,L=8")
+    assert shown.returncode == 0 and "RIGHT" in shown.stdout, shown.stdout + shown.stderr
+    plan = nsabench("plan", "first.yaml", "--kernels", "first.py", "--only", "first")
+    assert plan.returncode == 0 and "candidate" in plan.stdout
+    before = (tmp_path / "first.py").read_text()
+    again = nsabench("init", "selection_rows", "first.py")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    assert (tmp_path / "first.py").read_text() == before
+    assert nsabench("init", "selection_row", "x.py").returncode == 2
+    assert "cannot name" in nsabench("init", "selection_rows", "my-kernel.py").stderr
+
+
+def test_lists(tmp_path: Path, nsabench: Nsabench) -> None:
+    def rows(*arguments: object) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(nsabench("list", *arguments, "--json").stdout)
+        return found
+
+    assert {row["op"] for row in rows("ops")} == set(ops.names())
+    assert {"quick", "selection_rows"} <= {row["matrix"] for row in rows("matrices")}
+    assert "torch2.11.0-cu130" in {row["combo"] for row in rows("combos")}
+    (tmp_path / "own.py").write_text(starter.kernel(ops.get("selection_rows"), "own"))
+    found = rows("implementations", "--kernels", "own.py")
+    [own] = [row for row in found if row["implementation"] == "own"]
+    assert (own["op"], own["role"]) == ("selection_rows", "candidate")
+    packages = {str(row["package"]): row for row in rows("packages")}
+    assert packages["nsabench"]["version"] and packages["nsa-kernels"]["implementations"]
+    text = nsabench("list", "ops").stdout
+    assert "selection_rows" in text and "dense span of L keys" in text

@@ -1,0 +1,65 @@
+"""What a CI system is told of runs and comparisons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+from nsabench.assessment.failures import failures
+from nsabench.model.vocabulary import Status
+from nsabench.output import ci, compare
+from nsabench.output.report import Facts
+from tests.output.compare.test_comparison import NEWER, STEADY
+from tests.output.report.conftest import HOSTILE
+from tests.output.report.conftest import make_run as make_nasty_run
+from tests.runs import Made, make_run
+
+
+def test_a_test_a_record_and_as_many_failures_as_the_run_has(tmp_path: Path) -> None:
+    results = Facts.read(make_nasty_run(tmp_path / "run")).results
+    tests = ci.of_run(results)
+    assert len(tests) == len(results.records) + 1
+    failed = [test for test in tests if test.failed]
+    assert len(failed) == len(failures(results)) == 6
+    assert {test.group for test in failed} == {"selection_rows.nasty_one"}
+    path = ci.write_junit(tests, tmp_path / "out" / "junit.xml", "a run")
+    suite = Xml.parse(path).getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(tests)), "6")
+    messages = [failure.get("message", "") for failure in suite.iter("failure")]
+    assert all(HOSTILE in message for message in messages), "it is text, and whole"
+
+
+def test_what_xml_cannot_hold_is_written_out(tmp_path: Path) -> None:
+    test = ci.Test("a", "b", failed="nul \x00 escape \x1b[31m", kind="crashed")
+    suite = Xml.parse(ci.write_junit([test], tmp_path / "j.xml", "x")).getroot()[0]
+    assert suite[0][0].get("message") == r"nul \x00 escape \x1b[31m"
+
+
+def test_a_control_that_got_away_fails(tmp_path: Path) -> None:
+    results = Facts.read(make_run(tmp_path / "run", Made(control_caught=False))).results
+    assert {test.kind for test in ci.of_run(results) if test.failed} == {"missed"}
+
+
+def test_a_remark_is_one_command_whatever_a_kernel_says() -> None:
+    evil = ci.Test("op.mine", "a,b: c", failed="50 %\n::error::forged", kind="crashed")
+    [line] = ci.remarks([evil], "kernels/mine.py")
+    assert line == (
+        "::error file=kernels/mine.py,title=op.mine a%2Cb%3A c::50 %25%0A::error::forged"
+    )
+    lines = list(ci.remarks([evil] * 15))
+    assert len(lines) == ci.MOST + 1 and "5 more" in lines[-1]
+
+
+def test_a_comparison_fails_what_its_gate_fails(tmp_path: Path) -> None:
+    slower = replace(NEWER, ratio=lambda _: 1.0, status=lambda n: OK if n != 64 else CRASHED)
+    folders = [make_run(tmp_path / "before", STEADY), make_run(tmp_path / "after", slower)]
+    comparison = compare.compare(compare.read(folders))
+    for lost in (False, True):
+        tests = ci.of_comparison(comparison, slower=lost)
+        failed = [test for test in tests if test.failed]
+        assert len(failed) == len(list(comparison.failures(slower=lost))) > 0
+        assert {test.kind for test in failed} == ({"broke", "slower"} if lost else {"broke"})
+
+
+OK, CRASHED = Status.OK, Status.CRASHED
