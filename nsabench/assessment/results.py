@@ -12,6 +12,7 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits
+from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
@@ -98,7 +99,8 @@ class Assessed:
         outcomes = {**self.outcomes, **failed}
         unproven: dict[Group, list[str]] = {}
         for lack in controls.unproven(self.rows, self.catches):
-            unproven.setdefault(lack.group, []).append(lack.check)
+            if regime_of(lack.check) is None:
+                unproven.setdefault(lack.group, []).append(lack.check)
         records = [
             record(
                 self,
