@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +33,7 @@ OP = "selection_rows"
 first_look = partial(Entry, pass_name=PassName.FIRST_LOOK)
 second_look = partial(Entry, pass_name=PassName.SECOND_LOOK)
 isolated = partial(Entry, pass_name=PassName.ISOLATED_BASELINES)
+QUEUE_CONTROLS = (("needless_python", "host"), ("hidden_in_a_thread", "burst"))
 LENGTHS = (64, 128, 256, 512)
 SHAPES = ((256, 4, 64), (256, 8, 128))  # N, H, D
 
@@ -67,6 +68,7 @@ class Made:
     # Of calls one behind the other, by length; None: there were no bursts, as in earlier versions.
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
+    queue_caught: bool = True
 
 
 def make_plan(made: Made) -> Plan:
@@ -100,6 +102,17 @@ def make_plan(made: Made) -> Plan:
             devices=(Runs.CUDA,),
             caught_by="parity",
             source="x",
+        ),
+        *(
+            ImplementationInfo(
+                op=OP,
+                name=name,
+                role=Role.CONTROL,
+                devices=(Runs.CUDA,),
+                caught_by=caught_by,
+                source="x",
+            )
+            for name, caught_by in (QUEUE_CONTROLS if made.queue_ratio else ())
         ),
     ]
     cases = [
@@ -193,6 +206,13 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
     yield timed("sdpa_gqa", base, made, rng, base if made.queue_ratio else None)
     if made.flex_ms is not None:
         yield timed("flex_attention", made.flex_ms(length), made, rng)
+    if made.queue_ratio:
+        # Host-bound by far, or as if its 5 ms a call were nowhere to be seen.
+        held = replace(made, host_us=5000.0 * base)
+        yield timed("needless_python", base, held, rng, base * (5 if made.queue_caught else 1))
+        reason = "called one behind the other, MAE 0.8"
+        hidden = Outcome(implementation="hidden_in_a_thread", status=Status.WRONG, reason=reason)
+        yield hidden
     if made.control_crashed:
         yield Outcome(implementation="zero_output", status=Status.CRASHED, reason="SIGSEGV")
     elif made.control_caught:

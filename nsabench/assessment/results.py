@@ -12,6 +12,7 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits
+from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import DeviceClock, against_alternatives
 from nsabench.assessment.recording import record
@@ -99,7 +100,8 @@ class Assessed:
         outcomes = {**self.outcomes, **failed}
         unproven: dict[Group, list[str]] = {}
         for lack in controls.unproven(self.rows, self.catches):
-            unproven.setdefault(lack.group, []).append(lack.check)
+            if regime_of(lack.check) is None:
+                unproven.setdefault(lack.group, []).append(lack.check)
         against = against_alternatives(
             self.rows, DeviceClock({key: o.samples for key, o in self.outcomes.items()})
         )

@@ -46,9 +46,21 @@ BENIGN = frozenset({Status.OK, Status.UNSUPPORTED, Status.SKIPPED})
 class Verdict(Word):
     """What is known about a candidate against the best valid baseline of its case."""
 
-    FASTER = "faster", "the whole 95 % interval of the ratio is above 1, and the ratio by over 1 %"
-    SLOWER = "slower", "the whole 95 % interval of the ratio is below 1, and the ratio by over 1 %"
-    SAME = "same", "the whole 95 % interval of the ratio lies within 1 % of 1"
+    FASTER = (
+        "faster",
+        (
+            "the whole 95 % interval of the ratio is above 1, and the ratio by over 1 %, in the "
+            "queue by over 2 %"
+        ),
+    )
+    SLOWER = (
+        "slower",
+        (
+            "the whole 95 % interval of the ratio is below 1, and the ratio by over 1 %, in the "
+            "queue by over 2 %"
+        ),
+    )
+    SAME = "same", "the whole 95 % interval of the ratio lies within 1 % of 1 (in the queue 2 %)"
     INCONCLUSIVE = "inconclusive", "the interval does not tell, or a check says not to rely on it"
     INVALID = "invalid", "nothing may be decided: the candidate failed, or the run is invalid"
 

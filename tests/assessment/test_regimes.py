@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nsabench.assessment.checks import Effect, Finding, Row
@@ -173,3 +174,20 @@ def test_a_record_in_graph_mode_is_of_that_regime(tmp_path: Path) -> None:
     mine = [r for r in records if r.implementation == "mine"]
     assert {r.regime for r in mine} == {Regime.GRAPH}
     assert {r.queue_verdict for r in mine} == {None} and all(r.verdict for r in mine)
+
+
+def test_equal_pairs_are_seldom_called_unequal_in_the_queue() -> None:
+    """At most 2 % of 200, with the noise of a host that is not alone."""
+    rng = np.random.default_rng(0)
+
+    def taken() -> Bursts:
+        times = 1 + 0.02 * np.abs(rng.standard_normal(8))
+        return Bursts(calls=[9] * 8, time_ms=[float(t) for t in times])
+
+    rows = [row("mine", Role.CANDIDATE, 1, 1), row("best", Role.BASELINE, 1, 1)]
+    verdicts = [
+        judge(rows, {("c", "mine"): taken(), ("c", "best"): taken()}, (), Regime.QUEUE)["c", "mine"]
+        for _ in range(200)
+    ]
+    unequal = [v for v in verdicts if v.verdict in (Verdict.FASTER, Verdict.SLOWER)]
+    assert len(unequal) <= 4

@@ -10,6 +10,13 @@ where there are 64). So whatever it does run, it must be caught on:
 - any other: the check of that name found something in it. One that aims at being too fast to be
   true (`roofline`) and gained nothing, because its host held it up, has proven nothing.
 
+- `host`: it costs its host far more than the device takes, and the check of that name found it
+  bound by its host; where the device takes as long, there is nothing to be found;
+- `burst`: what it returned in a burst was found wrong when the clock stopped, and never before;
+  where a call is as long as a burst it is called alone.
+
+These two guard the regime `queue`, and one that is missed takes the worth of verdicts there alone.
+
 Where some control failed before its check was reached, another one of that group (op, direction,
 mode, one stream or several) must show that the check works: a check that may be broken decides
 nothing there. Where all declined or none was there, nothing speaks against the check and nothing
@@ -26,7 +33,8 @@ from nsabench.assessment.checks import proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
-from nsabench.assessment.checks.proofs import Lack, Unproven
+from nsabench.assessment.checks.host import MORE
+from nsabench.assessment.checks.proofs import QUEUE, Lack, Unproven, regime_of
 from nsabench.assessment.checks.row import Row
 from nsabench.model.vocabulary import Catch, Role, Status
 
@@ -37,6 +45,9 @@ GAINED = 0.8
 # On the host's clock the arms of a busy machine differ several-fold (seen: 2.6); a clock that was
 # stopped, which is what the trick there aims at, still shows.
 GAINED_ON_HOST = 0.1
+# A call that finds the caches of its CPU cold holds it for up to so many times as long as in a row.
+COLD = 2.5
+A_BURST_MS = 1.9  # a call that takes as long as that has a burst for itself
 
 
 def catches(rows: Sequence[Row], findings: Sequence[Finding]) -> dict[tuple[str, str], Catch]:
@@ -60,7 +71,7 @@ def judge(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> list
     findings = [f for name, own in by_control.items() for f in _judge(name, own)]
     lacking = unproven(rows, catches)
     findings += [
-        Finding(CHECK, Effect.INVALID, stuck(u), groups=(u.group,))
+        Finding(CHECK, Effect.INVALID, stuck(u), groups=(u.group,), regime=regime_of(u.check))
         for u in lacking
         if u.lack is Lack.STUCK
     ]
@@ -82,9 +93,11 @@ def unproven(rows: Sequence[Row], catches: Mapping[tuple[str, str], Catch]) -> l
 
 def stuck(unproven: Unproven) -> str:
     """Why nothing is decided of a group."""
+    regime = regime_of(unproven.check)
+    where = f" in the regime {regime}" if regime else ""
     return (
         f"no control of {unproven.group} showed that the check {unproven.check!r} works: "
-        f"{unproven.lack.meaning}, so nothing is decided of it"
+        f"{unproven.lack.meaning}, so nothing is decided of it{where}"
     )
 
 
@@ -94,6 +107,10 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
         return Catch.DECLINED
     if row.status not in (Status.OK, Status.WRONG, Status.IMPLAUSIBLE):
         return Catch.UNPROVEN
+    if row.caught_by in QUEUE and row.streams > 1:
+        return Catch.DECLINED  # calls at once have no bursts
+    if row.caught_by == "burst":
+        return Catch.CAUGHT if any(_names(f, row) for f in findings) else _in_a_burst(row)
     if row.caught_by == "parity":
         is_wrong = row.status is Status.WRONG or any(_names(f, row) for f in findings)
         return Catch.CAUGHT if is_wrong else Catch.MISSED
@@ -107,11 +124,30 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
         return _gained(row, best_baseline(case, alongside=True))
     if any(_names(f, row) for f in findings):
         return Catch.CAUGHT
+    if row.caught_by == "host":
+        return _bound(row)
     if row.caught_by == "roofline":
         best = best_baseline(case, alongside=True)
         if best is not None and best.median_ms and row.median_ms >= GAINED * best.median_ms:
             return Catch.UNPROVEN  # held up by its host: nothing was too fast to be true
     return Catch.MISSED
+
+
+def _in_a_burst(row: Row) -> Catch:
+    """Of one that was not found wrong in a burst: whether it played its trick there."""
+    if row.status is not Status.OK or row.queued_ms is None:
+        return Catch.UNPROVEN
+    alone = max(row.median_ms or 0.0, (row.host_us or 0.0) / 1e3) >= A_BURST_MS
+    return Catch.DECLINED if alone else Catch.MISSED
+
+
+def _bound(row: Row) -> Catch:
+    """Of one that was not found bound by its host: whether it is, as far as can be told."""
+    if row.host_us is None or row.queued_ms is None:
+        return Catch.UNPROVEN
+    assert row.median_ms is not None
+    hidden = row.host_us / 1e3 < COLD * MORE * row.median_ms
+    return Catch.DECLINED if hidden else Catch.MISSED
 
 
 def _gained(row: Row, best: Row | None) -> Catch:
@@ -140,7 +176,10 @@ def _judge(name: str, outcomes: Sequence[tuple[Row, Catch]]) -> Iterator[Finding
             f"{len(rows[Catch.MISSED])} of {ran} cases, first in {first.label} "
             f"({first.status}{time}): this run decides nothing"
         )
-        yield Finding(CHECK, Effect.INVALID, sentence, implementation=name)
+        regime = regime_of(first.caught_by)
+        if regime is not None:
+            sentence += f" in the regime {regime}"
+        yield Finding(CHECK, Effect.INVALID, sentence, implementation=name, regime=regime)
     if rows[Catch.UNPROVEN]:
         first = rows[Catch.UNPROVEN][0]
         why = first.reason or "it gained nothing, or nothing valid was timed beside it"

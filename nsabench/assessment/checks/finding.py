@@ -60,5 +60,5 @@ class Finding:
 
     @property
     def of_run(self) -> bool:
-        """Whether it speaks of the whole run."""
+        """Whether it speaks of the whole run, in one regime or in all."""
         return not self.case_id and not self.groups

@@ -16,7 +16,7 @@ MORE = 1.25  # times the time of the device: no doubt which of the two is awaite
 
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
-    """Candidates that are bound by their host."""
+    """Candidates, and controls of it, that are bound by their host."""
     return [
         Finding(
             "host",
@@ -28,7 +28,7 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
             row.implementation,
         )
         for row in rows
-        if row.role is Role.CANDIDATE
+        if (row.role is Role.CANDIDATE or row.caught_by == "host")
         and row.host_us is not None  # on a CPU there is no device to wait for
         and row.queued_ms is not None
         and row.timed_ms is not None

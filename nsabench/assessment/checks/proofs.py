@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsabench.assessment.checks.group import Group, Grouped, named
-from nsabench.model.vocabulary import Catch, Role, Word
+from nsabench.model.vocabulary import Catch, Regime, Role, Word
 
 OUTPUT, TIME = ("parity",), ("timer", "baseline", "roofline")
 # Without which a verdict is no verdict: of an output, and of a time.
 GUARDS = (*OUTPUT, *TIME)
+QUEUE = ("host", "burst")  # what verdicts in the queue need besides, and no others
+
+
+def regime_of(check: str) -> Regime | None:
+    """The only regime whose verdicts a check guards; None: it guards all."""
+    return Regime.QUEUE if check in QUEUE else None
 
 
 class Lack(Word):

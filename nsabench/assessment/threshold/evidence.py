@@ -72,9 +72,17 @@ class Note:
 
 
 @dataclass(frozen=True)
+class InQueue:
+    """What speaks against deciding in the regime `queue` alone. Empty texts: nothing does."""
+
+    missed: str = ""
+    of_op: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """All that was tested, and why it may decide nothing; of_op: nothing for one op; of_regime:
-    nothing in one regime.
+    """All that was tested, and why it may decide nothing; of_op: nothing for one op; in_queue:
+    nothing in that regime.
 
     margin: as in `Tested`. rows: what was timed of candidates and baselines, on one machine.
     sources: where these come from, as in `Tested`.
@@ -83,7 +91,6 @@ class Evidence:
     tested: list[Tested]
     objections: list[str] = field(default_factory=list)
     of_op: Mapping[str, str] = field(default_factory=dict)
-    of_regime: Mapping[Regime, list[str]] = field(default_factory=dict)
     margin: float | None = None
     machine: Machine = ("", "")
     rows: list[Row] = field(default_factory=list)
@@ -91,11 +98,17 @@ class Evidence:
     notes: list[Note] = field(default_factory=list)
     caveats: Mapping[str, list[str]] = field(default_factory=dict)  # of one op; they stop nothing
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
+    in_queue: InQueue = field(default_factory=InQueue)
 
     def against(self, op: str, regime: Regime = Regime.DEVICE) -> list[str]:
         """Why it may decide nothing for this op in this regime."""
         of_op = [self.of_op[op]] if op in self.of_op else []
-        return [*self.objections, *of_op, *self.of_regime.get(regime, ())]
+        return [*self.objections, *of_op, *self._in(regime, op)]
+
+    def _in(self, regime: Regime, op: str) -> list[str]:
+        if regime is not Regime.QUEUE:
+            return []
+        return [o for o in (self.in_queue.missed, self.in_queue.of_op.get(op, "")) if o]
 
 
 def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
@@ -145,6 +158,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         ],
         sources=sources,
         caveats=_caveats(records),
+        in_queue=InQueue(_missed(records, Regime.QUEUE), _queue_unproven(records)),
         where=plan.where if plan else (),
     )
 
@@ -212,9 +226,34 @@ def _axes(shape: Mapping[str, int]) -> dict[str, int]:
 def _objections(records: Sequence[Record]) -> Iterable[str]:
     if any(r.device != "cuda" for r in records):
         yield "it was measured on a CPU, which decides nothing for a GPU"
-    missed = sorted({r.implementation for r in records if r.caught is Catch.MISSED})
-    if missed:
-        yield f"controls were not caught: {', '.join(missed)}"
+    if missed := _missed(records, None):
+        yield missed
+
+
+def _missed(records: Sequence[Record], regime: Regime | None) -> str:
+    """The controls of checks that guard this regime alone, or all, and that were not caught."""
+    missed = {
+        r.implementation
+        for r in records
+        if r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is regime
+    }
+    return f"controls were not caught: {', '.join(sorted(missed))}" if missed else ""
+
+
+def _queue_unproven(records: Sequence[Record]) -> dict[str, str]:
+    """Ops, as they are called today, of which no control was there to show that a slow or hidden
+    host would be noticed, each with an objection."""
+    objections = {}
+    ran = {(r.op, r.caught_by) for r in records if r.caught not in (None, Catch.UNPROVEN)}
+    for recorded, distribution in {(r.op, r.distribution) for r in records if r.queue_verdict}:
+        lacking = [check for check in proofs.QUEUE if (recorded, check) not in ran]
+        if lacking:
+            op = ops.current_name(recorded, distribution)
+            objections[op] = (
+                f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
+                f"queue nothing is decided without"
+            )
+    return objections
 
 
 def _unproven(records: Sequence[Record]) -> dict[str, str]:

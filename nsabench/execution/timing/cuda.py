@@ -70,12 +70,15 @@ class CudaTimer:
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
         return Sample(time_ms, escaped_ms, hidden, host_s * 1e6 if hidden else 0.0), result
 
-    def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, Any]:
+    def burst(
+        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
+    ) -> tuple[float, Any]:
         _synchronize()
         start = now_s()
         result = one_behind_the_other(calls, kept)
         _synchronize()
-        return (now_s() - start) * 1e3 / len(calls), result
+        time_ms = (now_s() - start) * 1e3 / len(calls)
+        return time_ms, keep(result)
 
     def _once(self, spin: int, call: Call) -> tuple[bool, Any, float, float]:
         """Queue and finish one call: was the gap hidden, what came back, how long the device was

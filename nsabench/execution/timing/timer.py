@@ -41,10 +41,13 @@ class Timer(Protocol):
         """
         ...
 
-    def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, Any]:
+    def burst(
+        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
+    ) -> tuple[float, Any]:
         """Make the calls one behind the other, nothing awaited between them; return the time a
         call (ms), up to the end of the last one's work, and what the call of index `kept`
-        returned."""
+        returned, as `keep` copies it the moment that the clock stops: what is not there by then
+        was not timed."""
         ...
 
     def synchronize(self) -> None:
@@ -83,10 +86,13 @@ class CpuTimer:
         result = call()
         return Sample((now_s() - start) * 1e3), result
 
-    def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, Any]:
+    def burst(
+        self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
+    ) -> tuple[float, Any]:
         start = now_s()
         result = one_behind_the_other(calls, kept)
-        return (now_s() - start) * 1e3 / len(calls), result
+        time_ms = (now_s() - start) * 1e3 / len(calls)
+        return time_ms, keep(result)
 
     def synchronize(self) -> None:
         return None

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from nsabench.assessment.checks.burst import IN_A_BURST
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import calls, cuda_graphs, state
@@ -35,6 +36,7 @@ Call = Callable[[], Answers]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 BURST_CHECKS = 0.2  # share of bursts of which a call's output is compared with the oracle
+LAST_OF_A_BURST = 0.5  # share of bursts of which it is the last call that is looked at
 ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-ordered one is made
 # How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
 # takes its host longer; about 16 ms at most, since a call that waits for the device never ends.
@@ -296,12 +298,19 @@ class CaseArm:
         self.sets.heal()
         indices = [i % len(self.sets) for i in range(count)]
         queued = self._guarded(partial(self._queued, indices))
-        kept = self._rng.randrange(count)
-        time_ms, result = self._guarded(partial(timer.burst, [one.run for one in queued], kept))
-        if not self._burst_before or self._rng.random() < BURST_CHECKS:
+        looks = not self._burst_before or self._rng.random() < BURST_CHECKS
+        # Work that is put off is there latest for the last.
+        last = not self._burst_before or self._rng.random() < LAST_OF_A_BURST
+        kept = count - 1 if last else self._rng.randrange(count)
+        if looks:
+            self._poison(indices[kept])
+        calls_ = [one.run for one in queued]
+        keep = _all_copied if looks else _as_it_is
+        time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
+        if looks:
             self._burst_before = True
             self.comparison.expect_after(indices[kept - 1] if kept else None)
-            self.comparison.compare([queued[kept].answer(result)], "called one behind the other, ")
+            self.comparison.compare([queued[kept].answer(result)], IN_A_BURST)
         return time_ms
 
     def one_call(self) -> Callable[[], Answers]:
@@ -337,3 +346,12 @@ def _raise(failure: Failure) -> Answers:
 
 def _copied(value: Any) -> Any:
     return value.clone() if type(value) is Tensor else value
+
+
+def _all_copied(result: Any) -> Any:
+    """Of what a backward returns, too."""
+    return tuple(map(_copied, result)) if type(result) is tuple else _copied(result)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result

@@ -171,12 +171,15 @@ class Facts:
     @cached_property
     def invalidating(self) -> list[Finding]:
         """Findings that take all worth from the run: an uncaught control, say."""
-        return [f for f in self.results.findings if f.effect is Effect.INVALID and f.of_run]
+        invalid = [f for f in self.results.findings if f.effect is Effect.INVALID]
+        return [f for f in invalid if f.of_run and f.regime is None]
 
     @cached_property
     def undecided(self) -> list[Finding]:
-        """Findings that take all worth from the cases of an op in a direction and mode."""
-        return [f for f in self.results.findings if f.effect is Effect.INVALID and f.groups]
+        """Findings that take all worth from the cases of an op in a direction and mode, or from a
+        regime."""
+        invalid = [f for f in self.results.findings if f.effect is Effect.INVALID]
+        return [f for f in invalid if f.groups or (f.of_run and f.regime is not None)]
 
     @cached_property
     def unproven(self) -> list[str]:

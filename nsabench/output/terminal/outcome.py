@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsabench.assessment import pays, threshold
+from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.failures import unproven
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
@@ -114,11 +115,14 @@ def _why(decision: Decision) -> str:
 
 def _believable(finished: Finished) -> str:
     records = finished.results.records
-    missed = sorted({r.implementation for r in records if r.caught is Catch.MISSED})
+    got_away = [r for r in records if r.caught is Catch.MISSED]
+    missed = sorted({r.implementation for r in got_away})
+    everywhere = any(regime_of(r.caught_by) is None for r in got_away)
     lacking = unproven(finished.results)
     shown = "; what is unproven stands above" if lacking else ""
     if missed:
-        return f"believable: NO: {', '.join(missed)} was not caught{shown}"
+        where = "" if everywhere else f" in the regime {Regime.QUEUE}"
+        return f"believable: NO{where}: {', '.join(missed)} was not caught{shown}"
     return f"believable: {controls(records) or 'no control ran'}{shown}"
 
 

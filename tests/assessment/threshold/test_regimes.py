@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from nsabench.assessment.threshold.evidence import of_records
 from nsabench.execution.folder import RunFolder
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Answer, Mode, Regime, Status
+from nsabench.model.vocabulary import Answer, Mode, Regime, Status, Verdict
 from nsabench.output.report import Facts, write_html, write_markdown
 from tests.runs import Made, make_run
 
@@ -80,6 +81,28 @@ def test_a_failure_at_the_greatest_length_decides_in_both(tmp_path: Path) -> Non
     # Where a candidate crashed on every case of a length, the baseline's bursts are still there.
     for decision in decide(tmp_path / "run", made).values():
         assert decision.min_length is None
+
+
+def test_where_a_control_of_the_queue_gets_away_the_queue_decides_nothing(tmp_path: Path) -> None:
+    decisions = decide(tmp_path / "run", replace(BOTH, queue_caught=False))
+    assert decisions[Regime.DEVICE].answer is Answer.FROM
+    assert decisions[Regime.QUEUE].answer is Answer.NOT_DECIDED
+    assert "controls were not caught: needless_python" in decisions[Regime.QUEUE].reasons
+    facts = Facts.read(tmp_path / "run")
+    assert facts.valid and "in the regime queue" in facts.undecided[0].sentence
+    mine = facts.candidates
+    assert {r.queue_verdict for r in mine} == {Verdict.INVALID}
+    assert {r.verdict for r in mine} == {Verdict.FASTER, Verdict.SLOWER}
+
+
+def test_without_its_controls_the_queue_decides_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", BOTH)
+    names = ("needless_python", "hidden_in_a_thread")
+    records = [r for r in read_records(run) if r.implementation not in names]
+    decisions = {d.regime: d for d in decide_all([of_records(records)])}
+    assert decisions[Regime.DEVICE].min_length == 128
+    assert decisions[Regime.QUEUE].min_length is None
+    assert "the checks host and burst work" in decisions[Regime.QUEUE].reasons[0]
 
 
 def test_graphs_decide_for_graphs(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class KnownTimer:
         self.clock.now_s += taken / 1e3
         return Sample(taken, escaped_ms=0.25, gap_hidden=arm != "waits"), taken
 
-    def burst(self, calls: Sequence[Callable[[], Any]], kept: int) -> tuple[float, Any]:
+    def burst(self, calls: Sequence[Callable[[], Any]], kept: int, keep: Any) -> tuple[float, Any]:
         taken = [call() for call in calls]
         self.clock.now_s += sum(taken) / 1e3
         return sum(taken) / len(taken), taken[kept]

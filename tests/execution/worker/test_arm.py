@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -324,10 +325,10 @@ def test_the_errors_of_every_call_that_is_looked_at_count(when: str) -> None:
             now = ""
             return timed
 
-        def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, object]:
+        def burst(self, calls: Sequence[Call], *how: Any) -> tuple[float, object]:
             nonlocal now
             now = "burst"
-            burst = super().burst(calls, kept)
+            burst = super().burst(calls, *how)
             now = ""
             return burst
 
@@ -382,10 +383,10 @@ def test_what_a_call_does_only_among_others_is_seen(fault: str) -> None:
             since_look = 0
             return super().sample(arm, call, retry)
 
-        def burst(self, calls: Sequence[Call], kept: int) -> tuple[float, object]:
+        def burst(self, calls: Sequence[Call], *how: Any) -> tuple[float, object]:
             nonlocal since_look
             since_look = 1
-            return super().burst(calls, kept)
+            return super().burst(calls, *how)
 
     def sprints(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         if not since_look:

@@ -53,7 +53,10 @@ DISTRIBUTIONS = {
     **{op: ["random"] for op in SHAPES if op.startswith("decode")},
 }
 # These are right until they are timed, or for the worker's gate; a check sees them afterwards.
-FORWARD = ("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper")
+FORWARD = (
+    *("batch_and_skip", "relative_error", "patched_clocks", "sleeping_wrapper"),
+    "hidden_in_a_thread",
+)
 LATER = {
     Direction.FORWARD: (*FORWARD, "lost_tail_row"),
     Direction.BACKWARD: (

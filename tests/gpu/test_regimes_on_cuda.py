@@ -1,0 +1,192 @@
+"""The queue on a CUDA device: what a burst reads, launches, equal arms, and the controls."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CALLS, PAIRS = 100, 25
+ROWS = {"N": 1024, "H": 8, "D": 128, "Dv": 128}
+BLOCKS = {"B": 1, "HQ": 32, "H": 8, "D": 128, "Dv": 128, "S": 16, "block_size": 64}
+CASES = (
+    *(
+        ("selection_rows", name, ROWS | {"L": n})
+        for name in ("sdpa_gqa", "rows")
+        for n in (64, 256)
+    ),
+    *(("selection_blocks", "blocks", BLOCKS | {"T": n}) for n in (2048, 8192)),
+)
+
+
+def plain_ms(item: Any, sets: Any) -> float:
+    """Calls in a loop, with the inputs in turn, the device awaited at its ends only."""
+    tensors = [list(inputs.tensors.values()) for inputs in sets.sets]
+    options = sets.sets[0].options
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(CALLS):
+        out = item.call(*tensors[i % len(tensors)], **options)
+    torch.cuda.synchronize()
+    taken = time.perf_counter() - start
+    del out
+    return taken * 1e3 / CALLS
+
+
+@pytest.mark.parametrize(("op", "name", "shape"), CASES)
+def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[str, int]) -> None:
+    """Within 5 %, medians of bursts and loops in turn."""
+    from nsabench import registry
+    from nsabench.execution.timing.cuda import CudaTimer
+    from nsabench.execution.worker.arm import CaseArm
+    from nsabench.execution.worker.inputs import InputSets
+    from nsabench.model.case import Case, Timing
+    from nsabench.model.vocabulary import Direction, DType
+
+    items = {i.name: i for i in registry.load() if i.op == op}
+    chosen = name if name in items else next(n for n in items if n.startswith(name))
+    case = Case(
+        op=op,
+        shape=shape,
+        dtype=DType.BFLOAT16,
+        direction=Direction.FORWARD,
+        distribution="dense" if op == "selection_rows" else "random",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(rotate=2),
+    )
+    sets = InputSets(case, "cuda")
+    arm, timer = CaseArm(items[chosen], case, "cuda", sets, Random(0)), CudaTimer()
+    pairs = [(arm.burst(timer, CALLS), plain_ms(items[chosen], sets)) for _ in range(PAIRS)][3:]
+    ratio = statistics.median(a / b for a, b in pairs)
+    burst = statistics.median(a for a, _ in pairs)
+    print(f"\n{chosen} {shape}: {1e3 * burst:.1f} us a call, {ratio:.3f} of a plain loop")
+    assert 0.95 <= ratio <= 1.05
+
+
+def loop_us(call: Any, calls: int = 2000) -> float:
+    """Of a call in a plain loop, whose kernel is next to nothing."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6 / calls
+
+
+def test_launches_are_counted_and_leave_the_host_as_it_was() -> None:
+    """Work of a loop costs what it did before CUPTI looked on: medians within 10 %."""
+    from nsabench.execution.worker import launches
+
+    x, y = (torch.ones(1000, device="cuda") for _ in range(2))
+
+    def three() -> None:
+        x.add_(1)
+        y.copy_(x)
+        y.zero_()
+
+    def prepared() -> Any:
+        torch.ones(10, device="cuda")  # what makes it ready does not count
+        return three
+
+    def alone() -> Any:
+        return lambda: x.add_(1)
+
+    for _ in range(3):
+        loop_us(three)
+    before = statistics.median(loop_us(three) for _ in range(9))
+    assert launches.count({"three": prepared, "one": alone, "none": lambda: lambda: None}) == {
+        "three": 3,
+        "one": 1,
+        "none": 0,
+    }
+    loop_us(three)
+    after = statistics.median(loop_us(three) for _ in range(9))
+    print(f"\na call of three launches: {before:.2f} us before, {after:.2f} us after")
+    assert 0.9 <= after / before <= 1.1
+
+
+def test_equal_arms_are_equal_in_the_queue() -> None:
+    """Of 200 verdicts on one implementation against itself at most 2 % say otherwise."""
+    from nsabench import registry
+    from nsabench.assessment.statistics import ratio_of_medians
+    from nsabench.assessment.verdict import from_interval
+    from nsabench.execution.timing import bursts
+    from nsabench.execution.timing.cuda import CudaTimer
+    from nsabench.execution.worker.arm import CaseArm
+    from nsabench.execution.worker.inputs import InputSets
+    from nsabench.model.case import Case, Timing
+    from nsabench.model.vocabulary import Direction, DType, Regime, Verdict
+
+    case = Case(
+        op="selection_rows",
+        shape=ROWS | {"L": 256},
+        dtype=DType.BFLOAT16,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(rotate=2),
+    )
+    item = next(i for i in registry.load() if (i.op, i.name) == (case.op, "sdpa_gqa"))
+    sets, timer = InputSets(case, "cuda"), CudaTimer()
+    arms = [CaseArm(item, case, "cuda", sets, Random(n)) for n in range(2)]
+    for n, arm in enumerate(arms):
+        arm.name = f"arm {n}"
+        arm.check()
+    call_ms = {arm.name: 0.02 for arm in arms}
+    unequal = []
+    for seed in range(200):
+        found = bursts.collect(arms, timer, call_ms, 0, Random(seed), {})
+        one, other = (found[arm.name].time_ms for arm in arms)
+        count = min(len(one), len(other))
+        verdict, _ = from_interval(ratio_of_medians(one[:count], other[:count]), Regime.QUEUE)
+        if verdict in (Verdict.FASTER, Verdict.SLOWER):
+            unequal.append(verdict)
+    print(f"\n{len(unequal)} of 200 verdicts on equal arms differ")
+    assert len(unequal) <= 4
+
+
+def test_the_controls_of_the_queue_are_caught_and_candidates_are_judged(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "op: selection_rows\naxes: {dtype: [float16], N: 1024, H: 8, D: 128, L: 256}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "nsabench", "all", "m.yaml", "--device", "cuda", "--out", "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "CI": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    records = pq.read_table(tmp_path / "run" / "records.parquet").to_pylist()
+    queue = {r["implementation"]: r for r in records if r["caught_by"] in ("host", "burst")}
+    assert {name: r["caught"] for name, r in queue.items()} == {
+        "needless_python": "caught",
+        "thousand_launches": "caught",
+        "hidden_in_a_thread": "caught",
+    }, [(r["implementation"], r["status"], r["reason"]) for r in queue.values()]
+    assert queue["thousand_launches"]["launches"] >= 1000
+    mine = [r for r in records if r["role"] == "candidate" and r["status"] == "ok"]
+    assert mine
+    for r in mine:
+        assert r["launches"] >= 1 and r["queue_verdict"] is not None
+        assert r["host_p20_us"] <= r["host_us"] <= r["host_p80_us"]
+        assert r["queue_verdict"] == "inconclusive" or r["queue_speedup_lo"] is not None

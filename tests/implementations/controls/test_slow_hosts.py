@@ -1,0 +1,117 @@
+"""The controls of the queue: what they cost, what they hide, and what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+import torch
+
+from nsabench import registry
+from nsabench.assessment.checks import Effect, Limits, burst, host
+from nsabench.assessment.checks.burst import IN_A_BURST
+from nsabench.assessment.checks.controls import catch, catches, judge
+from nsabench.execution.failure import Failure
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.implementations.controls import slow_hosts
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Catch, Direction, DType, Regime, Status
+from nsabench.registry import Implementation
+from tests.assessment.checks.conftest import make_row  # noqa: F401 - a fixture
+
+CASE = Case(
+    op="selection_rows",
+    shape={"N": 8, "H": 4, "D": 32, "Dv": 32, "L": 96},
+    dtype=DType.BFLOAT16,
+    direction=Direction.FORWARD,
+    distribution="dense",
+    streams=1,
+    timeout_s=60,
+    seed=1,
+)
+items = {i.name: i for i in registry.load() if i.op == CASE.op}
+
+
+def arm_of(name: str) -> CaseArm:
+    return CaseArm(items[name], CASE, "cpu", InputSets(CASE, "cpu"), Random(0))
+
+
+def test_it_hides_its_work_in_a_burst_and_nowhere_else() -> None:
+    arm, timer = arm_of("hidden_in_a_thread"), CpuTimer()
+    arm.check()
+    for round_ in range(3):
+        _, result = timer.sample(arm.name, arm.prepare(round_))
+        arm.inspect(round_, result)
+    with pytest.raises(Failure) as caught:
+        arm.burst(timer, 20)
+    assert caught.value.status is Status.WRONG
+    assert caught.value.reason.startswith(IN_A_BURST)
+
+
+def test_what_is_looked_at_is_as_it_was_when_the_clock_stopped() -> None:
+    """A thread that is quick enough for a later look is not quick enough for this one."""
+    written = torch.zeros(1)
+
+    def later(result: torch.Tensor) -> torch.Tensor:
+        seen = result.clone()
+        written.fill_(1)
+        return seen
+
+    _, seen = CpuTimer().burst([lambda: written] * 3, 2, later)
+    assert float(seen) == 0 and float(written) == 1
+
+
+@pytest.mark.parametrize("name", ["needless_python", "thousand_launches"])
+def test_the_others_are_right_and_slow(name: str) -> None:
+    item: Implementation = items[name]
+    honest = items["sdpa_gqa"].call
+    inputs = InputSets(CASE, "cpu").sets[0]
+    given = [t.detach() for t in inputs.tensors.values()]
+    start = time.perf_counter()
+    out = item.call(*given, **inputs.options)
+    assert time.perf_counter() - start >= slow_hosts.NEEDLESS_S
+    torch.testing.assert_close(out, honest(*given, **inputs.options))
+
+
+@pytest.mark.parametrize(
+    ("fields", "became"),
+    [
+        ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": 0.23}, Catch.CAUGHT),
+        ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": 0.0105}, Catch.MISSED),
+        ({"median_ms": 0.5, "host_us": 240.0, "queued_ms": 0.5}, Catch.DECLINED),
+        ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": None}, Catch.UNPROVEN),
+        ({"median_ms": None, "status": Status.CRASHED, "reason": "r"}, Catch.UNPROVEN),
+        ({"median_ms": None, "streams": 4, "status": Status.OK}, Catch.DECLINED),
+    ],
+)
+def test_a_slow_host_is_caught_by_host(make_row, fields, became) -> None:  # noqa: F811
+    row = make_row("needless_python", "control", caught_by="host", **fields)
+    assert catch(row, [row], host.check([row], Limits())) is became
+
+
+@pytest.mark.parametrize(
+    ("fields", "became"),
+    [
+        ({"status": Status.WRONG, "reason": f"{IN_A_BURST}MAE 1"}, Catch.CAUGHT),
+        ({"status": Status.WRONG, "reason": "MAE 1"}, Catch.UNPROVEN),
+        ({"median_ms": 0.01, "host_us": 9.0, "queued_ms": 0.001}, Catch.MISSED),
+        ({"median_ms": 5.0, "host_us": 9.0, "queued_ms": 5.0}, Catch.DECLINED),
+    ],
+)
+def test_hidden_work_is_caught_in_a_burst(make_row, fields, became) -> None:  # noqa: F811
+    row = make_row("hidden_in_a_thread", "control", caught_by="burst", **fields)
+    assert catch(row, [row], burst.check([row], Limits())) is became
+
+
+@pytest.mark.parametrize("caught_by", ["host", "burst"])
+def test_one_that_gets_away_speaks_of_the_queue_alone(make_row, caught_by) -> None:  # noqa: F811
+    row = make_row("x", "control", 0.01, caught_by=caught_by, host_us=240.0, queued_ms=0.0105, D=64)
+    (finding,) = judge([row], catches([row], []))
+    assert (finding.effect, finding.regime) == (Effect.INVALID, Regime.QUEUE)
+    assert finding.sentence.endswith("decides nothing in the regime queue")
+    stuck = make_row("x", "control", None, caught_by=caught_by, status=Status.CRASHED, reason="r")
+    invalid = [f for f in judge([stuck], catches([stuck], [])) if f.effect is Effect.INVALID]
+    assert [f.regime for f in invalid] == [Regime.QUEUE]
