@@ -22,6 +22,8 @@ from tests.runs import make_run
 PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*"))
 
 ASSESSED = {"unproven", "time_doubt"}  # columns that were added and follow from what was measured
+# Whose values got one more since, and so their meaning a word: `alternative`, and `step`.
+WIDENED = ("role", "direction")
 # What the first version wrote of every record.
 OLDEST: dict[str, Any] = {
     "run_id": "r",
@@ -53,7 +55,11 @@ def test_a_published_run_gives_the_tables_that_were_signed(run: Path, tmp_path: 
         now, signed = pq.read_table(tmp_path / name), pq.read_table(run / name)
         _assert_unknown(now, signed)
         now = now.select(signed.column_names)
-        assert now.schema.equals(signed.schema, check_metadata=True)
+        for field in signed.schema:
+            if name == "samples.parquet" or field.name not in WIDENED:
+                assert now.schema.field(field.name).equals(field, check_metadata=True), field.name
+        assert now.schema.equals(signed.schema)
+        assert now.schema.metadata == signed.schema.metadata
         assert [c for c in now.column_names if not now[c].equals(signed[c])] == []
 
 
