@@ -71,7 +71,7 @@ gpu-results: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
-# How far off is the worst row of every honest implementation? Into results/worst-rows, in 10 minutes
+# How far off is the worst row of every honest implementation? Into results/worst-rows, on all GPUs
 gpu-worst-rows seconds="600" workers="14": install
     mkdir -p results/worst-rows
     {{ python }} -m tests.gpu.worst_rows cuda results/worst-rows {{ seconds }} {{ workers }}

@@ -5,6 +5,7 @@ same."""
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -395,6 +396,8 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
     if refused is not None:
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             differentiated(run())
+        # torch 2.11 leaves a checkpoint's hooks in place while a frame holds its generator.
+        traceback.clear_frames(caught.tb)
         assert type(caught.value).__name__ == refused.error, caught.value
         assert refused.matches(name, str(caught.value)), caught.value
         return

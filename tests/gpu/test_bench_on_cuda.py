@@ -336,6 +336,37 @@ def test_a_graph_that_dies_meanwhile_does_not_end_a_capture(tmp_path: Path) -> N
     assert [r["status"] for r in mine] == ["ok"] * 2, [r["reason"] for r in mine]
 
 
+LATER_IN_BFLOAT16 = """
+import torch
+from nsabench import implementation
+from nsabench.implementations.baselines.selection_rows import gqa
+
+_calls = torch.zeros((), dtype=torch.int64, device="cuda")  # counted by replays, too
+
+
+@implementation(op="selection_rows", name="mine")
+def mine(q, k, v, *, sm_scale):
+    _calls.add_(1)
+    out = gqa(q, k, v, sm_scale)
+    return torch.where(_calls > 8, out.bfloat16().to(out.dtype), out)
+"""
+
+
+@pytest.mark.untimed
+def test_what_replays_return_is_held_to_all_of_parity(tmp_path: Path) -> None:
+    """Right when it is looked at first, and rounded to bfloat16 from some replay on."""
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(LATER_IN_BFLOAT16)
+    matrix = (
+        "op: selection_rows\naxes: {dtype: float32, N: 16, H: 4, D: 64, L: [64, 128]}\n"
+        "timing: {mode: graph, rotate: 2, stopping: {kind: fixed_count, rounds: 20}}\n"
+    )
+    records = run(tmp_path, matrix, "--kernels", kernels, code=1)
+    mine = [r for r in records if r["implementation"] == "mine"]
+    assert [r["status"] for r in mine] == ["wrong"] * 2, [r["reason"] for r in mine]
+    assert all(1e-4 < r["rel_l2"] < 1e-2 for r in mine)
+
+
 SLOW_HOST = """
 import time, torch
 from nsabench import implementation

@@ -34,6 +34,8 @@ from nsabench.planning import matrix, resolve
 
 FORMATS = tuple(DType)
 GRACE_S = 30.0
+ATTEMPTS, RETRY_S = 4, 4.0
+OUT_OF_MEMORY = "OutOfMemoryError"
 
 
 def cases(names: list[str]) -> list[Case]:
@@ -62,7 +64,28 @@ def _case(row: dict[str, Any]) -> str:
     return str([row[name] for name in ("op", "shape", "direction", "distribution", "dtype")])
 
 
-def measure(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any]]:
+def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]:
+    """The rows of a case; tried again where others on the same GPU left too little memory."""
+    import torch
+
+    from nsabench.execution.worker.state import forget_earlier_cases
+
+    reason = ""
+    for _ in range(ATTEMPTS):
+        forget_earlier_cases()
+        try:
+            rows = list(_rows(case, device, kernels))
+            reason = next((r["reason"] for r in rows if OUT_OF_MEMORY in r.get("reason", "")), "")
+            if not reason:
+                return rows
+        except torch.OutOfMemoryError as error:
+            rows, reason = [], str(error)
+        torch.cuda.empty_cache()
+        time.sleep(RETRY_S)
+    return rows or [{**_about(case), "implementation": "", "reason": reason[:200]}]
+
+
+def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     from nsabench.execution.failure import DeviceLost, Failure
@@ -109,7 +132,7 @@ def measure(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, A
         torch.cuda.empty_cache()
 
 
-def work(tasks: Any, results: Any, device: str, end: float) -> None:
+def work(tasks: Any, results: Any, device: str, end: float, number: int) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
@@ -117,12 +140,11 @@ def work(tasks: Any, results: Any, device: str, end: float) -> None:
     from nsabench.model.vocabulary import Runs
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(number % torch.cuda.device_count())
     kernels = [i for i in registry.load() if Runs(device) in i.devices]
     while (case := tasks.get()) is not None:
-        if time.time() < end:
-            results.put(list(measure(case, device, kernels)))
-        else:
-            results.put([])
+        results.put(measure(case, device, kernels) if time.time() < end else [])
 
 
 def table(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -170,8 +192,8 @@ def main(device: str, folder: str, seconds: str, workers: str, *names: str) -> N
     some = cases(list(names))
     left = [case for case in some if _case(_about(case)) not in done]
     processes = [
-        context.Process(target=work, args=(tasks, results, device, end), daemon=True)
-        for _ in range(int(workers))
+        context.Process(target=work, args=(tasks, results, device, end, number), daemon=True)
+        for number in range(int(workers))
     ]
     for case in [*left, *[None] * len(processes)]:
         tasks.put(case)

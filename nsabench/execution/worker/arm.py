@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.checks.burst import IN_A_BURST
-from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Timer
-from nsabench.execution.worker import calls, cuda_graphs, parity, state
+from nsabench.execution.worker import calls, cuda_graphs, state
 from nsabench.execution.worker.calls import Answer
+from nsabench.execution.worker.comparison import Answers, Comparison
 from nsabench.execution.worker.guard import classify, guarded
-from nsabench.execution.worker.inputs import InputSets, checksum, poison_like
-from nsabench.execution.worker.parity import Errors, WrongValues
+from nsabench.execution.worker.inputs import InputSets, poison_like
 from nsabench.execution.worker.streams import own_streams
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
@@ -33,10 +32,7 @@ _current_stream, _Event = torch.cuda.current_stream, getattr(torch._C, "_CudaEve
 
 T = TypeVar("T")
 
-# What a call returned: one answer a stream.
-Answers = list[Answer]
 Call = Callable[[], Answers]
-Kept = list[tuple[dict[str, Any], dict[str, Tensor]]]
 
 SPOT_CHECKS = 0.08  # share of timed calls whose output is compared with the oracle
 BURST_CHECKS = 0.2  # share of bursts of which a call's output is compared with the oracle
@@ -45,19 +41,6 @@ ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-or
 # How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
 # takes its host longer; about 16 ms at most, since a call that waits for the device never ends.
 ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A result that is wrong, or may be found so beside the baselines, for the diagnosis, with what
-    it was made from: other arms go on exchanging the sets. expected: what is right. previous: what
-    the call before was expected to return."""
-
-    name: str
-    result: Tensor
-    seed: int  # of the inputs
-    expected: Tensor
-    previous: Tensor | None
 
 
 class CaseArm:
@@ -71,8 +54,8 @@ class CaseArm:
         self.case = case
         self.device = device
         self.sets = sets
-        self.errors: Errors | None = None
-        self.wrong: Wrong | None = None
+        # Controls are many, and their results together large; no ring is among them.
+        self.comparison = Comparison(case, sets, keeps_first=item.role is not Role.CONTROL)
         self.compile_s: float | None = None
         self.config = ""
         self.called_s = 0.0  # spent inside checked calls, compilation included
@@ -84,13 +67,7 @@ class CaseArm:
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
-        # What the call before, and the last one, were expected to return.
-        self._previous: dict[str, Tensor] = {}
-        self._expected: dict[str, Tensor] = {}
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Answers]] = []
-        # What the first and the last call that were looked at returned, and the sums of it.
-        self._first: Kept | None = None
-        self._kept: Kept = []
 
     def ready(self, index: int) -> Call:
         """Do what is not timed of one call on a set of inputs; return the call.
@@ -145,7 +122,7 @@ class CaseArm:
 
     def _next(self, index: int) -> Call:
         """The next call, made ready: a replay, where there are graphs."""
-        self._previous, self._expected = self._expected, self.sets.expected[index]
+        self.comparison.expect(index)
         return partial(self._replay, index) if self._graphs else self.ready(index)
 
     # --- parity, before anything is timed
@@ -192,30 +169,13 @@ class CaseArm:
         answers = self._guarded(call)
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
-        self._compare(answers, "")
-        self._keep(answers)
+        self.comparison.compare(answers, "")
+        self.comparison.keep(self._own(answers))
 
-    def _keep(self, answers: Answers) -> None:
-        """Keep what a call returned until the next one that is looked at, and the first one's
-        to the end: a ring of buffers comes round meanwhile.
-
-        Raises `Failure` when what was kept is no longer what it was: somebody who keeps a result
-        must not find a later one in it. Replays of a graph write to the same memory each time, as
-        everybody knows.
-        """
-        self._refuse_overwritten(self._kept)
-        self._kept = [(a.results, checksum(a.results)) for a in answers if not self._graphs]
-        # Controls are many, and their results together large; no ring is among them.
-        if self._first is None and self.item.role is not Role.CONTROL:
-            self._first = self._kept
-
-    def _refuse_overwritten(self, kept: Kept) -> None:
-        for values, sums in kept:
-            now = checksum(values)
-            if not all(torch.equal(now[name], sums[name]) for name in sums):
-                self._kept, self._first = [], []
-                reason = "a later call overwrote what an earlier one had returned"
-                raise Failure(Status.WRONG, reason)
+    def _own(self, answers: Answers) -> Answers:
+        """Those that a caller may keep: replays of a graph write to the same memory each time, as
+        everybody knows."""
+        return [] if self._graphs else answers
 
     def _guarded(self, call: Callable[[], T]) -> T:
         """Raises `Failure`, or `DeviceLost` when the device is lost with it."""
@@ -235,65 +195,6 @@ class CaseArm:
         changed = state.restore(self._settings)
         if changed:
             raise Failure(Status.WRONG, f"it changed settings of the process: {changed}")
-
-    def _compare(self, answers: Answers, when: str) -> None:
-        """Hold the results to the oracle. Raises `Failure` for whichever is wrong first.
-
-        `errors` are the largest of all calls that were looked at, whenever that was: a kernel must
-        not compute more exactly while it is watched closely.
-        """
-        # Of all sets: what is written past one's own inputs is somebody else's.
-        changed = self.sets.any_changed()
-        if changed:
-            self.sets.repair()
-            raise Failure(Status.WRONG, f"{when}it changed {changed}")
-        errors = [e for answer in answers for e in self._compare_one(answer, when)]
-        self.errors = Errors.worst([*errors, *([self.errors] if self.errors else [])])
-
-    def _compare_one(self, answer: Answer, when: str) -> list[Errors]:
-        index = answer.index
-        given = dict(self.sets.sets[index].tensors)
-        if answer.grad_out is not None:
-            given["grad_out"] = answer.grad_out
-            if not torch.equal(answer.grad_out, self.sets.grads[index] * answer.factor):
-                raise Failure(Status.WRONG, f"{when}it changed the gradient it was given")
-        errors = [
-            self._compare_value(answer, name, answer.values[name], expected, given, when)
-            for name, expected in self.sets.expected[index].items()
-        ]
-        if answer.grad_out is not None:
-            # A forward may return what its backward has no use for.
-            expected = self.sets.outputs[index]
-            errors.append(self._compare_value(answer, OUTPUT, answer.output, expected, given, when))
-        return errors
-
-    def _compare_value(
-        self,
-        answer: Answer,
-        name: str,
-        value: Any,
-        expected: Tensor,
-        given: dict[str, Tensor],
-        when: str,
-    ) -> Errors:
-        factor = 1.0 if name == OUTPUT else answer.factor
-        tensor = parity.check_form(name, value, expected, given)
-        try:
-            found = parity.check_values(name, tensor, expected, self.case, factor)
-        except WrongValues as error:
-            self.errors = error.errors
-            self.wrong = self._wrong(name, tensor, expected * factor, answer)
-            raise WrongValues(when + error.reason, error.errors) from None
-        # Whether it is wrong is known beside the baselines only, and then it is too late.
-        if self.wrong is None and not parity.is_explained(found, self.case):
-            self.wrong = self._wrong(name, tensor.clone(), expected * factor, answer)
-        return found
-
-    def _wrong(self, name: str, tensor: Tensor, expected: Tensor, answer: Answer) -> Wrong:
-        previous = self._previous.get(name)
-        if previous is not None:
-            previous = previous.clone()
-        return Wrong(name, tensor, self.sets.seed(answer.index), expected, previous)
 
     def _ordered_call(self, stream: torch.cuda.Stream | None = None) -> None:
         """Is the work ordered on the caller's stream, as its next operation will assume?
@@ -344,7 +245,7 @@ class CaseArm:
                 held = self._awaits_device or reached is None or not reached.query()
                 return answers
 
-        self._compare(self._guarded(queue), when)
+        self.comparison.compare(self._guarded(queue), when)
         return held
 
     # --- timing (the protocol of timing.sampling.Arm)
@@ -383,8 +284,8 @@ class CaseArm:
     def inspect(self, round_: int, result: Answers) -> None:
         self._refuse_settings()
         if self._watched:
-            self._compare(result, f"in a timed call (round {round_}), ")
-            self._keep(result)
+            self.comparison.compare(result, f"in a timed call (round {round_}), ")
+            self.comparison.keep(self._own(result))
 
     def burst(self, timer: Timer, count: int) -> float:
         """Make `count` calls one behind the other (the protocol of timing.bursts.BurstArm).
@@ -406,8 +307,8 @@ class CaseArm:
         time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
         if looks:
             self._burst_before = True
-            self._previous = self.sets.expected[indices[kept - 1]] if kept else {}
-            self._compare([queued[kept].answer(result)], IN_A_BURST)
+            self.comparison.expect_after(indices[kept - 1] if kept else None)
+            self.comparison.compare([queued[kept].answer(result)], IN_A_BURST)
         return time_ms
 
     def one_call(self) -> Callable[[], Answers]:
@@ -424,9 +325,7 @@ class CaseArm:
         if self.item.role is Role.CANDIDATE:
             self._awaits_device = False  # told anew: it may have waited only at first
         self._ordered_call()
-        self._keep([])
-        first, self._first = self._first or [], []
-        self._refuse_overwritten(first)
+        self.comparison.finish()
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:

@@ -111,7 +111,7 @@ def _time(
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
         by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
-    counted = _launches([a for a in arms if a.name in out.samples], report)
+    counted = _launches([a for a in arms if a.name in out.samples.keys() - out.failed], report)
     for arm in arms:
         failure = out.failed.get(arm.name)
         diagnosis = _diagnose(arm, report)
@@ -171,7 +171,10 @@ def _least_ms(samples: Samples) -> float:
 def _diagnose(arm: CaseArm, report: Report) -> str:
     """Which known mistake reproduces the wrong output, if there is one to look at, or one that may
     be found wrong."""
-    wrong, arm.wrong = arm.wrong, None  # its tensors are not needed any longer
+    wrong, arm.comparison.wrong = (
+        arm.comparison.wrong,
+        None,
+    )  # its tensors are not needed any longer
     if wrong is None:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
@@ -192,7 +195,7 @@ def _without_inputs(item: Implementation, session: int, failure: Failure) -> Out
 def _outcome(
     arm: CaseArm, session: int, failure: Failure | None = None, diagnosis: str = ""
 ) -> Outcome:
-    errors = arm.errors
+    errors = arm.comparison.errors
     return Outcome(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
