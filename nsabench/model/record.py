@@ -204,6 +204,14 @@ class Record:
         """That of its samples, and so of `speedup` and `verdict`."""
         return Regime.of_samples(self.mode)
 
+    def judged_in(self, regime: Regime) -> tuple[Verdict, float | None] | None:
+        """Verdict and speed-up of a candidate in a regime; None where it has no verdict there."""
+        if regime is self.regime:
+            return None if self.verdict is None else (self.verdict, self.speedup)
+        if regime is Regime.QUEUE and self.queue_verdict is not None:
+            return self.queue_verdict, self.queue_speedup
+        return None
+
     @property
     def unproven_verdict(self) -> bool:
         """Whether it has a verdict that says something, and a check behind it is unproven."""
