@@ -15,6 +15,8 @@ from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.ops import Inputs
 
+_amax = torch.amax  # bound before foreign code is imported
+
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
 CHUNK_BYTES = 256 << 20  # of what is copied or widened at a time
@@ -40,6 +42,7 @@ class InputSets:
 
     def __init__(self, case: Case, device: str) -> None:
         self._case, self._device = case, device
+        self.next = 0  # the set of the call that was last made ready
         self.somebody_writes = False  # an input changed while nobody looked
         self._op = ops.get(case.op)
         backward = case.direction is Direction.BACKWARD
@@ -56,6 +59,15 @@ class InputSets:
         count = _affordable(case, self._bytes_of_one(), free)
         for i in range(1, count):
             self._add(case.seed + i * SEED_STRIDE)
+
+    def touch(self) -> None:
+        """Read what a model has just written or read when it calls: all inputs but the first of the
+        set of the next call; with calls at once, those of all sets."""
+        streams = self._case.streams > 1
+        for inputs in self.sets if streams else [self.sets[self.next]]:
+            for tensor in list(inputs.tensors.values())[1:]:
+                if tensor.numel():
+                    _amax(tensor)
 
     def _add(self, seed: int) -> None:
         inputs = self.draw(seed)

@@ -25,7 +25,7 @@ from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
-from nsabench.model.vocabulary import Direction, Mode, Role, Runs, Status
+from nsabench.model.vocabulary import L2, Direction, Mode, Role, Runs, Status
 from nsabench.registry import Implementation
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
@@ -52,6 +52,8 @@ def measure(
         sets = InputSets(case, device)
     except Failure as failure:
         return Measured(outcomes=[_without_inputs(item, session, failure) for item in items])
+    if case.l2 is L2.WARM:
+        timer.touch = sets.touch
     outcomes: dict[str, Outcome] = {}
     tried: list[CaseArm] = []
     arms: list[CaseArm] = []  # those that are right, and are timed on this device

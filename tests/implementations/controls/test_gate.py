@@ -130,6 +130,9 @@ def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
         "patched_replay",
         "repeating_wrapper",
         "recalled_in_a_graph",
+        # No host is awaited where there is no device.
+        "needless_python",
+        "thousand_launches",
     }
 
 
