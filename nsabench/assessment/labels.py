@@ -7,7 +7,7 @@ from typing import Protocol
 
 from nsabench import ops
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Direction, DType, Mode
+from nsabench.model.vocabulary import L2, Direction, DType, Mode
 
 SHORT = {DType.FLOAT16: "fp16", DType.BFLOAT16: "bf16", DType.FLOAT32: "fp32"}
 
@@ -29,6 +29,8 @@ class Labelled(Protocol):
     def streams(self) -> int: ...
     @property
     def mode(self) -> Mode: ...
+    @property
+    def l2(self) -> L2: ...
 
 
 class Identified(Labelled, Protocol):
@@ -81,6 +83,8 @@ def words(labelled: Labelled) -> list[str]:
         said.append(f"{labelled.streams} streams")
     if labelled.mode is Mode.GRAPH:
         said.append("graph")
+    if labelled.l2 is L2.WARM:
+        said.append("warm L2")
     return said
 
 

@@ -70,6 +70,7 @@ def record(
         distribution=row.distribution,
         streams=row.streams,
         mode=row.mode,
+        l2=row.l2,
         status=row.status,
         reason=row.reason or judgement.why,
         diagnosis=outcome.diagnosis if row.status is Status.WRONG else "",

@@ -56,6 +56,7 @@ def of_case(
                 distribution=case.distribution,
                 streams=case.streams,
                 mode=case.timing.mode,
+                l2=case.l2,
                 bytes_min=work.bytes_min,
                 flops=work.flops,
                 session=outcome.session,

@@ -14,7 +14,17 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nsabench.model.plan import Device
-from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import (
+    L2,
+    Catch,
+    Direction,
+    DType,
+    Mode,
+    Regime,
+    Role,
+    Status,
+    Verdict,
+)
 
 SCHEMA_VERSION = 1
 SHAPE = "shape"  # the field that spans a column for each size of each op
@@ -58,6 +68,9 @@ class Record:
     mode: Annotated[
         Mode, Column("", "what is timed: calls on a stream, or replays of a CUDA graph")
     ] = Mode.STREAM
+    l2: Annotated[
+        L2, Column("", "what the L2 held before a timed call: cold, or warm with its inputs")
+    ] = L2.COLD
     status: Annotated[Status, Column("", "outcome; everything but ok has a reason")]
     reason: Annotated[str, Column("", "why the status is not ok, or the verdict not clear")] = ""
     diagnosis: Annotated[str, Column("", "which known mistake reproduces a wrong output")] = ""
@@ -226,6 +239,14 @@ class Record:
     def regime(self) -> Regime:
         """That of its samples, and so of `speedup` and `verdict`."""
         return Regime.of_samples(self.mode)
+
+    def judged_in(self, regime: Regime) -> tuple[Verdict, float | None] | None:
+        """Verdict and speed-up of a candidate in a regime; None where it has no verdict there."""
+        if regime is self.regime:
+            return None if self.verdict is None else (self.verdict, self.speedup)
+        if regime is Regime.QUEUE and self.queue_verdict is not None:
+            return self.queue_verdict, self.queue_speedup
+        return None
 
     @property
     def unproven_verdict(self) -> bool:

@@ -136,6 +136,13 @@ class Mode(StrEnum):
     GRAPH = "graph"  # a replay of a CUDA graph of the call
 
 
+class L2(Word):
+    """What the device's cache holds when a timed call begins."""
+
+    COLD = "cold", "nothing of its inputs: flushed before each sample"
+    WARM = "warm", "all inputs but the first, as far as they fit: flushed, and then read"
+
+
 class Regime(Word):
     """How a caller calls. Each regime has a verdict, an interval and a threshold of its own."""
 

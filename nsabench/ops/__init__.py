@@ -14,7 +14,7 @@ from typing import Protocol
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Direction, DType, Mode
+from nsabench.model.vocabulary import L2, Direction, DType, Mode
 from nsabench.ops import _left_out as rows_left_out
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
@@ -192,13 +192,16 @@ class Rung(Protocol):
     def streams(self) -> int: ...
     @property
     def mode(self) -> Mode: ...
+    @property
+    def l2(self) -> L2: ...
 
 
 def ladder(rung: Rung) -> Hashable:
     """The same for cases that differ in nothing but their length."""
     axis = get(rung.op).length_axis
     rest = tuple(sorted((name, size) for name, size in rung.shape.items() if name != axis))
-    return rung.op, rung.dtype, rung.direction, rung.distribution, rung.streams, rung.mode, rest
+    called = rung.streams, rung.mode, rung.l2
+    return rung.op, rung.dtype, rung.direction, rung.distribution, *called, rest
 
 
 def work(case: Case) -> Work:

@@ -22,13 +22,13 @@ from nsabench import ops
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.model.case import Case, RatioCI, Seed, Timing, Tolerances
-from nsabench.model.vocabulary import DTYPE_NAMES, Direction, DType
+from nsabench.model.vocabulary import DTYPE_NAMES, L2, Direction, DType
 from nsabench.ops import Op
 from nsabench.planning import yaml_document as yaml_lines
 from nsabench.planning.yaml_document import Document, nearest
 
 # Axes every op has; the others are the fields of the op's shape.
-COMMON_AXES = ("dtype", "direction", "distribution", "streams")
+COMMON_AXES = ("dtype", "direction", "distribution", "streams", "l2")
 
 Scalar = int | float | str
 Values = Annotated[
@@ -49,7 +49,7 @@ class Selection(BaseModel):
 
 class Matrix(BaseModel):
     """The document. `axes` spans a product of cases, and so does every entry of `include`, which
-    inherits the common axes (dtype, direction, distribution, streams) it does not name itself.
+    inherits the common axes (dtype, direction, distribution, streams, l2) it does not name itself.
     A case that agrees with every key of an entry of `exclude` is left out, defaults included.
     """
 
@@ -165,6 +165,7 @@ def _defaults(op: Op) -> dict[str, Scalar]:
         "direction": Direction.FORWARD,
         "distribution": op.distributions[0],
         "streams": 1,
+        "l2": L2.COLD,
     }
 
 

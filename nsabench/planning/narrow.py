@@ -127,6 +127,7 @@ def _values(case: Case) -> dict[str, int | str]:
         "distribution": case.distribution,
         "streams": case.streams,
         "mode": case.timing.mode.value,
+        "l2": case.l2.value,
         "op": case.op,
     }
 

@@ -21,7 +21,8 @@ from tests.runs import make_run
 
 PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*"))
 
-ASSESSED = {"unproven", "time_doubt"}  # columns that were added and follow from what was measured
+# Columns that were added and follow from what was measured.
+ASSESSED = {"unproven", "time_doubt", "l2"}
 # Whose values got one more since, and so their meaning a word: `alternative`, and `step`.
 WIDENED = ("role", "direction")
 # What the first version wrote of every record.

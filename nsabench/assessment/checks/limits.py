@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from nsabench.assessment.checks.row import Row
 from nsabench.machine.datasheet import Sheet
 from nsabench.model.measurement import Ceilings
-from nsabench.model.vocabulary import DType
+from nsabench.model.vocabulary import L2, DType
 
 # Memory and core clocks are often set a few percent above the data sheet's.
 OVERCLOCKING = 1.05
@@ -72,7 +72,9 @@ class Bound:
 def bounds(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> list[Bound]:
     """Every lower bound on the time of this case's compulsory work, allowing `limits.l2_bytes`
     (or the `l2_bytes` given instead) to come from L2."""
-    resident = min(limits.l2_bytes if l2_bytes is None else l2_bytes, row.bytes_min)
+    held = limits.l2_bytes if l2_bytes is None else l2_bytes
+    # How much of it fits is not known here: what is warm may all come from there.
+    resident = row.bytes_min if row.l2 is L2.WARM else min(held, row.bytes_min)
     bounds = []
     if limits.memory_gb_s is not None:
         beyond = row.bytes_min - resident

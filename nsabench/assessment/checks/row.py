@@ -9,7 +9,7 @@ from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.model.measurement import Conditions
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, DType, Mode, Regime, Role, Status
+from nsabench.model.vocabulary import L2, Direction, DType, Mode, Regime, Role, Status
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Row:
     distribution: str = ""
     streams: int = 1
     mode: Mode = Mode.STREAM
+    l2: L2 = L2.COLD
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
     computes: str = ""  # of an alternative: the op that it is one of
@@ -72,6 +73,7 @@ class Row:
             distribution=record.distribution,
             streams=record.streams,
             mode=record.mode,
+            l2=record.l2,
             session=record.session,
             median_ms=record.median_ms,
             n_samples=record.n_samples,

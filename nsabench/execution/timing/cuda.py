@@ -38,6 +38,7 @@ class CudaTimer:
 
     def __init__(self) -> None:
         self._flush_l2 = L2Flush()
+        self.touch: Callable[[], None] | None = None
         self._start = _Event(enable_timing=True)
         self._end = _Event(enable_timing=True)
         self._spin: dict[str, int] = {}
@@ -89,6 +90,8 @@ class CudaTimer:
         if spin:
             _sleep(spin)
         self._flush_l2()
+        if self.touch is not None:
+            self.touch()
         self._start.record(stream)
         called = now_s()
         result = call()
@@ -105,3 +108,4 @@ class CudaTimer:
 
     def forget(self) -> None:
         self._spin.clear()
+        self.touch = None

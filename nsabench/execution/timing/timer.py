@@ -31,7 +31,9 @@ Timed = tuple[Sample, Any]
 
 
 class Timer(Protocol):
-    """Times one call at a time, on cold caches."""
+    """Times one call at a time, on cold caches or on what `touch` reads once they are flushed."""
+
+    touch: Callable[[], None] | None
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         """Time `call` once; return the sample and what `call` returned.
@@ -79,9 +81,12 @@ class CpuTimer:
 
     def __init__(self) -> None:
         self._flush = np.ones(CPU_FLUSH_BYTES // 8)
+        self.touch: Callable[[], None] | None = None
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
         self._flush.sum()
+        if self.touch is not None:
+            self.touch()
         start = now_s()
         result = call()
         return Sample((now_s() - start) * 1e3), result
@@ -98,4 +103,4 @@ class CpuTimer:
         return None
 
     def forget(self) -> None:
-        return None
+        self.touch = None

@@ -125,6 +125,7 @@ class CaseArm:
     def _next(self, index: int) -> Call:
         """The next call, made ready: a replay, where there are graphs."""
         self.comparison.expect(index)
+        self.sets.made_ready(index)
         return partial(self._replay, index) if self._graphs else self.ready(index)
 
     # --- parity, before anything is timed

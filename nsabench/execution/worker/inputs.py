@@ -11,9 +11,12 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
+from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
 from nsabench.ops import Inputs
+
+_amax = torch.amax  # bound before foreign code is imported
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
@@ -40,6 +43,8 @@ class InputSets:
 
     def __init__(self, case: Case, device: str) -> None:
         self._case, self._device = case, device
+        self.next = 0  # the set of the call that was last made ready
+        self.ready_s = 0.0  # when it was
         self.somebody_writes = False  # an input changed while nobody looked
         self._op = ops.get(case.op)
         backward = case.direction.differentiates
@@ -56,6 +61,19 @@ class InputSets:
         count = _affordable(case, self._bytes_of_one(), free)
         for i in range(1, count):
             self._add(case.seed + i * SEED_STRIDE)
+
+    def made_ready(self, index: int) -> None:
+        """The next call is on this set."""
+        self.next, self.ready_s = index, now_s()
+
+    def touch(self) -> None:
+        """Read what a model has just written or read when it calls: all inputs but the first of the
+        set of the next call; with calls at once, those of all sets."""
+        streams = self._case.streams > 1
+        for inputs in self.sets if streams else [self.sets[self.next]]:
+            for tensor in list(inputs.tensors.values())[1:]:
+                if tensor.numel():
+                    _amax(tensor)
 
     def _add(self, seed: int) -> None:
         inputs = self.draw(seed)

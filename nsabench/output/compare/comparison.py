@@ -23,6 +23,8 @@ from nsabench.output.compare.vocabulary import Change, Difference
 # Two runs of the same code differ by more than their intervals say. "How well it measures" in
 # docs/explanation/measurement.md: 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.
 BAND = 0.05
+# Hosts differ by more than devices; what two hosts, or two versions, cost a caller shows beyond it.
+BAND_IN_QUEUE = 0.10
 MISSING = "missing"  # in place of a status: planned, and not measured
 
 
@@ -65,6 +67,7 @@ class ComparedCell:
     length: int | None
     measurements: tuple[Measurement, ...]
     shifts: tuple[Shift, ...]
+    in_queue: tuple[Shift | None, ...] = ()  # None: one of the two runs has no such time
 
     @property
     def case(self) -> Case:
@@ -140,6 +143,11 @@ class Comparison:
         pairs = [(c, c.shifts[later]) for c in self._judged()]
         return [pair for pair in pairs if pair[1].difference is Difference.SLOWER]
 
+    def slower_in_queue(self, later: int) -> list[tuple[ComparedCell, Shift]]:
+        """The same of calls one behind the other, by its own band."""
+        pairs = [(c, c.in_queue[later]) for c in self._judged()]
+        return [(c, s) for c, s in pairs if s is not None and s.difference is Difference.SLOWER]
+
     def _judged(self) -> Sequence[ComparedCell]:
         """What a gate is for: candidates; all implementations if none is one."""
         return [c for c in self.cells if c.role is Role.CANDIDATE] or self.cells
@@ -170,6 +178,8 @@ class Comparison:
                 yield self.undecided(later)
             for cell, shift in self.slower(later) if slower else ():
                 yield f"{cell.name} in {side.name}: {shift.ratio:.3f} of the speed"
+            for cell, shift in self.slower_in_queue(later) if slower else ():
+                yield f"{cell.name} in {side.name}, in the queue: {shift.ratio:.3f} of the speed"
 
 
 def compare(
@@ -250,9 +260,13 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
             _shift(sides[0], side, records[0], record, key, band)
             for side, record in zip(sides[1:], records[1:], strict=True)
         )
+        in_queue = tuple(
+            _shift_in_queue(sides[0], side, records[0], record)
+            for side, record in zip(sides[1:], records[1:], strict=True)
+        )
         length = next((r.length for r in records if r), None)
         yield ComparedCell(
-            planned[0], name, role, length, tuple(map(_measurement, records)), shifts
+            planned[0], name, role, length, tuple(map(_measurement, records)), shifts, in_queue
         )
 
 
@@ -298,6 +312,26 @@ def _shift(
     ratio = ratio_of_independent_medians(first.samples[key], later.samples[key])
     difference, why = _difference(ratio.lo, ratio.hi, band)
     return Shift(difference, why, ratio.value, ratio.lo, ratio.hi, change)
+
+
+def _shift_in_queue(
+    first: Side, later: Side, before: Record | None, after: Record | None
+) -> Shift | None:
+    """By the medians of the bursts; their 20 and 80 % quantiles, which are all that is kept of
+    them in a record, bound the ratio."""
+    if before is None or after is None:
+        return None
+    if not (before.queued_ms and after.queued_ms and after.queued_p20_ms and after.queued_p80_ms):
+        return None
+    assert before.queued_p20_ms is not None and before.queued_p80_ms is not None
+    for side, record in ((first, before), (later, after)):
+        objection = side.objects_to_queue(record)
+        if objection:
+            return Shift(Difference.INVALID, objection)
+    lo = before.queued_p20_ms / after.queued_p80_ms
+    hi = before.queued_p80_ms / after.queued_p20_ms
+    difference, why = _difference(lo, hi, BAND_IN_QUEUE)
+    return Shift(difference, why, before.queued_ms / after.queued_ms, lo, hi)
 
 
 def _difference(lo: float, hi: float, band: float) -> tuple[Difference, str]:

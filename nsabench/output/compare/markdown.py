@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsabench.model.vocabulary import Role, Status
-from nsabench.output.compare.comparison import Comparison, Mean, Measurement, Shift
+from nsabench.output.compare.comparison import (
+    BAND_IN_QUEUE,
+    Comparison,
+    Mean,
+    Measurement,
+    Shift,
+)
 from nsabench.output.compare.vocabulary import Difference
 from nsabench.output.report.markdown import table
 from nsabench.text import code, markdown
@@ -20,6 +26,8 @@ def render(comparison: Comparison) -> str:
         parts.append(_changes(comparison, later, side.name))
         parts.append(_means(comparison, later, side.name))
         parts.append(_slower(comparison, later, side.name))
+        if any(cell.in_queue[later] for cell in comparison.cells):
+            parts.append(_slower_in_queue(comparison, later, side.name))
     parts.append(_candidates(comparison))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -127,6 +135,22 @@ def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
                 _ms(cell.measurements[later + 1]),
                 ratio(shift),
             )
+            for cell, shift in slower[:MOST]
+        ),
+    )
+    yield from _left_out(len(slower))
+
+
+def _slower_in_queue(comparison: Comparison, later: int, name: str) -> Iterator[str]:
+    yield f"### Slower in {markdown(name)}, called from Python one behind the other\n"
+    slower = sorted(comparison.slower_in_queue(later), key=lambda pair: pair[1].ratio or 0)
+    if not slower:
+        yield f"No candidate, by more than {BAND_IN_QUEUE:.0%}."
+        return
+    yield from table(
+        ("case", "implementation", "ratio [20 and 80 % quantiles]"),
+        (
+            (markdown(cell.label), code(cell.implementation), ratio(shift))
             for cell, shift in slower[:MOST]
         ),
     )

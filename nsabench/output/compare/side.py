@@ -58,7 +58,11 @@ class Side:
     @cached_property
     def missed(self) -> str:
         """Which controls got away, if some did: the run decides nothing."""
-        names = Counter(r.implementation for r in self.records.values() if r.caught is Catch.MISSED)
+        names = Counter(
+            r.implementation
+            for r in self.records.values()
+            if r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is None
+        )
         return (
             f"the run {self.name} decides nothing: {', '.join(names)} not caught" if names else ""
         )
@@ -67,7 +71,23 @@ class Side:
     def stuck(self) -> list[Group]:
         """The cases of which nothing is decided, since a check of them may be broken."""
         lacking = proofs.of_records(list(self.records.values()))
-        return list(dict.fromkeys(u.group for u in lacking if u.lack is Lack.STUCK))
+        return list(
+            dict.fromkeys(
+                u.group
+                for u in lacking
+                if u.lack is Lack.STUCK and proofs.regime_of(u.check) is None
+            )
+        )
+
+    def objects_to_queue(self, record: Record) -> str:
+        """Why the run decides nothing of calls one behind the other on this case."""
+        missed = any(
+            r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is not None
+            for r in self.records.values()
+        )
+        if missed:
+            return f"the run {self.name} decides nothing in the queue: a control was not caught"
+        return self.objects_to(Group.of(record)) or self.doubt(record)
 
     @property
     def objection(self) -> str:

@@ -31,7 +31,16 @@ from nsabench.model.journal import Contents
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, MARGIN, Direction, PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import (
+    BENIGN,
+    MARGIN,
+    Direction,
+    PassName,
+    Regime,
+    Role,
+    Status,
+    Verdict,
+)
 from nsabench.planning.narrow import Narrowed
 from nsabench.signing import Signer
 
@@ -265,7 +274,7 @@ class Standing:
 
     op: str
     implementation: str
-    verdicts: Counter[str]
+    by_regime: dict[Regime, Counter[str]]
     cases: int
     unjudged: Counter[str]  # statuses of the cases that got no verdict
     unproven: int = 0  # verdicts behind which a check stands that was not shown to work
@@ -281,9 +290,13 @@ class Standing:
 
     @property
     def sentence(self) -> str:
-        counts = [f"{self.verdicts[v]} {v}" for v in Verdict if self.verdicts[v]]
-        counts += [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
-        return f"{', '.join(counts)} of {self.cases} cases{self.proviso}"
+        counts = [
+            f"{regime}: {', '.join(f'{of[v]} {v}' for v in Verdict if of[v])}"
+            for regime, of in self.by_regime.items()
+        ]
+        unjudged = [f"{n} {status}" for status, n in sorted(self.unjudged.items())]
+        counts += [", ".join(unjudged)] if unjudged else []
+        return f"{'; '.join(counts)} of {self.cases} cases{self.proviso}"
 
     @property
     def proviso(self) -> str:
@@ -300,7 +313,7 @@ def standings(facts: Facts) -> list[Standing]:
         Standing(
             op,
             name,
-            Counter(r.verdict for r in rows if r.verdict),
+            _by_regime(rows),
             len(rows),
             Counter(r.status for r in rows if not r.verdict),
             sum(r.unproven_verdict for r in rows),
@@ -317,6 +330,15 @@ def _key(keyid: str, ephemeral: bool) -> str:
     if ephemeral:
         return "a key made for this run alone: nothing shows who made it"
     return f"the key {keyid}"
+
+
+def _by_regime(rows: Sequence[Record]) -> dict[Regime, Counter[str]]:
+    """How often there was which verdict, in each regime that there were some in."""
+    counts: dict[Regime, Counter[str]] = {
+        regime: Counter(judged[0] for r in rows if (judged := r.judged_in(regime)))
+        for regime in Regime
+    }
+    return {regime: of for regime, of in counts.items() if of}
 
 
 def _of_one(log: str, name: str) -> list[str]:

@@ -153,7 +153,14 @@ def _results(facts: Facts) -> Iterator[str]:
     yield from table(
         (
             *("case", "candidate", "ms", "queued", "host, µs"),
-            *("best baseline", "its ms", "its queued", "speed-up [95 %]", "verdict"),
+            *(
+                "best baseline",
+                "its ms",
+                "its queued",
+                "speed-up [95 %]",
+                "verdict",
+                "in the queue",
+            ),
         ),
         (
             (
@@ -170,6 +177,7 @@ def _results(facts: Facts) -> Iterator[str]:
                 else f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]",
                 # A dash alone would hide why: the reason stands where the verdict would.
                 _verdict(r) or f"{r.status}: {markdown(r.reason)}",
+                _in_queue(r),
             )
             for r in facts.candidates
         ),
@@ -178,7 +186,18 @@ def _results(facts: Facts) -> Iterator[str]:
 
 def _verdict(record: Record) -> str:
     lacking = f" (unproven: {markdown(record.unproven)})" if record.unproven_verdict else ""
-    return f"{record.verdict}{lacking}" if record.verdict else ""
+    return f"{record.regime}: {record.verdict}{lacking}" if record.verdict else ""
+
+
+def _in_queue(record: Record) -> str:
+    """Against its best baseline there, which may be another."""
+    if record.queue_speedup is None:
+        return f"queue: {record.queue_verdict}" if record.queue_verdict else "–"
+    return (
+        f"queue: {record.queue_verdict}, {record.queue_speedup:.3f} "
+        f"[{record.queue_speedup_lo:.3f}, {record.queue_speedup_hi:.3f}] "
+        f"to {code(record.queue_best_baseline)}"
+    )
 
 
 def _statistics(facts: Facts) -> Iterator[str]:

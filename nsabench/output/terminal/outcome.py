@@ -77,14 +77,23 @@ def _speed(rows: Sequence[Record]) -> Iterator[str]:
     if not timed:
         yield "not timed (CPU)" if rows[0].device == "cpu" else "not timed"
         return
-    ratios = [r.speedup for r in timed if r.speedup is not None]
+    for regime in Regime:
+        of_one = [r.judged_in(regime) for r in timed]
+        judged = [one for one in of_one if one is not None]
+        if judged:
+            yield f"{regime}: {_ratios(judged)}"
+    if not any(r.verdict for r in timed):
+        yield "no verdict"
+
+
+def _ratios(judged: Sequence[tuple[Verdict, float | None]]) -> str:
+    ratios = [speedup for _, speedup in judged if speedup is not None]
     average = geometric_mean(ratios)
-    if average is None:
-        yield "no ratio"
-    else:
-        yield f"{average:.2f}x as fast ({min(ratios):.2f} to {max(ratios):.2f})"
-    counts = Counter(r.verdict for r in timed if r.verdict)
-    yield ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v]) or "no verdict"
+    said = "no ratio"
+    if average is not None:
+        said = f"{average:.2f}x as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+    counts = Counter(verdict for verdict, _ in judged)
+    return ", ".join([said, *(f"{counts[v]} {v}" for v in Verdict if counts[v])])
 
 
 def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:

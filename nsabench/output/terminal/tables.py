@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nsabench.assessment import labels
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.model.vocabulary import Regime, Role, Status, Verdict
 from nsabench.text import shown
 
 STYLES = {
@@ -101,9 +101,11 @@ def _standing(r: Record, *, narrow: bool) -> Text:
 
 
 def standing(record: Record) -> str:
-    """The verdict, marked where a check behind it was not shown to work."""
+    """The verdict of each regime, marked where a check behind it was not shown to work."""
     mark = "*" if record.unproven_verdict else ""
-    return f"{record.verdict}{mark}" if record.verdict else "-"
+    said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
+    said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []
+    return ", ".join(said) or "-"
 
 
 def baselines_table(records: Sequence[Record]) -> Table:

@@ -115,7 +115,8 @@ def test_a_mutated_set_is_restored_to_what_it_held(shipped, make_case, seed):
 def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
     controls = [i for i in shipped.values() if i.role is Role.CONTROL]
     assert {c.caught_by for c in controls} == {
-        *("parity", "roofline", "baseline", "timer", "host", "burst")
+        *("parity", "roofline", "baseline", "timer"),
+        *("host", "burst"),
     }
     on_cpu = {c.name for c in controls if Runs.CPU in c.devices}
     assert len(controls) >= 16
@@ -129,6 +130,9 @@ def test_every_control_says_what_catches_it_and_most_run_without_a_gpu(shipped):
         "patched_replay",
         "repeating_wrapper",
         "recalled_in_a_graph",
+        # No host is awaited where there is no device.
+        "needless_python",
+        "thousand_launches",
     }
 
 

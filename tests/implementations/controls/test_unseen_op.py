@@ -26,6 +26,7 @@ GENERIC = {
     *("side_stream_escape", "side_stream_unjoined", "default_stream"),
     *("sleeping_backward", "repeating_wrapper", "patched_replay"),
     *("recalled_in_a_graph", "recalled_gradients"),
+    *("needless_python", "thousand_launches", "hidden_in_a_thread"),
     *("zero_gradients", "stale_gradients", "gradients_of_exp2", "detached_keys"),
     *("lost_tail_row", "lost_tail_gradient", "lost_tail_of_the_last"),
     "lost_row_in_training",

@@ -56,6 +56,37 @@ def test_a_candidate_that_got_slower(compared: Compared) -> None:
     assert len(list(comparison.failures(slower=True))) == 4
 
 
+def test_a_candidate_that_got_slower_from_python_alone(compared: Compared) -> None:
+    """Its kernels are what they were; its host takes longer."""
+    quick = replace(STEADY, queue_ratio=lambda _: 1.5)
+    comparison = compared(quick, replace(NEWER, queue_ratio=lambda n: 1.0 if n == 64 else 1.5))
+    assert comparison.slower(0) == []
+    slow = comparison.slower_in_queue(0)
+    assert {cell.length for cell, _ in slow} == {64} and len(slow) == 4
+    for _, shift in slow:
+        assert shift.ratio == pytest.approx(1 / 1.5, rel=0.01)
+    failures = list(comparison.failures(slower=True))
+    assert len(failures) == 4 and all(", in the queue: 0.667 of" in line for line in failures)
+    assert list(comparison.failures(slower=False)) == []
+    assert "called from Python one behind the other" in markdown.render(comparison)
+
+
+def test_what_decides_nothing_in_the_queue_is_no_regression_there(compared: Compared) -> None:
+    quick = replace(STEADY, queue_ratio=lambda _: 1.5)
+    slow = replace(NEWER, queue_ratio=lambda _: 1.0, queue_caught=False)
+    comparison = compared(quick, slow)
+    assert comparison.slower_in_queue(0) == [] and not comparison.later[0].missed
+    assert {shift.difference for cell in comparison.cells for shift in cell.shifts} == {
+        Difference.SAME
+    }
+
+
+def test_runs_without_a_queue_are_compared_without(compared: Compared) -> None:
+    comparison = compared(STEADY, replace(NEWER, queue_ratio=lambda _: 1.5))
+    assert {cell.in_queue for cell in comparison.cells} == {(None,)}
+    assert "from Python" not in markdown.render(comparison)
+
+
 def test_a_slower_baseline_is_no_regression_of_the_candidate(compared: Compared) -> None:
     comparison = compared(STEADY, replace(NEWER, base_ms=0.3, ratio=lambda _: 2.25))
     differences = {(c.implementation, c.shifts[0].difference) for c in comparison.cells}

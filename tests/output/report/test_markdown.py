@@ -34,7 +34,7 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
         "Decision",
         "Commands",
     ]
-    assert "`quick_one` (selection_rows): 8 faster of 8 cases" in text
+    assert "`quick_one` (selection_rows): device: 8 faster of 8 cases" in text
     assert "There is no readable `environment.json`" in text
 
 
@@ -42,7 +42,7 @@ def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
     text = write_markdown(Facts.read(run), tmp_path).read_text()
     assert "<script" not in text.replace("\\<script", "")
     tables = [line for line in text.splitlines() if line.startswith("| N256")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {11}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {12}
 
 
 def test_an_invalid_run_says_so_first_and_decides_nothing(
@@ -74,7 +74,7 @@ def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> N
     summary = text.partition("## Environment")[0]
     assert f"**Unproven:** {markdown(sentence)}." in summary
     assert "of 16 cases; 16 rest on an unproven check" in summary
-    assert "| faster (unproven: timer, baseline, roofline) |" in text
+    assert "| device: faster (unproven: timer, baseline, roofline) |" in text
     page = write_html(facts, tmp_path).read_text()
     decision = page[page.index("Not every check behind these verdicts was shown to work") :]
     assert decision.index(sentence) < decision.index("of 16 cases, against the best")

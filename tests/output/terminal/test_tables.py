@@ -10,6 +10,7 @@ from rich.console import Console
 
 from nsabench.model.record import Record
 from nsabench.output import terminal
+from nsabench.output.terminal import tables
 
 
 def record(**what: Any) -> Record:
@@ -88,3 +89,11 @@ def test_what_is_cut_off_says_so() -> None:
     crashed = record(role="control", status="wrong", reason="x" * 101, caught="caught")
     console.print(terminal.baselines_table([crashed]))
     assert "x" * 99 + "…" in console.file.getvalue()
+
+
+def test_no_verdict_stands_without_its_regime() -> None:
+    assert tables.standing(record(status="ok", verdict="faster")) == "device faster"
+    both = record(status="ok", verdict="faster", queue_verdict="slower")
+    assert tables.standing(both) == "device faster, queue slower"
+    assert tables.standing(record(status="ok", verdict="same", mode="graph")) == "graph same"
+    assert tables.standing(record(status="ok", verdict=None)) == "-"
