@@ -138,3 +138,38 @@ def test_what_an_op_leaves_out_at_times_needs_a_default(tmp_path: Path) -> None:
     )
     said = load_in_a_process(tmp_path / "mine.py", None)
     assert "mine(q, k, v, cu_seqlens=None, *, window, sm_scale, max_seqlen)" in said
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ('role="alternative"', "has the role alternative and computes ''"),
+        ('computes="causal_attention"', "has the role candidate and computes 'causal_attention'"),
+        ('role="alternative", computes="nsa_attention"', "nsa_attention is that op"),
+        ('role="alternative", computes="sliding_windw"', "there is no op 'sliding_windw'"),
+        ('role="alternative", computes="selection_rows"', "has the size N, which that has not"),
+    ],
+)
+def test_an_alternative_says_which_other_op_it_computes(
+    tmp_path: Path, declared: str, sentence: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from nsabench import implementation\n"
+        f'@implementation(op="nsa_attention", name="mine", {declared})\n'
+        "def mine(q, k, v, cu_seqlens=None, *, sm_scale, max_seqlen):\n    return q\n"
+    )
+    assert sentence in load_in_a_process(tmp_path / "mine.py", None)
+
+
+def test_an_alternative_is_called_as_the_op_that_it_computes(tmp_path: Path) -> None:
+    text = (
+        "from nsabench import implementation\n"
+        '@implementation(op="nsa_attention", name="mine", role="alternative", '
+        'computes="causal_attention")\n'
+        "def mine(q, k, v, cu_seqlens=None, *, sm_scale, max_seqlen{more}):\n    return q\n"
+    )
+    (tmp_path / "mine.py").write_text(text.format(more=""))
+    assert "mine.py@" in load_in_a_process(tmp_path / "mine.py", None)
+    (tmp_path / "mine.py").write_text(text.format(more=", window"))
+    said = load_in_a_process(tmp_path / "mine.py", None)
+    assert "mine(q, k, v, cu_seqlens=None, *, sm_scale, max_seqlen)" in said

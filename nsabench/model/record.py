@@ -53,8 +53,8 @@ class Record:
     ]
     op: Annotated[str, Column("", "the contract")]
     implementation: Annotated[str, Column("", "the code that was measured")]
-    role: Annotated[Role, Column("", "candidate, baseline, alternative or control")]
-    direction: Annotated[Direction, Column("", "forward, backward, or step: both")]
+    role: Annotated[Role, Column("", "candidate, baseline or control")]
+    direction: Annotated[Direction, Column("", "forward or backward")]
     dtype: Annotated[DType, Column("", "element type of the inputs and the output")]
     device: Annotated[Device, Column("", "cuda or cpu")]
     shape: Annotated[Mapping[str, int], Column("1", "size {} of the op's shape")] = field(

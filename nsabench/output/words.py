@@ -38,6 +38,7 @@ WORDS = {
     "their own to decline",
     "complete": "every planned case was measured, and nothing failed",
     "decision": "from which length on a candidate is worth using, or why there is none",
+    "step": "a direction: a forward with what its backward needs, and that backward",
     "threshold": "the smallest tested length from which on every tested case passes the margin",
     "runtime": "what a gate loads from `thresholds.yaml`",
     "sel_triton_min_L": "the selected length from which on a gate uses the kernel; null: never",

@@ -121,7 +121,7 @@ def implementation(
             )
         if (of_role is Role.ALTERNATIVE) != bool(computes):
             raise UsageError(
-                f"implementation {name!r} is a {of_role} that computes {computes!r}",
+                f"implementation {name!r} has the role {of_role} and computes {computes!r}",
                 'an alternative, and nothing else, says which op it computes: role="alternative", '
                 'computes="causal_attention".',
             )
