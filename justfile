@@ -119,6 +119,11 @@ publish run: install
     .venv/bin/nsabench archive verify docs/results/archive
     echo "its page: $page; screenshots: docs/images"
 
+# The site of the published runs, into results/site: open its index.html, or copy it to any host
+site: install
+    rm -rf results/site
+    .venv/bin/nsabench site docs/results/h200-torch2.11.0-triton3.6.0-backward docs/results/archive --out results/site
+
 # Compile every kernel for other GPUs and other Tritons, with no GPU. `just preflight --help`
 preflight *arguments: install
     .venv/bin/nsabench preflight "$@"

@@ -9,8 +9,9 @@ from nsabench import conclusion
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
-from nsabench.execution import run
+from nsabench.execution import estimate, run
 from nsabench.execution.run import Finished
+from nsabench.machine.memory import memory_of
 from nsabench.model.vocabulary import MARGIN
 from nsabench.output import events, terminal
 from nsabench.planning.narrow import Narrowed
@@ -49,6 +50,9 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         tag=asked.tag,
         sandboxed=not asked.no_sandbox,
     )
+    if plan.device == "cpu":
+        # A GPU says by itself that it is out of memory; a host ends whoever asks for too much.
+        estimate.refuse_unfitting(plan, memory_of("cpu"))
     with _named(fit), shown as progress:
         return run.start(plan, asked.out, progress, signer=signer, fit=fit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -11,7 +12,8 @@ import click
 from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say
-from nsabench.execution import run
+from nsabench.execution import estimate, run
+from nsabench.machine.memory import memory_of
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.planning.narrow import Narrowed
 
@@ -35,7 +37,10 @@ def command(
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Print the resolved cases and their ids, without running them.
+    """Print the resolved cases and their ids, about how long each takes and how much memory at
+    least, without running them.
+
+    A case that cannot fit the memory of this machine, or of its GPU, is refused.
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
@@ -47,16 +52,23 @@ def command(
         ops_file,
         narrowed=Narrowed(where, only),
     )
+    estimate.refuse_unfitting(plan, memory_of(plan.device))
+    takes = {planned.id: estimate.of_case(planned, plan.device) for planned in plan.cases}
     if as_json:
-        say(json.dumps(plan.model_dump(mode="json"), indent=1))
+        estimates = {case_id: asdict(one) for case_id, one in takes.items()}
+        say(json.dumps({**plan.model_dump(mode="json"), "estimates": estimates}, indent=1))
         return
     for planned in plan.cases:
-        say(f"{planned.id}  {labels.of_case(planned.case)}")
+        one = takes[planned.id]
+        cost = f"{estimate.duration(one.seconds):>6}  {estimate.gigabytes(one.bytes):>8}"
+        say(f"{planned.id}  {cost}  {labels.of_case(planned.case)}")
     for item in plan.implementations:
         say(f"  {item.role:9}  {item.op}  {item.name}  (from {item.source})")
         for line in _alongside(plan, item):
             say(f"             {line}")
-    say(f"{len(plan.cases)} cases, {sum(len(c.implementations) for c in plan.cases)} records")
+    total = estimate.duration(sum(one.seconds for one in takes.values()))
+    records = sum(len(c.implementations) for c in plan.cases)
+    say(f"{len(plan.cases)} cases, {records} records, about {total} and as much again to compile")
 
 
 def _alongside(plan: Plan, item: ImplementationInfo) -> Iterator[str]:

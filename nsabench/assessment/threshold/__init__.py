@@ -3,7 +3,7 @@
 from nsabench.assessment.threshold.decide import Decision, decide_all
 from nsabench.assessment.threshold.document import as_markdown, as_yaml, read, write
 from nsabench.assessment.threshold.evidence import of_records, of_run, of_tables, records_of
-from nsabench.assessment.threshold.of_a_run import decide_run, said_otherwise
+from nsabench.assessment.threshold.of_a_run import decide_records, decide_run, said_otherwise
 from nsabench.model.vocabulary import MARGIN
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "as_markdown",
     "as_yaml",
     "decide_all",
+    "decide_records",
     "decide_run",
     "of_records",
     "of_run",

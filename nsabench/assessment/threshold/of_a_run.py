@@ -17,7 +17,7 @@ from nsabench.assessment.threshold.evidence import of_records
 from nsabench.machine.environment.model import Environment
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Regime
+from nsabench.model.vocabulary import MARGIN, Regime
 
 THRESHOLDS = "thresholds.yaml"
 
@@ -25,6 +25,11 @@ THRESHOLDS = "thresholds.yaml"
 def decide_run(records: Sequence[Record], plan: Plan) -> list[Decision]:
     """The decisions of one run, for the margin that it was made for."""
     return decide_all([of_records(records, plan)], plan.margin)
+
+
+def decide_records(records: Sequence[Record]) -> list[Decision]:
+    """The same of a run of which only the records are there, for the usual margin."""
+    return decide_all([of_records(records)], MARGIN)
 
 
 def said_otherwise(folder: Path, plan: Plan, decisions: Sequence[Decision]) -> str:

@@ -24,7 +24,16 @@ function drawTime() {
   const groups = seriesOf(chosen().filter((r) => r.role !== "control"));
   const records = groups.get(selected.series) || [];
   const lengths = distinct(records, "length").sort((a, b) => a - b);
-  return drawChart("time", { rows: timeRows(records) }, { ...kinds(true, records), lengths, lengthTitle: lengthTitle(records), timeLabel: TIME_LABEL }, { select: showCase });
+  const rows = timeRows(records);
+  // Each layer its own: one that is left with nothing is left out.
+  const datasets = {
+    rows,
+    others: rows.filter((r) => r.kind === OTHERS),
+    least: rows.filter((r) => r.kind === LEAST),
+    main: rows.filter((r) => r.kind !== OTHERS && r.kind !== LEAST),
+    spread: rows.filter((r) => r.p20_ms !== null),
+  };
+  return drawChart("time", datasets, { ...kinds(true, records), lengths, lengthTitle: lengthTitle(records), timeLabel: TIME_LABEL }, { select: showCase });
 }
 
 function drawSamples() {

@@ -24,6 +24,12 @@ async function drawChart(name, datasets, values, options = {}) {
     return;
   }
   plot.style.minWidth = options.minWidth ? `${options.minWidth}px` : "";
+  if (options.minWidth) {
+    const scroll = plot.parentElement;
+    scroll.tabIndex = 0;
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", `Chart: ${name}`);
+  }
   const spec = filled(specifications[name], { ...themeValues(), ...values });
   // A layer without data has no extent, which Vega complains of.
   if (spec.layer) spec.layer = spec.layer.filter((l) => !l.data || (datasets[l.data.name] || []).length);

@@ -38,7 +38,7 @@ function setTheme(theme) {
   const button = document.getElementById("theme");
   button.textContent = `theme: ${theme}`;
   button.dataset.theme = theme;
-  button.setAttribute("aria-label", `Colour theme: ${theme === "auto" ? "as the system" : theme}`);
+  button.setAttribute("title", `Colour theme: ${theme === "auto" ? "as the system" : theme}`);
 }
 
 function watchTheme(redraw) {

@@ -1,0 +1,40 @@
+"""nsabench site"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsabench.cli import _options
+from nsabench.cli._open import show_page
+from nsabench.cli._say import say
+
+
+@click.command("site")
+@click.argument("places", nargs=-1, required=True, metavar="RUN|ARCHIVE...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("site"),
+    show_default=True,
+    metavar="DIR",
+    help="A new folder for the site.",
+)
+@_options.ops_of_the_run
+@_options.open_page
+def command(places: tuple[str, ...], out: Path, open_page: bool) -> None:
+    """Write a static site: what was decided where, leaderboards, trends, every run, downloads.
+
+    It works from a folder as from any host, and asks nothing of a network. Signed runs are verified
+    first.
+
+    Example: nsabench site results/20260101T120000Z-a1b2c3 docs/results/archive --out site
+    """
+    # Its libraries come with an extra and take a while to load: not for the sake of --help.
+    from nsabench.output import site
+
+    page = site.write(places, out)
+    say(page)
+    if open_page:
+        show_page(page)

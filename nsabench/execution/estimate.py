@@ -1,0 +1,73 @@
+"""What a plan will take: time and memory of each case, before anything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsabench import ops
+from nsabench.assessment import labels
+from nsabench.errors import UsageError
+from nsabench.model.case import FixedCount
+from nsabench.model.plan import Device, Plan, PlannedCase
+
+# Seconds that an implementation takes of a case beside its samples: building, parity, warming up.
+# Medians of the published runs on an H200, and of `quick` on two cores; the first compilation of a
+# kernel comes on top, and a busy host takes several times as long.
+BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
+ROUND_S = 0.02  # of a rule that counts rounds
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """seconds: about. bytes: at least, since every input set lies in memory at once."""
+
+    seconds: float
+    bytes: int
+
+
+def of_case(planned: PlannedCase, device: Device) -> Estimate:
+    """What a case takes. Two sets of inputs and outputs are the fewest that it is measured on; the
+    compulsory bytes of a call are no more than those of one set."""
+    case = planned.case
+    stopping = case.timing.stopping
+    if isinstance(stopping, FixedCount):
+        sampling = stopping.rounds * ROUND_S
+    else:
+        sampling = stopping.budget_s
+    seconds = sampling + BESIDE_S[device] * len(planned.implementations)
+    return Estimate(
+        min(seconds, case.timeout_s * len(planned.implementations)),
+        max(2, case.streams) * ops.work(case).bytes_min,
+    )
+
+
+def refuse_unfitting(plan: Plan, memory: int | None) -> None:
+    """Raises `UsageError` for cases that cannot be held in `memory` bytes; None: unknown."""
+    if memory is None:
+        return
+    needs = {planned.id: of_case(planned, plan.device).bytes for planned in plan.cases}
+    over = [planned for planned in plan.cases if needs[planned.id] > memory]
+    if over:
+        worst = max(over, key=lambda planned: needs[planned.id])
+        others = "another" if len(over) == 2 else f"{len(over) - 1} others"
+        more = f", and so {'does' if len(over) == 2 else 'do'} {others}" if len(over) > 1 else ""
+        raise UsageError(
+            f"{labels.named_case(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
+            f"and there are {gigabytes(memory)}",
+            "leave them out with --where, or make them smaller.",
+        )
+
+
+def gigabytes(count: int) -> str:
+    """A size for a person: 3.4 TB, 12 GB, 0.5 MB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
+
+
+def duration(seconds: float) -> str:
+    """A time for a person: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

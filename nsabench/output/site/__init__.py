@@ -1,0 +1,5 @@
+"""A static site of many runs: what was decided where, leaderboards, trends, every run's page."""
+
+from nsabench.output.site.write import INDEX, write
+
+__all__ = ["INDEX", "write"]

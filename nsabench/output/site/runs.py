@@ -1,0 +1,137 @@
+"""The runs of a site, from folders and archives: what each measured, and who vouches for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nsabench.assessment import threshold
+from nsabench.assessment.tables import read_records
+from nsabench.assessment.threshold import Decision
+from nsabench.bounds import limits
+from nsabench.errors import UsageError
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.archive import TABLES, ArchivedRun
+from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.execution.folder import RunFolder
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Catch
+from nsabench.output.report import Facts
+from nsabench.output.site.leaderboard import versions
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """A run as the site shows it. facts: all of it, of a run folder; an archive keeps its tables
+    alone. keyid: of the key that signed it; empty where nobody did."""
+
+    run_id: str
+    created: str
+    trust: Trust
+    keyid: str
+    records: Sequence[Record]
+    decisions: Sequence[Decision]
+    facts: Facts | None = None
+
+    @property
+    def device(self) -> str:
+        return next((r.gpu_name for r in self.records if r.gpu_name), "") or "a CPU"
+
+    @property
+    def versions(self) -> str:
+        return versions(self.records[0]) if self.records else ""
+
+    @property
+    def ops(self) -> list[str]:
+        return sorted({r.op for r in self.records})
+
+    @property
+    def cases(self) -> int:
+        return len({r.case_id for r in self.records})
+
+    @property
+    def missed(self) -> list[str]:
+        """Controls that got away: the run decides nothing."""
+        return sorted({r.implementation for r in self.records if r.caught is Catch.MISSED})
+
+
+def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
+    """The runs of folders and archives, a run once, the latest first. What is signed of them is
+    copied into a new archive at `copied`.
+
+    Raises `UsageError` for a place that is neither, and `VerificationFailed` for a run that is not
+    what was signed.
+    """
+    runs: dict[str, SiteRun] = {}
+    archived: list[tuple[Archive, ArchivedRun]] = []
+    for place in places:
+        if (Path(place) / "plan.yaml").is_file():
+            run = _of_folder(Path(place), copied)
+            runs[run.run_id] = run
+        else:
+            archive = Archive(place)
+            found = archive.survey()
+            if found.broken:
+                raise UsageError(
+                    f"{place} is not sound: {found.broken[0]}",
+                    "`nsabench archive verify` says what is broken.",
+                )
+            archived += [(archive, one) for one in found.sound]
+    if not runs and not archived:
+        raise UsageError("there is no run for a site", "give run folders, or an archive.")
+    for archive, one in archived:
+        _copy(archive, one, copied)
+        if one.run_id not in runs:
+            runs[one.run_id] = _of_archive(archive, one)
+    return sorted(runs.values(), key=lambda run: run.created, reverse=True)
+
+
+def _of_folder(folder: Path, copied: Path) -> SiteRun:
+    RunFolder.existing(folder)
+    trust, keyid = Trust.UNSIGNED, ""
+    if (folder / MANIFEST).exists():
+        report = verify(folder)
+        report.raise_if_broken()
+        trust, keyid = report.trust, report.keyid
+        Archive(str(copied), create=True).add(folder)
+    facts = Facts.read(folder)
+    return SiteRun(
+        facts.plan.run_id,
+        f"{facts.plan.created:%Y-%m-%d %H:%M}",
+        trust,
+        keyid,
+        facts.records,
+        [] if facts.invalidating else facts.decisions,
+        facts,
+    )
+
+
+def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        found = archive.store.as_file(run.object("records"), folder, limits.TABLE)
+        shutil.copyfile(found, folder / "records.parquet")
+        records = read_records(folder)
+    predicate = run.statement.predicate
+    missed = any(r.caught is Catch.MISSED for r in records)
+    decisions = [] if missed else threshold.decide_records(records)
+    return SiteRun(
+        run.run_id,
+        f"{predicate.plan.created:%Y-%m-%d %H:%M}",
+        run.trust,
+        predicate.signer.keyid,
+        records,
+        decisions,
+    )
+
+
+def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
+    objects = [(run.object(table), limits.TABLE) for table in TABLES]
+    for name, most in [*objects, (run.prefix + MANIFEST, limits.MANIFEST)]:
+        path = to / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(archive.store.read(name, most))

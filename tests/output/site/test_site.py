@@ -1,0 +1,107 @@
+"""A site of runs and archives, from a folder and in a browser without a network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.manifest import seal, verify
+from nsabench.model.vocabulary import Status
+from nsabench.output import site
+from nsabench.output.report import Facts
+from nsabench.output.site.leaderboard import leaderboards
+from nsabench.signing import load_signer
+from tests.output.report.browser import Browser
+from tests.output.report.conftest import browser as browser
+from tests.runs import Made, make_run
+
+SIGNED = Made(run_id="20260101T000000Z-aaaaaa")
+WRONG = Made(
+    run_id="20260301T000000Z-bbbbbb",
+    created=datetime(2026, 3, 1, tzinfo=UTC),
+    torch="2.12.0",
+    status=lambda n: Status.WRONG if n == 64 else Status.OK,
+)
+ARCHIVED = replace(SIGNED, run_id="20260201T000000Z-cccccc", gpu="NVIDIA A100")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a signed run, an unsigned one, and an archive that holds another."""
+    folder = tmp_path_factory.mktemp("site")
+    signed, wrong = make_run(folder / "signed", SIGNED), make_run(folder / "wrong", WRONG)
+    seal(signed, load_signer({}))
+    archived = make_run(folder / "archived", ARCHIVED)
+    seal(archived, load_signer({}))
+    Archive(str(folder / "archive"), create=True).add(archived)
+    return site.write([str(signed), str(wrong), str(folder / "archive")], folder / "out")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: bool) -> None:
+    for one in [page, page.parent / "trends.html", *page.parent.rglob("pages/*/report.html")]:
+        browser.open(one, width=width, dark=dark)
+        assert browser.errors() == [] and browser.requests() == []
+        assert browser.js("return document.documentElement.scrollWidth") <= width
+        links: list[str] = browser.js(
+            "return [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))"
+        )
+        for link in links:
+            name, _, anchor = link.partition("#")
+            assert (one.parent / name).exists(), link
+            if anchor:
+                assert browser.js("return !!document.getElementById(arguments[0])", anchor), link
+
+
+def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
+    text = re.sub(r"<script.*?</script>|<[^>]+>", " ", page.read_text(), flags=re.S)
+    text = " ".join(text.split())
+    assert text.count("worth using from L = 256 on") == 3
+    assert "3 runs, 2026-01-01 to 2026-03-01" in text
+    assert "Sparse attention on NVIDIA A100, NVIDIA H200" in text
+    assert text.count("Unsigned: nothing shows") == 1
+    assert f"nsabench verify runs/{WRONG.run_id} --require unsigned" in text
+
+
+def test_what_is_downloaded_can_be_verified(page: Path) -> None:
+    archive = Archive(str(page.parent / "archive")).survey()
+    assert [run.run_id for run in archive.sound] == [SIGNED.run_id, ARCHIVED.run_id]
+    assert not archive.broken and not archive.stray
+    assert verify(page.parent / "runs" / SIGNED.run_id).broken is None
+
+
+def test_a_leaderboard_has_the_right_ones_by_speed_and_the_wrong_ones_with_why(
+    tmp_path: Path,
+) -> None:
+    records = Facts.read(make_run(tmp_path / "wrong", WRONG)).records
+    older = Facts.read(make_run(tmp_path / "older", replace(WRONG, status=lambda _: Status.OK)))
+    [board] = leaderboards([("new", records), ("old", older.records)])
+    assert board.run_id == "new", "the latest run says"
+    *right, last = board.entries
+    assert last.implementation == "mine" and (last.right, last.cases) == (12, 16)
+    assert last.wrong.startswith("wrong: ")
+    assert all(not entry.wrong for entry in right)
+    means = [entry.mean for entry in right if entry.mean is not None]
+    assert means == sorted(means) and min(means) >= 1
+    [board] = leaderboards([("old", older.records)])
+    mine = next(entry for entry in board.entries if entry.implementation == "mine")
+    assert mine.least == 1 and 0 < mine.fastest < mine.cases
+    assert mine.mean is not None and mine.greatest is not None
+    assert mine.least < mine.mean < mine.greatest
+
+
+def test_what_makes_no_site(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", SIGNED)
+    with pytest.raises(UsageError, match="not an empty folder"):
+        site.write([str(run)], run)
+    seal(run, load_signer({}))
+    (run / "thresholds.yaml").write_text("runtime: {sel_triton_min_L: 1}\n")
+    with pytest.raises(VerificationFailed):
+        site.write([str(run)], tmp_path / "out")
