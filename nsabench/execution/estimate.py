@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.errors import UsageError
-from nsabench.model.case import FixedCount
+from nsabench.model.case import FixedCount, Stopping
 from nsabench.model.plan import Device, Plan, PlannedCase
 
 # Seconds that an implementation takes of a case beside its samples: building, parity, warming up.
@@ -29,16 +29,17 @@ def of_case(planned: PlannedCase, device: Device) -> Estimate:
     """What a case takes. Two sets of inputs and outputs are the fewest that it is measured on; the
     compulsory bytes of a call are no more than those of one set."""
     case = planned.case
-    stopping = case.timing.stopping
-    if isinstance(stopping, FixedCount):
-        sampling = stopping.rounds * ROUND_S
-    else:
-        sampling = stopping.budget_s
-    seconds = sampling + BESIDE_S[device] * len(planned.implementations)
+    seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
     return Estimate(
         min(seconds, case.timeout_s * len(planned.implementations)),
         max(2, case.streams) * ops.work(case).bytes_min,
     )
+
+
+def _sampling_s(stopping: Stopping) -> float:
+    if isinstance(stopping, FixedCount):
+        return stopping.rounds * ROUND_S
+    return stopping.budget_s
 
 
 def refuse_unfitting(plan: Plan, memory: int | None) -> None:
