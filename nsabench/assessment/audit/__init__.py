@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nsabench.assessment.audit import completeness, decode, explanation, flat, speedups, table
+from nsabench.assessment.audit import (
+    completeness,
+    decode,
+    explanation,
+    flat,
+    hosts,
+    speedups,
+    table,
+)
 from nsabench.assessment.checks import Effect, Finding, Limits, run_all
 from nsabench.machine import datasheet
 
@@ -33,6 +41,7 @@ def audit_csv(path: Path, gpu: str | None = None) -> list[Finding]:
     ]
     findings += completeness.check(read)
     findings += speedups.check(read)
+    findings += hosts.check(read)
     findings += decode.check(read)
     findings += flat.check(read)
     findings += explanation.check(rows, findings)

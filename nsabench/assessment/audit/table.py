@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -41,6 +42,9 @@ OTHERS = {
     "spans": ("n_spans", "nspans", "num_spans", "spans"),
     "status": ("status", "result", "verdict"),
 }
+# At the end of what such a column is called, behind the implementation that it is of.
+HOST = re.compile(r"(^|[_\s])(host|cpu)(_time)?$")
+LAUNCHES = re.compile(r"(^|[_\s])(n_|num_)?(kernel_)?launches$")
 UNITS_MS = {"_ms": 1.0, "_us": 1e-3, "_ns": 1e-6, "_s": 1e3}
 DIRECTIONS = {
     "": Direction.FORWARD,
@@ -81,7 +85,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with the roles of its columns. `times` maps a column to its unit in ms."""
+    """A table with the roles of its columns. `times` maps a column to its unit in ms.
+
+    hosts: by implementation, in lower case, the column of what a call holds its host for and its
+      unit in ms; launches: by implementation, the column of these. "": a column that names none.
+    """
 
     lines: list[Line]
     columns: list[str]
@@ -90,6 +98,8 @@ class Table:
     times: dict[str, float]
     candidate: str | None
     baselines: list[str]
+    hosts: dict[str, tuple[str, float]] = field(default_factory=dict)
+    launches: dict[str, str] = field(default_factory=dict)
 
     def time_ms(self, line: Line, column: str) -> float | None:
         value = line.value(column)
@@ -109,7 +119,7 @@ class Table:
             words.append("backward")
         if self._streams(line) != 1:
             words.append(f"{self._streams(line)} streams")
-        if self._mode(line) is Mode.GRAPH:
+        if self.mode(line) is Mode.GRAPH:
             words.append("graph")
         if spans := self.cell(line, "spans"):
             words.append(f"{spans} spans")
@@ -123,7 +133,7 @@ class Table:
         """None of a word that is not known."""
         return DIRECTIONS.get(self.cell(line, "direction").lower())
 
-    def _mode(self, line: Line) -> Mode | None:
+    def mode(self, line: Line) -> Mode | None:
         """None of a word that is not known."""
         return MODES.get(self.cell(line, "mode").lower())
 
@@ -134,6 +144,7 @@ class Table:
     def _unknown(self) -> list[str]:
         """Columns whose role is not known."""
         known = {*self.times, *self.sizes.values(), *self.others.values()}
+        known |= {column for column, _ in self.hosts.values()} | {*self.launches.values()}
         return [column for column in self.columns if column not in known]
 
     @cached_property
@@ -151,7 +162,7 @@ class Table:
         """With every word of a direction or mode that is not known: it makes another case."""
         words = [self.cell(line, "distribution")]
         words += [self.cell(line, "direction")] if self._direction(line) is None else []
-        words += [self.cell(line, "mode")] if self._mode(line) is None else []
+        words += [self.cell(line, "mode")] if self.mode(line) is None else []
         return " ".join(word for word in words if word)
 
     def rows(self) -> list[Row]:
@@ -192,7 +203,7 @@ class Table:
             direction=self._direction(line) or Direction.FORWARD,
             distribution=self._distribution(line),
             streams=self._streams(line),
-            mode=self._mode(line) or Mode.STREAM,
+            mode=self.mode(line) or Mode.STREAM,
             mae=line.number_or_nan(self.others.get("mae")) if role is Role.CANDIDATE else None,
             errors_against=" and ".join(name_of(b) for b in self.baselines),
             median_ms=time,
@@ -221,6 +232,12 @@ def read(path: Path) -> Table:
         raise UsageError(f"{path} {error}", "give a CSV file of timings.") from None
     lines = [Line(number, dict(zip(columns, cells, strict=True))) for number, cells in rows]
     times = {c: unit for c in columns for u, unit in UNITS_MS.items() if c.lower().endswith(u)}
+    hosts = {
+        HOST.sub("", name_of(c).lower()): (c, times.pop(c))
+        for c in list(times)
+        if HOST.search(name_of(c).lower())
+    }
+    launches = {LAUNCHES.sub("", c.lower()): c for c in columns if LAUNCHES.search(c.lower())}
     if not times or not lines:
         raise UsageError(
             f"{path} holds no timings: its columns are {', '.join(columns) or 'missing'}",
@@ -234,6 +251,8 @@ def read(path: Path) -> Table:
         sizes={k: c for k, names in SIZES.items() if (c := _column(columns, names))},
         others=others,
         times=times,
+        hosts=hosts,
+        launches=launches,
         candidate=candidate,
         baselines=[
             c for c in times if c != candidate and name_of(c).lower().split("_")[0] in BASELINES
