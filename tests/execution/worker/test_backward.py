@@ -113,10 +113,10 @@ def test_every_gradient_is_looked_at() -> None:
         assert "0.9 times the right one" in found.diagnosis
 
 
-def test_controls_of_gradients_are_for_a_backward_only() -> None:
+def test_controls_of_gradients_are_for_what_has_some() -> None:
     """A forward, in which they would be right, is not planned with them."""
     for name in ("zero_gradients", "stale_gradients", "gradients_of_exp2", "detached_keys"):
-        assert shipped[name].directions == (Direction.BACKWARD,)
+        assert shipped[name].directions == (Direction.BACKWARD, Direction.STEP)
 
 
 def test_an_implementation_without_a_backward_is_unsupported() -> None:
