@@ -57,7 +57,7 @@ def check(name: str, case: Case) -> None:
     CaseArm(shipped[name], case, "cpu", InputSets(case, "cpu"), Random(0)).check()
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
 @pytest.mark.parametrize("distribution", ops.get(OP).distributions)
 def test_baselines_are_right(distribution, direction) -> None:
     if direction.differentiates and distribution in ("large_logits", "one_hot"):

@@ -81,7 +81,7 @@ def test_they_are_around_the_first_baseline_that_runs_on_most_devices() -> None:
     assert controls(baseline("interpreted", Runs.INTERPRETER)) == []
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
 def test_the_gate_catches_them(direction: Direction) -> None:
     case = Case(
         op="rmsnorm",
