@@ -30,10 +30,7 @@ def of_case(planned: PlannedCase, device: Device) -> Estimate:
     compulsory bytes of a call are no more than those of one set."""
     case = planned.case
     stopping = case.timing.stopping
-    if isinstance(stopping, FixedCount):
-        sampling = stopping.rounds * ROUND_S
-    else:
-        sampling = stopping.budget_s
+    sampling = stopping.rounds * ROUND_S if isinstance(stopping, FixedCount) else stopping.budget_s
     seconds = sampling + BESIDE_S[device] * len(planned.implementations)
     return Estimate(
         min(seconds, case.timeout_s * len(planned.implementations)),
@@ -49,8 +46,9 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
     over = [planned for planned in plan.cases if needs[planned.id] > memory]
     if over:
         worst = max(over, key=lambda planned: needs[planned.id])
-        others = "another" if len(over) == 2 else f"{len(over) - 1} others"
-        more = f", and so {'does' if len(over) == 2 else 'do'} {others}" if len(over) > 1 else ""
+        more = {1: "", 2: ", and so does another"}.get(
+            len(over), f", and so do {len(over) - 1} others"
+        )
         raise UsageError(
             f"{labels.named_case(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
             f"and there are {gigabytes(memory)}",
