@@ -50,8 +50,9 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
     over = [planned for planned in plan.cases if needs[planned.id] > memory]
     if over:
         worst = max(over, key=lambda planned: needs[planned.id])
-        others = "another" if len(over) == 2 else f"{len(over) - 1} others"
-        more = f", and so {'does' if len(over) == 2 else 'do'} {others}" if len(over) > 1 else ""
+        more = {1: "", 2: ", and so does another"}.get(
+            len(over), f", and so do {len(over) - 1} others"
+        )
         raise UsageError(
             f"{labels.named_case(worst.case)} takes at least {gigabytes(needs[worst.id])}{more}, "
             f"and there are {gigabytes(memory)}",

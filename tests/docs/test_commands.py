@@ -18,6 +18,7 @@ from nsabench.cli import group
 # They measure, write or change something; what they make is read by the others.
 WRITING = {
     "init",
+    "profile",
     "site",
     "completion",
     "key generate",

@@ -11,8 +11,8 @@ from tests.output.report.browser import chromium
 def main(page: Path, folder: Path) -> None:
     with chromium() as browser:
         for name, width, height, dark, where, padding in (
-            ("report", 1200, 900, False, "#faster", "7rem"),
-            ("report-phone", 375, 760, True, "[data-chart=time]", "0"),
+            ("report", 1200, 1150, False, "header", "0"),
+            ("report-phone", 375, 760, True, "#faster", "0"),
         ):
             browser.open(page.resolve(), width=width, height=height, dark=dark)
             browser.js(

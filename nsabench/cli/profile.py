@@ -1,0 +1,109 @@
+"""nsabench profile"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from nsabench.cli._say import say
+from nsabench.cli._trust import admit
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.output import reproduction
+from nsabench.output.report.files import replace
+from nsabench.planning.yaml_document import nearest
+from nsabench.sources import digest_of
+
+TOOLS = {
+    "ncu": ["--profile-from-start", "off", "--set", "full", "-f", "-o"],
+    "nsys": ["profile", "-c", "cudaProfilerApi", "-f", "true", "-o"],
+}
+
+
+@click.command("profile")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("case")
+@click.argument("implementation")
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.py",
+    help="Write a file that calls it on the same inputs, with torch alone, and stop there.",
+)
+@click.option("--tool", type=click.Choice(list(TOOLS)), help="Default: ncu, or else nsys.")
+@click.option("--out", default="profile", show_default=True, help="What the profile is called.")
+def command(
+    run: Path, case: str, implementation: str, script: Path | None, tool: str | None, out: str
+) -> None:
+    """Look at one implementation on one case of a run, alone, with ncu or nsys.
+
+    CASE is its id, or how it begins. With --script, no profiler is needed: the file calls the
+    implementation on the inputs that lie beside it, for a profiler or a bug report.
+
+    Example: nsabench profile results/rows 25b3bbb3bf1c mine --script alone.py
+    """
+    admit(run)
+    plan = Plan.read(run / "plan.yaml")
+    planned = _case(plan, case)
+    info = _implementation(plan, planned, implementation)
+    if script is not None:
+        if script.suffix != ".py":
+            raise UsageError(f"{script} is no Python file", "give one such as alone.py.")
+        _write(run, plan, planned, info, script)
+        say(script)
+        say(script.with_suffix(".pt"))
+        return
+    found = tool or next((name for name in TOOLS if shutil.which(name)), None)
+    if found is None or shutil.which(found) is None:
+        raise EnvironmentRefused(
+            f"{found or 'neither ncu nor nsys'} is {'not ' if found else ''}here",
+            "install it, or give --script FILE.py.",
+        )
+    with TemporaryDirectory() as scratch:
+        alone = Path(scratch) / "alone.py"
+        _write(run, plan, planned, info, alone)
+        done = subprocess.run([found, *TOOLS[found], out, sys.executable, str(alone)])
+    if done.returncode:
+        raise EnvironmentRefused(f"{found} ended with {done.returncode}", "read what it said.")
+
+
+def _case(plan: Plan, given: str) -> PlannedCase:
+    found = [planned for planned in plan.cases if planned.id.startswith(given)]
+    if len(found) != 1 or not given:
+        raise UsageError(
+            f"{len(found) or 'no'} cases of {plan.run_id} begin with {given!r}",
+            "give the id of one: the page and the log of a case name it.",
+        )
+    return found[0]
+
+
+def _implementation(plan: Plan, planned: PlannedCase, name: str) -> ImplementationInfo:
+    if name not in planned.implementations:
+        raise UsageError(
+            f"{name!r} was not measured on {planned.id}",
+            nearest(name, list(planned.implementations)),
+        )
+    info = plan.info(planned.case.op, name)
+    if info.source.is_file:
+        digest_of(Path(plan.kernels), plan.sources)  # refuses one that is another by now
+    return info
+
+
+def _write(
+    run: Path, plan: Plan, planned: PlannedCase, info: ImplementationInfo, script: Path
+) -> None:
+    replace(script, reproduction.script(plan, planned.case, info))
+    drawing = [sys.executable, "-m", "nsabench.execution.draw", str(run), planned.id]
+    done = subprocess.run(
+        [*drawing, str(script.with_suffix(".pt"))], capture_output=True, text=True
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise EnvironmentRefused(
+            f"the inputs could not be drawn: {last}", "`nsabench doctor` looks at this machine."
+        )
