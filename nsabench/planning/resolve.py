@@ -15,10 +15,9 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
-from nsabench.planning import matrix
+from nsabench.planning import matrix, shards
 from nsabench.planning.matrix import LoadedMatrix, Selection
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.planning.shards import share
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
@@ -72,8 +71,12 @@ def resolve(
             names = _select(loaded, case, implementations, kernels)
             names = narrowed.of(case, names, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
-    cases = _with_controls(share(list(chosen.values()), shard), implementations)
-    used = {(c.case.op, name) for c in cases for name in c.implementations}
+    whole = list(chosen.values())
+    cases = _with_controls(shards.share(whole, shard), implementations)
+    is_whole = shard == shards.ALL
+    canary = None if is_whole else shards.canary(whole, implementations, device)
+    measured = cases if canary is None else [*cases, canary]
+    used = {(c.case.op, name) for c in measured for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
         run_id="-".join(filter(None, (f"{now:%Y%m%dT%H%M%SZ}", token_hex(3), tag))),
@@ -88,6 +91,8 @@ def resolve(
         margin=margin,
         sandboxed=sandboxed,
         where=narrowed.where,
+        whole="" if is_whole else " ".join(chosen),
+        canary=canary,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,

@@ -8,7 +8,10 @@ from collections.abc import Hashable, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.plan import PlannedCase
+from nsabench.model.plan import ImplementationInfo, PlannedCase
+from nsabench.model.vocabulary import Direction, Mode, Role
+
+ALL = "1/1"
 
 
 def share(cases: Sequence[PlannedCase], shard: str) -> list[PlannedCase]:
@@ -42,3 +45,31 @@ def share(cases: Sequence[PlannedCase], shard: str) -> list[PlannedCase]:
         if smallest == index - 1:
             mine.update(planned.id for planned in ladder)
     return [planned for planned in cases if planned.id in mine]
+
+
+def canary(
+    cases: Sequence[PlannedCase], implementations: Sequence[ImplementationInfo], device: str
+) -> PlannedCase | None:
+    """The case that all shards of these cases measure: the middle one, by its work, of those whose
+    times say most of a host; with the candidates and baselines that run on the device.
+
+    A forward on one stream is chosen where there is one. None where nothing runs there.
+    """
+    runs = {
+        (i.op, i.name)
+        for i in implementations
+        if i.role is not Role.CONTROL and device in map(str, i.devices)
+    }
+    able = [
+        planned.model_copy(update={"implementations": names, "alongside": ()})
+        for planned in cases
+        if (names := tuple(n for n in planned.implementations if (planned.case.op, n) in runs))
+    ]
+    plain = [planned for planned in able if _is_plain(planned)] or able
+    ordered = sorted(plain, key=lambda p: (ops.work(p.case).bytes_min, p.id))
+    return ordered[len(ordered) // 2] if ordered else None
+
+
+def _is_plain(planned: PlannedCase) -> bool:
+    case = planned.case
+    return (case.direction, case.mode, case.streams) == (Direction.FORWARD, Mode.STREAM, 1)
