@@ -40,6 +40,13 @@ shard = click.option(
     metavar="i/n",
     help="Take the i-th of n parts of the plan; cases that differ only in length stay together.",
 )
+balance = click.option(
+    "--balance",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="Balance the shards by the times of an earlier run, the same for all. Default: by the "
+    "work of the cases.",
+)
 margin = click.option(
     "--margin",
     type=click.FloatRange(min=1),
@@ -118,6 +125,7 @@ class Measuring:
     kernels: Path | None
     ops_file: Path | None
     shard: str
+    balance: Path | None
     margin: float
     where: tuple[str, ...]
     only: tuple[str, ...]
@@ -135,7 +143,7 @@ def measuring(command: Callable[[Measuring], int]) -> Callable[..., int]:
 
     with_options: Callable[..., int] = called
     for option in (
-        *(verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
+        *(verbose, tag, no_sandbox, ops_file, kernels, only, where, balance, shard, margin),
         *(resume, out, quick, device, matrices),
     ):
         with_options = option(with_options)

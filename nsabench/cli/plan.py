@@ -12,7 +12,9 @@ from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.execution import run
+from nsabench.fleet.balance import of_run
 from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.planning.cost import by_work
 from nsabench.planning.narrow import Narrowed
 
 
@@ -22,6 +24,7 @@ from nsabench.planning.narrow import Narrowed
 @_options.kernels
 @_options.ops_file
 @_options.shard
+@_options.balance
 @_options.where
 @_options.only
 @_options.as_json
@@ -31,6 +34,7 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    balance: Path | None,
     where: tuple[str, ...],
     only: tuple[str, ...],
     as_json: bool,
@@ -39,6 +43,7 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
+    by = of_run(balance) if balance is not None else None
     plan = run.make_plan(
         matrices,
         run.choose_device(device),
@@ -46,6 +51,8 @@ def command(
         shard,
         ops_file,
         narrowed=Narrowed(where, only),
+        costs=by.costs if by is not None else by_work,
+        balance=by.run_id if by is not None else "",
     )
     if as_json:
         say(json.dumps(plan.model_dump(mode="json"), indent=1))

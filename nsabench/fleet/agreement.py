@@ -10,7 +10,16 @@ from nsabench.errors import UsageError
 from nsabench.fleet.shard import Shard
 
 NAMED = 5  # cases in a sentence
-OF_A_PLAN = ("number of shards", "matrices", "plan", "conditions", "canary", "margin", "device")
+OF_A_PLAN = (
+    "number of shards",
+    "matrices",
+    "plan",
+    "conditions",
+    "balance",
+    "canary",
+    "margin",
+    "device",
+)
 
 
 def refuse_others(first: Shard, other: Shard) -> None:

@@ -62,7 +62,8 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> tuple[Shard, 
     least = require if require.reaches(Trust.EPHEMERAL) else Trust.EPHEMERAL
     report = verify(folder, trusted=trusted, require=least, tables=False)
     report.raise_if_broken()
-    plan = Plan.read(run.plan)
+    plan = report.plan
+    assert plan is not None
     if plan.shards:
         raise UsageError(f"{folder} is a merged run", "give its shards.")
     named = re.fullmatch(r"(\d+)/(\d+)", plan.shard)
@@ -107,6 +108,7 @@ def _traits(plan: Plan, contents: Contents, environment: Environment) -> dict[st
         "plan": plan.whole,
         "conditions": " and ".join(plan.where),
         "canary": plan.canary.id if plan.canary else "",
+        "balance": plan.balance,
         "margin": f"{plan.margin:g}",
         "device": plan.device,
         "sandbox": str(plan.sandboxed),

@@ -24,6 +24,7 @@ from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Mode, Role, Runs
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a large plan takes the other seconds
 Device = Literal["cuda", "cpu"]
 
 
@@ -121,6 +122,7 @@ class Plan(BaseModel):
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
     # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.
     whole: str = ""
+    balance: str = ""  # the run by whose times its shards are balanced; else by their work
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
     shards: tuple[MergedShard, ...] = ()  # that the run was merged of
     matrices: list[MatrixInfo]
@@ -171,7 +173,8 @@ class Plan(BaseModel):
 
     def _as_yaml(self) -> bytes:
         content = self.model_dump(mode="json")
-        return yaml.safe_dump(content, sort_keys=False, width=100).encode()
+        text: str = yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=100)
+        return text.encode()
 
     def write(self, path: Path) -> None:
         """Whoever looks sees a whole plan or none."""

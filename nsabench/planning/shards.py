@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
+from nsabench.planning.cost import by_work
 
 ALL = "1/1"
+_UNIT = 1e6  # of a second
 
 
-def share(cases: Sequence[PlannedCase], shard: str) -> list[PlannedCase]:
+def share(
+    cases: Sequence[PlannedCase], shard: str, costs: Mapping[str, float] | None = None
+) -> list[PlannedCase]:
     """The cases of the shard `i/n`, in the order of the plan.
 
     A ladder stays whole: what looks along a length would not find in a part what it finds in the
-    whole. The largest ladder goes first, each to the shard that has the fewest cases.
+    whole. The dearest ladder goes first, each to the shard that has cost least so far; so no two
+    hosts see another plan. costs: seconds of each case by id; None: those that
+    `planning.cost` estimates.
 
     Raises `UsageError` when `shard` is not `i/n`, or has no ladder.
     """
@@ -37,12 +43,16 @@ def share(cases: Sequence[PlannedCase], shard: str) -> list[PlannedCase]:
             f"those that differ only in their length stay together",
             f"take no more than {len(ladders)} shards.",
         )
-    sizes = [0] * min(count, len(ladders))  # of the shards; further ones would be empty
+    costs = by_work(cases) if costs is None else costs
+    # Whole numbers: the sum of a shard is the same in whatever order, on every host.
+    whole = {key: sum(round(costs[p.id] * _UNIT) for p in rungs) for key, rungs in ladders.items()}
+    spent = [0] * min(count, len(ladders))  # of the shards; further ones would be empty
     mine: set[str] = set()
-    for ladder in sorted(ladders.values(), key=len, reverse=True):
-        smallest = sizes.index(min(sizes))
-        sizes[smallest] += len(ladder)
-        if smallest == index - 1:
+    for key, ladder in sorted(ladders.items(), key=lambda one: -whole[one[0]]):
+        least = spent.index(min(spent))
+        # A ladder counts also where it costs nothing: else one shard had them all.
+        spent[least] += max(whole[key], 1)
+        if least == index - 1:
             mine.update(planned.id for planned in ladder)
     return [planned for planned in cases if planned.id in mine]
 

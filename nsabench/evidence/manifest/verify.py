@@ -54,6 +54,7 @@ class Report:
     keyid: str = ""
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    plan: Plan | None = None
     # Who measured, by the journal alone; None: it does not say.
     origin: Origin | None = None
     # Whether an unsigned run can be gone on with, as far as can be told here.
@@ -167,6 +168,7 @@ def _verify(
         report.details["manifest"] = "there is none"
     predicate = report.predicate
     plan = run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
+    report.plan = plan
     environment = run(
         "environment",
         lambda: contents.check_environment(folder, predicate),
