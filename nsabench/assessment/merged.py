@@ -32,18 +32,19 @@ def of_shards(
     """The results of each shard. outlying: why its host is not as the others, by shard."""
     for shard, part in plan.parts():
         own = contents.by_run.get(shard.run_id, Contents())
-        yield shard, of_shard(plan, shard, part, own, outlying.get(str(shard), ""))
+        yield shard, of_shard(plan.run_id, shard, part, own, outlying.get(str(shard), ""))
 
 
 def of_shard(
-    plan: Plan, shard: MergedShard, part: Plan, contents: Contents, outlying: str
+    run_id: str, shard: MergedShard, part: Plan, contents: Contents, outlying: str
 ) -> Results:
-    """The results of one shard, as records of the merged run. part: its own part of the plan."""
+    """The results of one shard, as records of the merged run. part: its own part of the plan;
+    run_id: of the merged run."""
     known = [canary.finding(f"{shard}: {outlying}")] if outlying else []
     results = assess(part, contents, known).results(contents)
     return replace(
         results,
-        records=[replace(record, run_id=plan.run_id) for record in results.records],
+        records=[replace(record, run_id=run_id) for record in results.records],
         findings=[told for f in results.findings for told in _told(f, shard, part)],
     )
 

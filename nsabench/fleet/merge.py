@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
 from nsabench import conclusion, ops
 from nsabench.assessment import canary, merged, threshold
-from nsabench.assessment.failures import failures
 from nsabench.assessment.results import Results
 from nsabench.assessment.threshold import decide_all
-from nsabench.assessment.threshold.evidence import Evidence, of_records, together
+from nsabench.assessment.threshold.evidence import Evidence, together
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import shards as kept
 from nsabench.evidence.manifest.statement import Trust
@@ -28,6 +28,8 @@ from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.files import writing
 from nsabench.fleet.agreement import refuse_gaps, refuse_others
+from nsabench.fleet.derive import derived
+from nsabench.fleet.processes import each
 from nsabench.fleet.shard import Shard, admit
 from nsabench.fleet.tables import Tables
 from nsabench.model.plan import MergedShard, Plan
@@ -87,19 +89,18 @@ def _admit(
     folders: Sequence[Path], trusted: frozenset[str], require: Trust, note: Callable[[str], None]
 ) -> tuple[list[Shard], Plan]:
     """The shards in their order, and the plan of the first."""
+    first = Plan.read(RunFolder.existing(folders[0]).plan)
+    ops.refuse_other(first)
     shards: list[Shard] = []
-    first: Plan | None = None
-    for number, folder in enumerate(folders, 1):
-        shard, plan = admit(folder, trusted, require)
-        if first is None:
-            first = plan
-            ops.refuse_other(plan)
-        else:
+    for shard in each(partial(admit, trusted=trusted, require=require), folders):
+        if shards:
             refuse_others(shards[0], shard)
+            shard = replace(shard, whole=shards[0].whole, traits={})
+            if shard.implementations == shards[0].implementations:  # held once
+                shard = replace(shard, implementations=shards[0].implementations)
         shards.append(shard)
-        if number % 100 == 0:
-            note(f"verified {number} of {len(folders)} shards")
-    assert first is not None
+        if len(shards) % 100 == 0:
+            note(f"verified {len(shards)} of {len(folders)} shards")
     return sorted(shards, key=lambda shard: shard.index), first
 
 
@@ -138,19 +139,22 @@ def _make(
     evidence: list[Evidence] = []
     sizes = {size for planned in plan.cases for size in planned.case.shape}
     wall_s = measuring_s = 0.0
-    with run.journal.open("wb") as joined, Tables(folder, plan.run_id, sizes) as tables:
-        for shard, (info, part) in zip(shards, plan.parts(), strict=True):
+    given = [
+        (shard, info, part, outlying.get(str(info), ""))
+        for shard, (info, part) in zip(shards, plan.parts(), strict=True)
+    ]
+    derive = partial(derived, run_id=plan.run_id, sizes=sizes)
+    with run.journal.open("wb") as joined, Tables(folder) as tables:
+        for (shard, info, _, _), own in zip(given, each(derive, given), strict=True):
             joined.write(_keep(folder, shard))
-            contents = shard.contents()
-            own = merged.of_shard(plan, info, part, contents, outlying.get(str(info), ""))
-            tables.add(own)
-            found.failed += failures(own)
-            found.records += len(own.records)
-            wall_s += sum(entry.wall_s for entry in contents.entries)
-            measuring_s += contents.measuring_s
-            evidence.append(of_records(own.records, part).without_rows())
+            tables.add(own.records, own.samples)
+            found.failed += own.failed
+            found.records += own.records.num_rows
+            wall_s += own.wall_s
+            measuring_s += own.measuring_s
+            evidence.append(own.evidence)
             if found.records <= MOST_ON_A_PAGE:
-                parts.append((info, own))
+                parts.append((info, own.results))
             else:
                 parts.clear()
     shutil.copyfile(shards[0].folder / "environment.json", run.environment)

@@ -51,9 +51,9 @@ class Shard:
         return journal.read(self.journal)
 
 
-def admit(folder: Path, trusted: Iterable[str], require: Trust) -> tuple[Shard, Plan]:
-    """The shard in a folder, once it is whole, signed, and trusted as far as is required; and its
-    plan. Its tables are not read: they are derived anew.
+def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
+    """The shard in a folder, once it is whole, signed, and trusted as far as is required. Its
+    tables are not read: they are derived anew.
 
     Raises `UsageError` when there is no run, or one that is no shard, and `VerificationFailed` when
     it is not what was signed.
@@ -73,7 +73,7 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> tuple[Shard, 
             "give runs that `nsabench all --shard i/n` of this version has made.",
         )
     contents = journal.read(run.journal)
-    shard = Shard(
+    return Shard(
         folder=folder,
         info=MergedShard(
             run_id=plan.run_id,
@@ -94,7 +94,6 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> tuple[Shard, 
         traits=_traits(plan, contents, Environment.read(run.environment)),
         logs=[name for name in report.digests if name.startswith("logs/")],
     )
-    return shard, plan
 
 
 def _traits(plan: Plan, contents: Contents, environment: Environment) -> dict[str, str]:

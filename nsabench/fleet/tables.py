@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nsabench.assessment.parquet import of_samples, packing
-from nsabench.assessment.results import Results
-from nsabench.assessment.tables import of_records
+from nsabench.assessment.parquet import packing
 
 # A group has pages of its own for each column, and a reader bounds their number.
 RECORDS_A_GROUP = 20_000
@@ -41,8 +38,7 @@ class _Growing:
         if self._writer is None:
             names = table.column_names
             self._writer = pq.ParquetWriter(self._path, table.schema, **packing(names))
-        if table.num_rows or self._writer is not None:
-            self._writer.write_table(table)
+        self._writer.write_table(table)
         self._held, self._rows = [], 0
 
     def close(self) -> None:
@@ -52,18 +48,16 @@ class _Growing:
 
 
 class Tables:
-    """records.parquet and samples.parquet in a folder. sizes: those of all shapes of the plan."""
+    """records.parquet and samples.parquet in a folder."""
 
-    def __init__(self, folder: Path, run_id: str, sizes: Iterable[str]) -> None:
-        self._run_id = run_id
-        self._sizes = set(sizes)
+    def __init__(self, folder: Path) -> None:
         self._records = _Growing(folder / "records.parquet", RECORDS_A_GROUP)
         self._samples = _Growing(folder / "samples.parquet", SAMPLES_A_GROUP)
 
-    def add(self, results: Results) -> None:
+    def add(self, records: pa.Table, samples: pa.Table) -> None:
         """Append the rows of one shard."""
-        self._records.add(of_records(results.records, self._sizes))
-        self._samples.add(of_samples(self._run_id, results.samples))
+        self._records.add(records)
+        self._samples.add(samples)
 
     def __enter__(self) -> Tables:
         return self
