@@ -79,36 +79,47 @@ def _seal(finished: Finished, signer: Signer) -> str:
     decisions = threshold.decide_run(finished.results.records, finished.plan)
     payments = pays.decide(finished.results.records)
     threshold.write(decisions, finished.folder.thresholds, payments)
-    lacking = _report(finished)
-    by = seal(finished.folder.path, signer).predicate.signer
-    # Whoever was measured may have written into the folder, until its process was ended.
-    try:
-        report = verify(finished.folder.path)
-        report.raise_if_broken()
-        if report.origin is None or report.origin.end != finished.journal_end:
-            raise VerificationFailed(
-                f"{finished.folder.journal} is not what was written there while it was measured",
-                "something that was measured altered it: start a new run without it.",
-            )
-    except VerificationFailed:
-        (finished.folder.path / MANIFEST).unlink()
-        raise
-    if by.trust is Trust.EPHEMERAL:
-        signed = (
-            "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "
-            "nothing shows by whom it was made (`nsabench key --help`)"
-        )
-    else:
-        signed = f"signed with the key {by.keyid}"
+    lacking = report(pages.Facts.read(finished.folder.path, finished.results, finished.signer))
+    signed = sign(finished.folder, signer, finished.journal_end)
     return f"{signed}\n{lacking}" if lacking else signed
 
 
-def _report(finished: Finished) -> str:
-    """Write the reports. Whatever they show must lie in the folder by now, thresholds included."""
-    facts = pages.Facts.read(finished.folder.path, finished.results, finished.signer)
-    pages.write_markdown(facts, finished.folder.path)
+def sign(folder: RunFolder, signer: Signer, journal_end: str | None) -> str:
+    """Sign what lies in the folder, and verify it. journal_end: the link of the last line that was
+    journaled while it was measured; None of a merged run, whose shards were verified before.
+
+    Returns a sentence about the signature. Raises `VerificationFailed` when it is no whole run.
+    """
+    by = seal(folder.path, signer).predicate.signer
+    # Whoever was measured may have written into the folder, until its process was ended.
     try:
-        pages.write_html(facts, finished.folder.path)
+        found = verify(folder.path)
+        found.raise_if_broken()
+        if journal_end is not None and (found.origin is None or found.origin.end != journal_end):
+            raise VerificationFailed(
+                f"{folder.journal} is not what was written there while it was measured",
+                "something that was measured altered it: start a new run without it.",
+            )
+    except VerificationFailed:
+        (folder.path / MANIFEST).unlink()
+        raise
+    if by.trust is Trust.EPHEMERAL:
+        return (
+            "signed with an ephemeral key: `nsabench verify` shows whether it was altered, but "
+            "nothing shows by whom it was made (`nsabench key --help`)"
+        )
+    return f"signed with the key {by.keyid}"
+
+
+def report(facts: pages.Facts) -> str:
+    """Write the reports. Whatever they show must lie in the folder by now, thresholds included.
+
+    Returns a sentence about a page that could not be written.
+    """
+    path = facts.folder.path
+    pages.write_markdown(facts, path)
+    try:
+        pages.write_html(facts, path)
     except EnvironmentRefused as refused:
         # A whole run is worth more than its page, which can be made elsewhere.
         return f"{refused}: {refused.remedy}"

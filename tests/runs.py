@@ -25,7 +25,7 @@ from nsabench.model.journal import Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
-from nsabench.planning.shards import share
+from nsabench.planning.shards import ALL, canary, share
 from nsabench.signing import Signer
 
 OP = "selection_rows"
@@ -69,6 +69,7 @@ class Made:
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
     queue_caught: bool = True
+    canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
 
 
 def make_plan(made: Made) -> Plan:
@@ -132,6 +133,7 @@ def make_plan(made: Made) -> Plan:
     ]
     names = tuple(i.name for i in infos)
     planned = [PlannedCase(id=case.id, case=case, implementations=names) for case in cases]
+    is_whole = made.shard == ALL
     return Plan(
         run_id=made.run_id,
         created=made.created,
@@ -139,6 +141,8 @@ def make_plan(made: Made) -> Plan:
         shard=made.shard,
         margin=made.margin,
         sources=dict(made.sources),
+        whole="" if is_whole else " ".join(case.id for case in planned),
+        canary=None if is_whole else canary(planned, infos, "cuda"),
         matrices=[],
         implementations=infos,
         cases=share(planned, made.shard),
@@ -187,6 +191,10 @@ def make_run(
                 conditions={0: made.conditions(planned.case.shape["L"])},
             )
         )
+    if plan.canary is not None:
+        same = np.random.default_rng(0)
+        times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]
+        journal.append(Entry(pass_name=PassName.CANARY, case_id=plan.canary.id, outcomes=times))
     journal.close()
     results = assemble(plan, read_journal(folder / "journal.jsonl"))
     parquet.write(results, plan.run_id, folder)

@@ -16,7 +16,12 @@ from nsabench.model.journal import Contents
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import PassName
 
-CHECKS = ("timer", "clocks", "scaling")  # those of a time, and not of what it was held against
+CHECKS = (
+    "timer",
+    "clocks",
+    "scaling",
+    "canary",
+)  # those of a time, and not of what it was held against
 
 
 def of_findings(findings: Sequence[Finding]) -> list[Finding]:

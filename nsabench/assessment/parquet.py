@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ _TICK = 2.0**-20
 def write(results: Results, run_id: str, folder: Path) -> None:
     """Write records.parquet and samples.parquet into the run folder."""
     replace(folder / "records.parquet", of_records(results.records))
-    replace(folder / "samples.parquet", _samples(run_id, results.samples))
+    replace(folder / "samples.parquet", of_samples(run_id, results.samples))
 
 
-def _samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
+def of_samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
+    """The table that samples.parquet holds."""
     columns: dict[str, list[Any]] = {c.name: [] for c in SAMPLES}
     for (case_id, implementation), (session, samples) in by_key.items():
         count = len(samples.time_ms)
@@ -44,13 +45,16 @@ def _samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table
 
 def replace(path: Path, table: pa.Table) -> None:
     """Put the table at `path` in one step: whoever looks sees the old file or the new one."""
-    split = [name for name in table.column_names if name == SPLIT]
     with replacing(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            compression_level=9,
-            use_dictionary=[name for name in table.column_names if name != SPLIT],
-            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
-        )
+        pq.write_table(table, temporary, **packing(table.column_names))
+
+
+def packing(columns: Sequence[str]) -> dict[str, Any]:
+    """How a table of these columns is packed."""
+    split = [name for name in columns if name == SPLIT]
+    return {
+        "compression": "zstd",
+        "compression_level": 9,
+        "use_dictionary": [name for name in columns if name != SPLIT],
+        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+    }

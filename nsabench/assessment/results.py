@@ -124,12 +124,18 @@ class Assessed:
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:
-    """Apply the checks to what the workers measured, then judge the candidates."""
+    """Apply the checks to what the workers measured, then judge the candidates: of a merged run
+    shard by shard, each by its own ceilings and held to its own controls."""
+    if plan.shards:
+        from nsabench.assessment import merged
+
+        return merged.assemble(plan, contents)
     return assess(plan, contents).results(contents)
 
 
-def assess(plan: Plan, contents: Contents) -> Assessed:
-    """Apply the checks. Raises `UsageError` when the journal is not one of this plan."""
+def assess(plan: Plan, contents: Contents, known: Sequence[Finding] = ()) -> Assessed:
+    """Apply the checks. known: what speaks against the run beside them. Raises `UsageError` when
+    the journal is not one of this plan."""
     belongs(plan, contents)
     ops.refuse_other(plan)
     if not contents.headers:
@@ -142,6 +148,7 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
     outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
     rows = of_entries(plan, entries)
     findings, catches = checks.judge_all(rows, limits)
+    findings = [*findings, *known]
     rows = with_findings(rows, findings)
     first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
     in_queue = judge(rows, {key: o.bursts for key, o in outcomes.items()}, findings, Regime.QUEUE)
@@ -162,10 +169,14 @@ def assess(plan: Plan, contents: Contents) -> Assessed:
 def belongs(plan: Plan, contents: Contents) -> None:
     """Raises `UsageError` when the journal is not one of this plan, as it was when it was begun."""
     names = {planned.id: set(planned.implementations) for planned in plan.cases}
+    if plan.canary is not None:
+        names.setdefault(plan.canary.id, set(plan.canary.implementations))
     wrong = ""
-    if any(line.run_id != plan.run_id for line in contents.openings):
+    if any(line.run_id not in plan.openings for line in contents.openings):
         wrong = f"is not of run {plan.run_id}"
-    elif any(line.plan_sha256 not in ("", plan.sha256) for line in contents.openings):
+    elif any(
+        line.plan_sha256 not in ("", plan.openings[line.run_id]) for line in contents.openings
+    ):
         wrong = "was written under another plan than plan.yaml holds now"
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):

@@ -53,11 +53,15 @@ def misfit(schema: pa.Schema, columns: Iterable[Column], needed: Iterable[str]) 
     return ""
 
 
-def of_records(records: Sequence[Record]) -> pa.Table:
-    """The table that records.parquet holds: sizes of ops from outside come last."""
-    others = {size for record in records for size in record.shape} - SIZES
+def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) -> pa.Table:
+    """The table that records.parquet holds: sizes of ops from outside come last.
+
+    sizes: all that there are, where these records are a part of a table.
+    """
+    found = {size for record in records for size in record.shape} if sizes is None else set(sizes)
     return pa.Table.from_pylist(
-        [record.row() for record in records], schema=schema([*RECORDS, *size_columns(others)])
+        [record.row() for record in records],
+        schema=schema([*RECORDS, *size_columns(found - SIZES)]),
     )
 
 

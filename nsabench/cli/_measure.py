@@ -11,9 +11,11 @@ from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import estimate, run
 from nsabench.execution.run import Finished
+from nsabench.fleet import balance
 from nsabench.machine.memory import memory_of
 from nsabench.model.vocabulary import MARGIN
 from nsabench.output import events, terminal
+from nsabench.planning.cost import by_work
 from nsabench.planning.narrow import Narrowed
 
 
@@ -31,14 +33,15 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         if asked != _resuming(asked):
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard, --margin, --where, --only, --tag, --no-sandbox or "
-                "--device",
+                "--kernels, --ops, --shard, --balance, --margin, --where, --only, --tag, "
+                "--no-sandbox or --device",
                 "leave them away.",
             )
         with _named(fit), shown as progress:
             return conclusion.resume(asked.resume, progress, signer=signer, fit=fit)
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
+    by = balance.of_run(asked.balance) if asked.balance is not None else None
     plan = run.make_plan(
         ["quick"] if asked.quick else asked.matrices,
         run.choose_device(asked.device),
@@ -49,6 +52,8 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         narrowed=Narrowed(asked.where, asked.only),
         tag=asked.tag,
         sandboxed=not asked.no_sandbox,
+        costs=by.costs if by is not None else by_work,
+        balance=by.run_id if by is not None else "",
     )
     if plan.device == "cpu":
         # A GPU says by itself that it is out of memory; a host ends whoever asks for too much.
@@ -68,6 +73,7 @@ def _resuming(asked: Measuring) -> Measuring:
         kernels=None,
         ops_file=None,
         shard="1/1",
+        balance=None,
         margin=MARGIN,
         where=(),
         only=(),

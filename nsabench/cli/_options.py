@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ shard = click.option(
     default="1/1",
     metavar="i/n",
     help="Take the i-th of n parts of the plan; cases that differ only in length stay together.",
+)
+balance = click.option(
+    "--balance",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="Balance the shards by the times of an earlier run, the same for all. Default: by the "
+    "work of the cases.",
 )
 margin = click.option(
     "--margin",
@@ -126,6 +133,7 @@ class Measuring:
     kernels: Path | None
     ops_file: Path | None
     shard: str
+    balance: Path | None
     margin: float
     where: tuple[str, ...]
     only: tuple[str, ...]
@@ -137,16 +145,42 @@ class Measuring:
     open_page: bool = False  # of a command that makes one
 
 
-def measuring(command: Callable[[Measuring], int]) -> Callable[..., int]:
-    """The options of a command that measures, which it is given as one."""
+def asked_again(asked: Measuring) -> list[str]:
+    """The words that ask for the same measurement again, without --out, --resume and --shard."""
+    words = [*asked.matrices, "--device", asked.device, "--margin", repr(asked.margin)]
+    for name, value in (
+        ("--kernels", asked.kernels),
+        ("--ops", asked.ops_file),
+        ("--balance", asked.balance),
+        ("--tag", asked.tag),
+    ):
+        words += [name, str(value)] if value else []
+    for name, values in (("--where", asked.where), ("--only", asked.only)):
+        words += [word for value in values for word in (name, value)]
+    for name, flag in (
+        ("--quick", asked.quick),
+        ("--no-sandbox", asked.no_sandbox),
+        ("--verbose", asked.verbose),
+    ):
+        words += [name] if flag else []
+    return words
+
+
+def measuring(command: Callable[..., int]) -> Callable[..., int]:
+    """The options of a command that measures, which it is given as one; its own as they are."""
+    names = {one.name for one in fields(Measuring)}
 
     @functools.wraps(command)
     def called(**given: Any) -> int:
-        return command(Measuring(**given))
+        own = {name: value for name, value in given.items() if name not in names}
+        return command(
+            Measuring(**{name: value for name, value in given.items() if name in names}), **own
+        )
 
     with_options: Callable[..., int] = called
     for option in (
-        *(junit, as_json, verbose, tag, no_sandbox, ops_file, kernels, only, where, shard, margin),
+        *(junit, as_json, verbose, tag, no_sandbox, ops_file, kernels),
+        *(only, where, balance, shard, margin),
         *(resume, out, quick, device, matrices),
     ):
         with_options = option(with_options)

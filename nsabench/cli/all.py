@@ -7,6 +7,7 @@ import click
 from nsabench.assessment.failures import failures
 from nsabench.cli import _options
 from nsabench.cli._ci import outside_the_run, tell
+from nsabench.cli._devices import measure_on
 from nsabench.cli._measure import measure
 from nsabench.cli._open import show_page
 from nsabench.cli._options import Measuring
@@ -17,8 +18,13 @@ from nsabench.output import ci, events, report, terminal
 
 @click.command("all")
 @_options.open_page
+@click.option(
+    "--devices",
+    metavar="0,1|all",
+    help="A shard on each of these GPUs of this host, all at once, and one merged run out of them.",
+)
 @_options.measuring
-def command(asked: Measuring) -> int:
+def command(asked: Measuring, devices: str | None) -> int:
     """Check the machine, measure the matrices, decide, and report.
 
     Without a MATRIX: all that ship on a GPU, the quick one on a CPU.
@@ -26,6 +32,10 @@ def command(asked: Measuring) -> int:
     Example: nsabench all matrices/selection_rows.yaml --kernels mine.py
     """
     outside_the_run(asked.junit, asked.out or asked.resume)
+    if devices is not None:
+        code = measure_on(asked, devices)
+        if code is not None:
+            return code
     finished = measure(asked, fit=True)
     signed = finish(finished)
     if asked.as_json:

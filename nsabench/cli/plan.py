@@ -13,8 +13,10 @@ from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.execution import estimate, run
+from nsabench.fleet.balance import of_run
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import ImplementationInfo, Plan
+from nsabench.planning.cost import by_work
 from nsabench.planning.narrow import Narrowed
 
 
@@ -24,6 +26,7 @@ from nsabench.planning.narrow import Narrowed
 @_options.kernels
 @_options.ops_file
 @_options.shard
+@_options.balance
 @_options.where
 @_options.only
 @_options.as_json
@@ -33,6 +36,7 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
+    balance: Path | None,
     where: tuple[str, ...],
     only: tuple[str, ...],
     as_json: bool,
@@ -44,6 +48,7 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
+    by = of_run(balance) if balance is not None else None
     plan = run.make_plan(
         matrices,
         run.choose_device(device),
@@ -51,6 +56,8 @@ def command(
         shard,
         ops_file,
         narrowed=Narrowed(where, only),
+        costs=by.costs if by is not None else by_work,
+        balance=by.run_id if by is not None else "",
     )
     estimate.refuse_unfitting(plan, memory_of(plan.device))
     takes = {planned.id: estimate.of_case(planned, plan.device) for planned in plan.cases}

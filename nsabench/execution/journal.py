@@ -106,7 +106,7 @@ def _for_append(path: Path) -> BinaryIO:
 def read(path: Path) -> Contents:
     """All whole lines. Raises `UsageError` when a line other than a torn last one is broken."""
     contents = Contents()
-    for _, line in _lines(path):
+    for _, line in lines(path):
         contents.add(line)
     return contents
 
@@ -133,7 +133,7 @@ def _examine(path: Path, take: Callable[[Line], None]) -> tuple[Origin | None, i
 
     def pairs() -> Iterator[tuple[bytes, Line]]:
         nonlocal whole, last
-        for content, line in _lines(path):
+        for content, line in lines(path):
             yield content, line
             take(line)
             whole, last = whole + len(content) + 1, content
@@ -142,7 +142,7 @@ def _examine(path: Path, take: Callable[[Line], None]) -> tuple[Origin | None, i
     return vouched, whole, chain.link(last) if last else ""
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, Line]]:
+def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
     """Each whole line, as it stands there without its end, and what it says."""
     try:
         with bounds.opened(path) as file:

@@ -43,7 +43,8 @@ def run(
     for number, (case_id, names) in enumerate(cells.items(), 1):
         if case_id in done:
             continue
-        planned = plan.by_id[case_id]
+        planned = plan.by_id.get(case_id) or plan.canary
+        assert planned is not None
         if pass_.announcement:
             progress.note(pass_.announcement.format(case=labels.of_case(planned.case)))
         else:

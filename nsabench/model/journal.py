@@ -136,9 +136,19 @@ class Contents:
     headers: list[Header] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     sittings: list[Sitting] = field(default_factory=list)
+    # By run, in a journal that was merged of several; its lines lie one run behind the other.
+    by_run: dict[str, Contents] = field(default_factory=dict)
+    _run: str = ""
 
     def add(self, line: Line) -> None:
-        """Append a line to the kind that it is of."""
+        """Append a line to the kind that it is of, and to the run that the line before is of."""
+        if isinstance(line, Sitting | Header):
+            self._run = line.run_id
+        self._append(line)
+        if self._run:
+            self.by_run.setdefault(self._run, Contents())._append(line)
+
+    def _append(self, line: Line) -> None:
         if isinstance(line, Sitting):
             self.sittings.append(line)
         elif isinstance(line, Header):

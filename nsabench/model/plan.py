@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,7 @@ from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Mode, Role, Runs
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a large plan takes the other seconds
 Device = Literal["cuda", "cpu"]
 
 
@@ -66,7 +67,8 @@ class PlannedCase(BaseModel):
     """A case and the names of the implementations that are measured on it, interleaved.
 
     alongside: baselines among them that the matrix leaves out. A control that wraps one is held to
-    it; a candidate is not.
+    it; a candidate is not. shard: of a merged run, the place in `Plan.shards` of the one that
+    measured it, from 1; else 0.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -75,6 +77,28 @@ class PlannedCase(BaseModel):
     case: Case
     implementations: tuple[str, ...]
     alongside: tuple[str, ...] = ()
+    shard: int = Field(0, ge=0)
+
+
+class MergedShard(BaseModel):
+    """A shard that a merged run was made of, by the sha256 of its files.
+
+    keyid: of the key that signed it; trust: how far it was trusted when it was merged.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    shard: str  # as i/n
+    plan_sha256: str
+    environment_sha256: str
+    journal_sha256: str
+    manifest_sha256: str
+    keyid: str
+    trust: str
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} (run {self.run_id})"
 
 
 class Plan(BaseModel):
@@ -97,6 +121,11 @@ class Plan(BaseModel):
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
     sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
+    # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.
+    whole: str = ""
+    balance: str = ""  # the run by whose times its shards are balanced; else by their work
+    canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
+    shards: tuple[MergedShard, ...] = ()  # that the run was merged of
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]
     cases: list[PlannedCase]
@@ -111,15 +140,37 @@ class Plan(BaseModel):
         fewer.__dict__.pop("by_id", None)  # a copy takes along what was derived
         return fewer
 
+    @cached_property
+    def openings(self) -> dict[str, str]:
+        """The runs whose lines its journal holds, each with the sha256 of the plan it goes by."""
+        return {s.run_id: s.plan_sha256 for s in self.shards} or {self.run_id: self.sha256}
+
+    def parts(self) -> Iterator[tuple[MergedShard, Plan]]:
+        """The shards of a merged run, each with its part of the plan, which stands for its own."""
+        cases: dict[int, list[PlannedCase]] = {}
+        for planned in self.cases:
+            cases.setdefault(planned.shard, []).append(planned)
+        for number, shard in enumerate(self.shards, 1):
+            changed = {
+                "run_id": shard.run_id,
+                "shard": shard.shard,
+                "shards": (),
+                "cases": cases.get(number, []),
+            }
+            part = self.model_construct(**{**dict(self), **changed})
+            part._sha256 = shard.plan_sha256
+            yield shard, part
+
     def info(self, op: str, name: str) -> ImplementationInfo:
         return next(i for i in self.implementations if i.op == op and i.name == name)
 
     _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to
+    _sha256: str = PrivateAttr("")  # of the file that it stands for
 
     @property
     def sha256(self) -> str:
         """Of `plan.yaml`, to the byte: the journal of the run holds it."""
-        return hashlib.sha256(self._content or self._as_yaml()).hexdigest()
+        return self._sha256 or hashlib.sha256(self._content or self._as_yaml()).hexdigest()
 
     def _binds_its_op(self) -> bool:
         """Whether the file of the op has a digest: without, any code could stand there by now."""
@@ -129,7 +180,8 @@ class Plan(BaseModel):
 
     def _as_yaml(self) -> bytes:
         content = self.model_dump(mode="json")
-        return yaml.safe_dump(content, sort_keys=False, width=100).encode()
+        text: str = yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=100)
+        return text.encode()
 
     def write(self, path: Path) -> None:
         """Whoever looks sees a whole plan or none."""
@@ -156,7 +208,7 @@ class Plan(BaseModel):
             )
         if len(plan.by_id) != len(plan.cases):
             raise UsageError(f"{path} plans a case twice", "start a new run.")
-        for planned in plan.cases:
+        for planned in [*plan.cases, *([plan.canary] if plan.canary else [])]:
             if planned.id != planned.case.id:
                 raise UsageError(
                     f"{path}: case {planned.id} was altered: its content hashes to "

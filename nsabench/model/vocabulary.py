@@ -168,6 +168,7 @@ class PassName(Word):
         "isolated_baselines",
         "the baselines of a case with a winner, in a process that never imported a candidate",
     )
+    CANARY = "canary", "the one case that all shards of a plan measure, to hold hosts to each other"
 
 
 class Runs(StrEnum):

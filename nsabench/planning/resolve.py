@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -15,10 +15,10 @@ from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
-from nsabench.planning import matrix
+from nsabench.planning import matrix, shards
+from nsabench.planning.cost import by_work
 from nsabench.planning.matrix import LoadedMatrix, Selection
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.planning.shards import share
 from nsabench.planning.yaml_document import nearest
 from nsabench.sources import digest_of
 
@@ -54,11 +54,14 @@ def resolve(
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
     tag: str = "",
+    costs: Callable[[list[PlannedCase]], dict[str, float]] = by_work,
+    balance: str = "",
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
 
     narrowed: the cases and candidates that are asked for among them. tag: a word in the run's id.
+    costs: what each case costs, by which shards are balanced. balance: the run that it goes by.
 
     Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
     is not `i/n`, or the tag is no word.
@@ -72,8 +75,12 @@ def resolve(
             names = _select(loaded, case, implementations, kernels)
             names = narrowed.of(case, names, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
-    cases = _with_controls(share(list(chosen.values()), shard), implementations)
-    used = {(c.case.op, name) for c in cases for name in c.implementations}
+    whole = list(chosen.values())
+    cases = _with_controls(shards.share(whole, shard, costs(whole)), implementations)
+    is_whole = shard == shards.ALL
+    canary = None if is_whole else shards.canary(whole, implementations, device)
+    measured = cases if canary is None else [*cases, canary]
+    used = {(c.case.op, name) for c in measured for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     return Plan(
         run_id="-".join(filter(None, (f"{now:%Y%m%dT%H%M%SZ}", token_hex(3), tag))),
@@ -88,6 +95,9 @@ def resolve(
         margin=margin,
         sandboxed=sandboxed,
         where=narrowed.where,
+        whole="" if is_whole else " ".join(chosen),
+        canary=canary,
+        balance=balance,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.plan import PlannedCase
+from nsabench.model.plan import ImplementationInfo, PlannedCase
+from nsabench.model.vocabulary import Direction, Mode, Role
+from nsabench.planning.cost import by_work
+
+ALL = "1/1"
+_UNIT = 1e6  # of a second
 
 
-def share(cases: Sequence[PlannedCase], shard: str) -> list[PlannedCase]:
+def share(
+    cases: Sequence[PlannedCase], shard: str, costs: Mapping[str, float] | None = None
+) -> list[PlannedCase]:
     """The cases of the shard `i/n`, in the order of the plan.
 
     A ladder stays whole: what looks along a length would not find in a part what it finds in the
-    whole. The largest ladder goes first, each to the shard that has the fewest cases.
+    whole. The dearest ladder goes first, each to the shard that has cost least so far; so no two
+    hosts see another plan. costs: seconds of each case by id; None: those that
+    `planning.cost` estimates.
 
     Raises `UsageError` when `shard` is not `i/n`, or has no ladder.
     """
@@ -34,11 +43,43 @@ def share(cases: Sequence[PlannedCase], shard: str) -> list[PlannedCase]:
             f"those that differ only in their length stay together",
             f"take no more than {len(ladders)} shards.",
         )
-    sizes = [0] * min(count, len(ladders))  # of the shards; further ones would be empty
+    costs = by_work(cases) if costs is None else costs
+    # Whole numbers: the sum of a shard is the same in whatever order, on every host.
+    whole = {key: sum(round(costs[p.id] * _UNIT) for p in rungs) for key, rungs in ladders.items()}
+    spent = [0] * min(count, len(ladders))  # of the shards; further ones would be empty
     mine: set[str] = set()
-    for ladder in sorted(ladders.values(), key=len, reverse=True):
-        smallest = sizes.index(min(sizes))
-        sizes[smallest] += len(ladder)
-        if smallest == index - 1:
+    for key, ladder in sorted(ladders.items(), key=lambda one: -whole[one[0]]):
+        least = spent.index(min(spent))
+        # A ladder counts also where it costs nothing: else one shard had them all.
+        spent[least] += max(whole[key], 1)
+        if least == index - 1:
             mine.update(planned.id for planned in ladder)
     return [planned for planned in cases if planned.id in mine]
+
+
+def canary(
+    cases: Sequence[PlannedCase], implementations: Sequence[ImplementationInfo], device: str
+) -> PlannedCase | None:
+    """The case that all shards of these cases measure: the middle one, by its work, of those whose
+    times say most of a host; with the candidates and baselines that run on the device.
+
+    A forward on one stream is chosen where there is one. None where nothing runs there.
+    """
+    runs = {
+        (i.op, i.name)
+        for i in implementations
+        if i.role is not Role.CONTROL and device in map(str, i.devices)
+    }
+    able = [
+        planned.model_copy(update={"implementations": names, "alongside": ()})
+        for planned in cases
+        if (names := tuple(n for n in planned.implementations if (planned.case.op, n) in runs))
+    ]
+    plain = [planned for planned in able if _is_plain(planned)] or able
+    ordered = sorted(plain, key=lambda p: (ops.work(p.case).bytes_min, p.id))
+    return ordered[len(ordered) // 2] if ordered else None
+
+
+def _is_plain(planned: PlannedCase) -> bool:
+    case = planned.case
+    return (case.direction, case.mode, case.streams) == (Direction.FORWARD, Mode.STREAM, 1)

@@ -95,6 +95,45 @@ def test_the_largest_ladders_are_dealt_first(count: int, expected: list[int]) ->
     assert [len(part) for part in parts] == expected
 
 
+def heads_of(
+    cases: list[PlannedCase], count: int, costs: dict[str, float] | None
+) -> list[list[int]]:
+    parts = [share(cases, f"{i}/{count}", costs) for i in range(1, count + 1)]
+    return [sorted({c.case.shape["H"] for c in part}) for part in parts]
+
+
+def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
+    """Four ladders of as many cases, of which one takes as long as the others together."""
+    cases = [planned_case(ladder, n) for ladder in range(4) for n in range(2)]
+    heavy = [
+        c.model_copy(update={"case": c.case.model_copy(update={"shape": shape})})
+        for c in cases[:2]
+        for shape in [{**c.case.shape, "N": 1 << 24, "L": 256 * c.case.shape["L"]}]
+    ]
+    assert heads_of(cases, 2, None) == [[1, 3], [2, 4]]
+    assert heads_of([*heavy, *cases[2:]], 2, None) == [[1], [2, 3, 4]]
+
+
+def test_shards_are_balanced_by_what_is_said_to_be_their_cost() -> None:
+    cases = [planned_case(ladder, 0) for ladder in range(4)]
+    seconds = {c.id: s for c, s in zip(cases, (1.0, 7.0, 2.0, 3.0), strict=True)}
+    assert heads_of(cases, 2, seconds) == [[2], [1, 3, 4]]
+    nothing = dict.fromkeys(seconds, 0.0)
+    assert all(heads_of(cases, 4, nothing))
+
+
+def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path: Path) -> None:
+    parts = [resolved(tmp_path, FOUR_LADDERS, shard=f"{i}/4") for i in range(1, 5)]
+    [canary] = {part.canary.id for part in parts if part.canary}
+    whole = resolved(tmp_path, FOUR_LADDERS)
+    assert whole.canary is None and whole.whole == ""
+    assert {part.whole for part in parts} == {" ".join(c.id for c in whole.cases)}
+    assert canary in whole.by_id
+    first = parts[0].canary
+    assert first is not None and "trick" not in first.implementations
+    assert all(part.info(first.case.op, n) for part in parts for n in first.implementations)
+
+
 def test_a_ladder_that_outweighs_all_others_stays_whole() -> None:
     cases = [planned_case(0, n) for n in range(20)] + [planned_case(1, 0), planned_case(2, 0)]
     assert len(share(cases, "1/4")) == 20

@@ -110,6 +110,10 @@ class Evidence:
             return []
         return [o for o in (self.in_queue.missed, self.in_queue.of_op.get(op, "")) if o]
 
+    def without_rows(self) -> Evidence:
+        """What a decision needs where no other run is looked at beside it."""
+        return replace(self, rows=[])
+
 
 def of_run(folder: Path, narrowed: Narrowed = ALL) -> Evidence:
     """narrowed: what is asked for among its cases.
@@ -134,8 +138,15 @@ def records_of(folder: Path, narrowed: Narrowed = ALL) -> list[Record]:
 def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
     """The candidates among the records of one run, and what speaks against deciding from it.
 
-    A threshold switches a forward on, so backward cases have no say in it.
+    A threshold switches a forward on, so backward cases have no say in it. Of a merged run the
+    records of each shard are held to the controls of that shard.
     """
+    if plan is not None and plan.shards:
+        own: dict[int, list[Record]] = {}
+        for record in records:
+            own.setdefault(plan.by_id[record.case_id].shard, []).append(record)
+        parts = enumerate((part for _, part in plan.parts()), 1)
+        return together([of_records(own[n], part) for n, part in parts if n in own])
     records = [r for r in records if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN
@@ -160,6 +171,29 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         caveats=_caveats(records),
         in_queue=InQueue(_missed(records, Regime.QUEUE), _queue_unproven(records)),
         where=plan.where if plan else (),
+    )
+
+
+def together(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence of the shards of one plan, which parts no ladder, as that of one run."""
+    first = parts[0]
+    caveats: dict[str, list[str]] = {}
+    for op, sentence in (
+        (op, s) for part in parts for op, many in part.caveats.items() for s in many
+    ):
+        caveats.setdefault(op, [])
+        if sentence not in caveats[op]:
+            caveats[op].append(sentence)
+    return replace(
+        first,
+        tested=[tested for part in parts for tested in part.tested],
+        objections=list(dict.fromkeys(o for part in parts for o in part.objections)),
+        of_op={op: why for part in parts for op, why in part.of_op.items()},
+        machine=next((part.machine for part in parts if part.rows), first.machine),
+        rows=[row for part in parts for row in part.rows],
+        sources={key: source for part in parts for key, source in part.sources.items()},
+        notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
+        caveats=caveats,
     )
 
 

@@ -18,12 +18,13 @@ from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
 from nsabench.assessment.verdict import Key
 from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest import files, summary
+from nsabench.evidence.manifest import files, shards, summary
 from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.evidence.manifest.summary import Stated
-from nsabench.execution import journal
+from nsabench.execution import joined, journal
 from nsabench.execution.chain import Origin
+from nsabench.execution.joined import Segment
 from nsabench.machine.environment.model import Environment
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header, Line, Sitting
@@ -70,17 +71,19 @@ class Journaled:
 
     cases: how often the first look at each was journaled; samples: timed calls in them; described:
     by the first header; environments: the sha256 of environment.json, as the headers say; origin:
-    who vouches for it all.
+    who vouches for it all; segments: of a merged run instead, by the run of each shard.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._openings = plan.openings
         self._lines = 0
         self.cases = Counter[object]()
         self.samples = 0
         self.described: Described | None = None
         self.environments: set[str] = set()
         self.origin: Origin | None = None
+        self.segments: dict[str, Segment] = {}
 
     def __str__(self) -> str:
         return f"{self.cases.total()} cases"
@@ -89,12 +92,15 @@ class Journaled:
         """Raises `VerificationFailed` when it is of another run, or one of too many."""
         self._lines += 1
         most = limits.SITTINGS + limits.LINES_A_CASE * len(self._plan.cases)
+        most += limits.LINES_A_CASE * len(self._plan.shards)
         if self._lines > most:  # each may have a seal to check
             raise VerificationFailed(f"more than {most} lines for {len(self._plan.cases)} cases")
         if isinstance(line, Sitting | Header):
-            _same("run_id", line.run_id, self._plan.run_id)
+            if line.run_id not in self._openings:
+                _same("run_id", line.run_id, self._plan.run_id)
             if line.plan_sha256:  # older journals do not say
-                _same("sha256 of plan.yaml", line.plan_sha256, self._plan.sha256)
+                expected = self._openings[line.run_id]
+                _same("sha256 of plan.yaml", line.plan_sha256, expected)
         if isinstance(line, Header):
             self.described = self.described or line.described
             self.environments.add(line.environment_sha256)
@@ -110,7 +116,11 @@ def read_journal(folder: Path, plan: Plan) -> Journaled:
     """What the journal holds, which is one of this run and not of another, and who vouches."""
     journaled = Journaled(plan)
     try:
-        journaled.origin = journal.origin(folder / "journal.jsonl", journaled.take)
+        path = folder / "journal.jsonl"
+        if plan.shards:
+            journaled.segments = joined.segments(path, journaled.take)
+        else:
+            journaled.origin = journal.origin(path, journaled.take)
     except (OSError, UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"journal.jsonl: {error}") from None
     return journaled
@@ -126,8 +136,16 @@ def check_journal(folder: Path, plan: Plan) -> Journaled:
     return journaled
 
 
-def check_origin(folder: Path, journaled: Journaled, predicate: Predicate | None) -> None:
-    """Whoever signed is who measured, by a journal that says so, and environment.json is theirs."""
+def check_origin(
+    folder: Path, plan: Plan, journaled: Journaled, predicate: Predicate | None
+) -> None:
+    """Whoever signed is who measured, by a journal that says so, and environment.json is theirs. Of
+    a merged run that holds of each shard."""
+    if plan.shards:
+        shards.check(folder, plan, journaled.segments, predicate)
+        digest = files.sha256(folder, "environment.json")
+        _same("environment.json: its sha256", digest, plan.shards[0].environment_sha256)
+        return
     origin = journaled.origin
     if origin is None:
         return  # of a version that did not say who measured

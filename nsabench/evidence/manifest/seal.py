@@ -117,6 +117,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
         kernels_sha256=plan.kernels_sha256,
         ops_sha256=plan.ops_sha256,
         cases=len(plan.cases),
+        shards={shard.run_id: shard.manifest_sha256 for shard in plan.shards},
     )
 
 

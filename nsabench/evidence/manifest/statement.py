@@ -69,6 +69,7 @@ class PlanBrief(Part):
     kernels_sha256: str
     ops_sha256: str | None = None  # None: of a manifest made before it was named here
     cases: Count
+    shards: dict[RunId, Sha256] = {}  # of a merged run: the sha256 of the manifest of each
 
 
 class EnvironmentBrief(Part):

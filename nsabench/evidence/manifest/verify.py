@@ -20,6 +20,7 @@ from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocati
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.execution.chain import Origin
+from nsabench.model.plan import Plan
 from nsabench.signing import run_keys
 from nsabench.signing.keys import public_key_of_der
 
@@ -53,6 +54,7 @@ class Report:
     keyid: str = ""
     predicate: Predicate | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    plan: Plan | None = None
     # Who measured, by the journal alone; None: it does not say.
     origin: Origin | None = None
     # Whether an unsigned run can be gone on with, as far as can be told here.
@@ -90,6 +92,7 @@ def verify(
     identity: tuple[str, str] | None = None,
     revoked: Mapping[str, Revocation] | None = None,
     begun: Callable[[str], None] = lambda _: None,
+    tables: bool = True,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
@@ -97,12 +100,13 @@ def verify(
     have signed keyless. `require`: the least trust that passes; with `unsigned`, a run without a
     manifest passes when its files agree with each other. `revoked`: keys that do not count any
     more; None: those that NSABENCH_REVOKED_KEYS lists. `begun` is told of each check as it begins.
+    `tables`: whether both Parquet files are read, for whoever reads what is in them.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, keyids, require, identity, revoked, begun)
+        _verify(report, keyids, require, identity, revoked, begun, tables)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
     return report
@@ -136,6 +140,7 @@ def _verify(
     identity: tuple[str, str] | None,
     revoked: Mapping[str, Revocation],
     begun: Callable[[str], None],
+    tables: bool,
 ) -> None:
     folder = report.folder
 
@@ -163,6 +168,7 @@ def _verify(
         report.details["manifest"] = "there is none"
     predicate = report.predicate
     plan = run("plan", lambda: contents.read_plan(folder, predicate), lambda p: p.run_id)
+    report.plan = plan
     environment = run(
         "environment",
         lambda: contents.check_environment(folder, predicate),
@@ -172,24 +178,31 @@ def _verify(
     report.origin = journaled.origin
     run(
         "origin",
-        lambda: contents.check_origin(folder, journaled, predicate),
-        lambda _: str(report.origin or "the journal does not say who measured"),
+        lambda: contents.check_origin(folder, plan, journaled, predicate),
+        lambda _: _measured_by(report, plan),
     )
-    records = run(
-        "records",
-        lambda: contents.check_records(folder, plan, predicate, environment, journaled),
-        lambda r: _rows(len(r)),
-    )
-    run(
-        "samples",
-        lambda: contents.check_samples(folder, plan, predicate, records, journaled.samples),
-        _rows,
-    )
+    if tables:
+        records = run(
+            "records",
+            lambda: contents.check_records(folder, plan, predicate, environment, journaled),
+            lambda r: _rows(len(r)),
+        )
+        run(
+            "samples",
+            lambda: contents.check_samples(folder, plan, predicate, records, journaled.samples),
+            _rows,
+        )
     run(
         "trust",
         lambda: _trust(report, BUNDLE in names, trusted, require, identity, revoked),
         lambda trust: trust.value,
     )
+
+
+def _measured_by(report: Report, plan: Plan) -> str:
+    if plan.shards:
+        return f"{len(plan.shards)} shards, each vouched for by the key that signed it"
+    return str(report.origin or "the journal does not say who measured")
 
 
 def _listing(folder: Path) -> list[str]:

@@ -5,9 +5,14 @@ is the same for all (`execution.schedule`). A new pass is a file here, a name in
 what its entries mean for a verdict (`assessment.verdict`).
 """
 
-from nsabench.execution.passes import first_look, isolated_baselines, second_look
+from nsabench.execution.passes import canary, first_look, isolated_baselines, second_look
 from nsabench.execution.passes.contract import Pass
 
-PASSES: tuple[Pass, ...] = (first_look.PASS, second_look.PASS, isolated_baselines.PASS)
+PASSES: tuple[Pass, ...] = (
+    first_look.PASS,
+    second_look.PASS,
+    isolated_baselines.PASS,
+    canary.PASS,
+)
 
 __all__ = ["PASSES", "Pass"]

@@ -1,0 +1,108 @@
+"""Hosts held to each other: all shards of a plan measure one case, and where the medians of a host
+are not those of the others, its times decide nothing beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nsabench.assessment.checks.clocks import disturbances
+from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.statistics import quantile
+from nsabench.model.journal import Contents
+from nsabench.model.vocabulary import PassName, Status
+
+CHECK = "canary"
+# Medians of one implementation in two processes of one host differ by this much
+# (docs/explanation/measurement.md).
+APART = 0.03
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What a shard took for the case that all measure. medians: ms, by implementation, of those
+    that were right; disturbed: why they are not to be relied on; empty where nothing is known."""
+
+    medians: Mapping[str, float]
+    disturbed: str = ""
+
+
+def of_contents(contents: Contents) -> Canary:
+    """What the journal of a shard says of it."""
+    medians: dict[str, float] = {}
+    disturbed = ""
+    for entry in contents.of(PassName.CANARY):
+        disturbed = next(disturbances(entry.conditions_that_count), "")
+        medians = {
+            o.implementation: quantile(o.samples.time_ms, 0.5)
+            for o in entry.outcomes
+            if o.status is Status.OK and o.samples.time_ms
+        }
+    return Canary(medians, disturbed)
+
+
+def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
+    """The shards whose times decide nothing beside those of the others, by name, each with why.
+
+    Of each implementation that all shards timed, the shards that count are the largest set whose
+    medians lie within 3 % of each other. It must be more than half of them: else nobody knows which
+    is the outlier, and none counts.
+    """
+    if len(canaries) < 2:
+        return {}
+    why = {
+        name: f"the case that all shards measure was disturbed: {canary.disturbed}"
+        for name, canary in canaries.items()
+        if canary.disturbed
+    }
+    why |= {
+        name: "it did not time the case that all shards measure"
+        for name, canary in canaries.items()
+        if not canary.medians
+    }
+    there = {name: c.medians for name, c in canaries.items() if name not in why}
+    if len(there) < 2:
+        return why
+    common = set.intersection(*(set(medians) for medians in there.values()))
+    if not common:
+        return why | dict.fromkeys(there, "no implementation was timed on every shard's canary")
+    for implementation in sorted(common):
+        medians = {name: medians[implementation] for name, medians in there.items()}
+        within = _largest_set(medians)
+        lowest, highest = (min(within.values()), max(within.values())) if within else (0.0, 0.0)
+        for name in medians.keys() - within.keys():
+            if within:
+                others = f"{lowest:.4g} to {highest:.4g} ms in the others"
+            else:
+                least, most = min(medians.values()), max(medians.values())
+                others = f"{least:.4g} to {most:.4g} ms in all, no more than half of which agree"
+            why.setdefault(
+                name,
+                f"{implementation} took {medians[name]:.4g} ms for the case that all shards "
+                f"measure, and {others}: over {APART:.0%} apart",
+            )
+    return why
+
+
+def _largest_set(medians: Mapping[str, float]) -> dict[str, float]:
+    """The most that lie within `APART` of each other, the closest of them where several are as
+    many; none where they are no more than half."""
+    ordered = sorted(medians.items(), key=lambda item: (item[1], item[0]))
+    best: Sequence[tuple[str, float]] = ()
+    end = 0
+    for start, (_, least) in enumerate(ordered):
+        while end < len(ordered) and ordered[end][1] <= least * (1 + APART):
+            end += 1
+        found = ordered[start:end]
+        if len(found) > len(best) or (len(found) == len(best) and _spread(found) < _spread(best)):
+            best = found
+    return dict(best) if 2 * len(best) > len(ordered) else {}
+
+
+def _spread(ordered: Sequence[tuple[str, float]]) -> float:
+    return ordered[-1][1] / ordered[0][1]
+
+
+def finding(why: str) -> Finding:
+    """What is said against all times of an outlying shard."""
+    return Finding(CHECK, Effect.INCONCLUSIVE, why)

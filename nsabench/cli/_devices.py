@@ -1,0 +1,72 @@
+"""`all --devices`: a shard on each GPU of this host, then one run out of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+import click
+
+from nsabench import conclusion
+from nsabench.cli._options import Measuring, asked_again
+from nsabench.cli._say import say
+from nsabench.errors import UsageError
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.fleet import devices
+from nsabench.fleet.devices import Place
+from nsabench.fleet.merge import merge
+from nsabench.output import terminal
+from nsabench.planning.shards import ALL
+from nsabench.signing import load_signer
+
+
+def measure_on(asked: Measuring, given: str) -> int | None:
+    """Measure on the GPUs that `given` names, and merge. Returns the exit code of `all`; None where
+    that is one GPU, which makes no shards: the process is told to use it, and to go on."""
+    if asked.resume is not None or asked.shard != ALL or asked.device == "cpu":
+        raise UsageError(
+            "--devices makes shards on GPUs, and takes no --resume, --shard or --device cpu",
+            "leave them away; a shard goes on with `nsabench all --resume SHARD`.",
+        )
+    if asked.as_json or asked.junit is not None or asked.open_page:
+        raise UsageError(
+            "--devices tells of its shards in lines, and takes no --json, --junit or --open",
+            "leave them away; `nsabench report RUN --open` shows the page of the merged run.",
+        )
+    places = devices.places(given)
+    if len(places) == 1:
+        os.environ.update(places[0].variables)
+        return None
+    return measure_at(replace(asked, device="cuda"), places)
+
+
+def measure_at(asked: Measuring, places: list[Place]) -> int:
+    """The same, at any places."""
+    signer = conclusion.prepare() or load_signer()
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{token_hex(3)}"
+    out = asked.out or Path("results") / name
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not empty", "give --out another folder.")
+    shards = out.with_name(f"{out.name}.shards")
+    if shards.exists():
+        raise UsageError(
+            f"{shards} is there from before",
+            f"finish and merge what it holds (`nsabench merge {shards}/* --out {out}`), or give "
+            "--out another folder.",
+        )
+    say(f"{len(places)} shards at once, in {shards}")
+    folders = devices.measure(
+        asked_again(asked), places, shards, lambda place, line: say(f"[{place}] {line}")
+    )
+    found = merge(
+        folders, out, signer, trusted=trusted_keyids(()), note=lambda text: say(text, err=True)
+    )
+    click.echo()
+    if found.finished is not None:
+        terminal.print_summary(found.finished, terminal.console(), verbose=asked.verbose)
+    say(f"{len(folders)} shards, {len(found.plan.cases)} cases, {found.records} records: {out}")
+    say(found.signed)
+    return 1 if found.failed else 0

@@ -1,0 +1,90 @@
+"""nsabench merge"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsabench import conclusion
+from nsabench.cli import _options
+from nsabench.cli._say import say
+from nsabench.evidence.manifest.keys import trusted_keyids
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.fleet.merge import merge
+from nsabench.output import terminal
+from nsabench.signing import load_signer
+
+
+@click.command("merge")
+@click.argument(
+    "shards",
+    nargs=-1,
+    required=True,
+    metavar="SHARD...",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="Folder of the merged run.",
+)
+@click.option(
+    "--key",
+    "public",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.pub",
+    help="A public key that you trust; may be given again. See also NSABENCH_TRUSTED_KEYS.",
+)
+@click.option(
+    "--require",
+    type=click.Choice([Trust.EPHEMERAL.value, Trust.UNPINNED.value, Trust.PINNED.value]),
+    help="The least trust that a shard must have. Default: ephemeral; pinned where --key is given.",
+)
+@_options.ops_of_the_run
+@_options.as_json
+def command(
+    shards: tuple[Path, ...],
+    out: Path,
+    public: tuple[Path, ...],
+    require: str | None,
+    as_json: bool,
+) -> int:
+    """Join the shards of one plan into one signed run.
+
+    Each shard is verified, and held to its own controls and to the case that all of them measured.
+    Verdicts and thresholds are derived anew. Shards that are not of one plan, or were not measured
+    with the same code, versions, driver and GPU model, are refused.
+
+    Example: nsabench merge results/shard-* --out results/whole
+    """
+    signer = conclusion.prepare() or load_signer()
+    found = merge(
+        shards,
+        out,
+        signer,
+        trusted=trusted_keyids(public),
+        require=Trust(require or (Trust.PINNED if public else Trust.EPHEMERAL)),
+        note=lambda text: say(f"nsabench: {text}", err=True),
+    )
+    if as_json:
+        document = {
+            "run": str(out),
+            "run_id": found.plan.run_id,
+            "shards": [shard.model_dump() for shard in found.plan.shards],
+            "cases": len(found.plan.cases),
+            "records": found.records,
+            "outlying": found.outlying,
+            "failures": found.failed,
+        }
+        say(json.dumps(document, indent=1))
+    else:
+        if found.finished is not None:
+            terminal.print_summary(found.finished, terminal.console())
+        say(f"{len(shards)} shards, {len(found.plan.cases)} cases, {found.records} records: {out}")
+        say(found.signed)
+    return 1 if found.failed else 0

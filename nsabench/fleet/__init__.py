@@ -1,0 +1,1 @@
+"""Shards on many devices and hosts, and one run out of them."""

@@ -1,0 +1,219 @@
+"""Shards into one run: verify, hold against each other, join, derive anew, sign.
+
+The merged run holds the journals of its shards to the byte, and of each its plan, its environment
+and its manifest. So what was measured is still vouched for by whoever measured it; whoever merges
+signs that these are the shards, and what follows from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+from nsabench import conclusion, ops
+from nsabench.assessment import canary, merged, pays, threshold
+from nsabench.assessment.results import Results
+from nsabench.assessment.threshold import decide_all
+from nsabench.assessment.threshold.evidence import Evidence, together
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import shards as kept
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.run import Finished
+from nsabench.files import writing
+from nsabench.fleet.agreement import refuse_gaps, refuse_others
+from nsabench.fleet.derive import derived
+from nsabench.fleet.processes import each
+from nsabench.fleet.shard import Shard, admit
+from nsabench.fleet.tables import Tables
+from nsabench.model.plan import MergedShard, Plan
+from nsabench.output.report import Facts
+from nsabench.signing import Signer
+
+# A page holds every record, and one of more is of no use to anybody.
+MOST_ON_A_PAGE = 20_000
+
+
+@dataclass
+class Merged:
+    """A merged run. finished: None where it has too many records to be shown. outlying: why the
+    times of a shard decide nothing, by shard; failed: as of any run, a line each; signed: about the
+    signature."""
+
+    plan: Plan
+    finished: Finished | None
+    records: int = 0
+    outlying: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    signed: str = ""
+
+
+def merge(
+    folders: Sequence[Path],
+    out: Path,
+    signer: Signer,
+    *,
+    trusted: Iterable[str] = (),
+    require: Trust = Trust.EPHEMERAL,
+    note: Callable[[str], None] = lambda _: None,
+) -> Merged:
+    """Merge shards into a new run in `out`, which is there whole or not at all.
+
+    Raises `UsageError` when they are not the shards of one plan, measured alike, all of it once,
+    and `VerificationFailed` when one is not what was signed, or not trusted as is required.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not empty", "give --out another folder.")
+    shards, plan = _admit(folders, frozenset(trusted), require, note)
+    refuse_gaps(shards)
+    plan = _plan(shards, plan)
+    making = out.with_name(f".{out.name}.{plan.run_id}")
+    with writing(out.parent, "merge again"):
+        making.mkdir(parents=True)
+        try:
+            found = _make(making, shards, plan, signer, note)
+            making.replace(out)
+        except BaseException:
+            shutil.rmtree(making)
+            raise
+    return _at(found, out)
+
+
+def _admit(
+    folders: Sequence[Path], trusted: frozenset[str], require: Trust, note: Callable[[str], None]
+) -> tuple[list[Shard], Plan]:
+    """The shards in their order, and the plan of the first."""
+    first = Plan.read(RunFolder.existing(folders[0]).plan)
+    ops.refuse_other(first)
+    shards: list[Shard] = []
+    for shard in each(partial(admit, trusted=trusted, require=require), folders):
+        if shards:
+            refuse_others(shards[0], shard)
+            shard = replace(shard, whole=shards[0].whole, traits={})
+            if shard.implementations == shards[0].implementations:  # held once
+                shard = replace(shard, implementations=shards[0].implementations)
+        shards.append(shard)
+        if len(shards) % 100 == 0:
+            note(f"verified {len(shards)} of {len(folders)} shards")
+    return sorted(shards, key=lambda shard: shard.index), first
+
+
+def _plan(shards: Sequence[Shard], first: Plan) -> Plan:
+    """The plan that these are all shards of."""
+    by_id = {
+        planned.id: planned.model_copy(update={"shard": number})
+        for number, shard in enumerate(shards, 1)
+        for planned in shard.cases
+    }
+    implementations = {(i.op, i.name): i for s in shards for i in s.implementations}
+    now = datetime.now(UTC).replace(microsecond=0)
+    changed = {
+        "run_id": f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
+        "created": now,
+        "shard": "1/1",
+        "shards": tuple(shard.info for shard in shards),
+        "implementations": list(implementations.values()),
+        "cases": [by_id[case_id] for case_id in first.whole.split()],
+    }
+    return Plan.model_construct(**{**dict(first), **changed})
+
+
+def _make(
+    folder: Path, shards: Sequence[Shard], plan: Plan, signer: Signer, note: Callable[[str], None]
+) -> Merged:
+    """Write the whole run into a folder."""
+    run = RunFolder(folder)
+    plan.write(run.plan)
+    run.logs.mkdir()
+    outlying = canary.outlying({str(shard.info): shard.canary for shard in shards})
+    for name, why in outlying.items():
+        note(f"{name} is not as the others, and its verdicts are inconclusive: {why}")
+    found = Merged(plan, None, outlying=outlying)
+    parts: list[tuple[MergedShard, Results]] = []
+    evidence: list[Evidence] = []
+    sizes = {size for planned in plan.cases for size in planned.case.shape}
+    wall_s = measuring_s = 0.0
+    given = [
+        (shard, info, part, outlying.get(str(info), ""))
+        for shard, (info, part) in zip(shards, plan.parts(), strict=True)
+    ]
+    derive = partial(derived, run_id=plan.run_id, sizes=sizes)
+    with run.journal.open("wb") as joined, Tables(folder) as tables:
+        for (shard, info, _, _), own in zip(given, each(derive, given), strict=True):
+            joined.write(_keep(folder, shard))
+            tables.add(own.records, own.samples)
+            found.failed += own.failed
+            found.records += own.records.num_rows
+            wall_s += own.wall_s
+            measuring_s += own.measuring_s
+            evidence.append(own.evidence)
+            if found.records <= MOST_ON_A_PAGE:
+                parts.append((info, own.results))
+            else:
+                parts.clear()
+    shutil.copyfile(shards[0].folder / "environment.json", run.environment)
+    decisions = decide_all([together(evidence)], plan.margin)
+    lacking = ""
+    if found.records <= MOST_ON_A_PAGE:
+        results = merged.together(parts)
+        found.finished = Finished(run, plan, results, wall_s, measuring_s, signer)
+        threshold.write(decisions, run.thresholds, pays.decide(results.records))
+        lacking = conclusion.report(Facts.read(folder, results, signer))
+    else:
+        threshold.write(decisions, run.thresholds)
+        lacking = (
+            f"there is no page: {found.records} records are more than the {MOST_ON_A_PAGE} that "
+            f"one shows"
+        )
+    signed = conclusion.sign(run, signer, None)
+    found.signed = f"{signed}\n{lacking}" if lacking else signed
+    return found
+
+
+def _keep(folder: Path, shard: Shard) -> bytes:
+    """Keep what a merged run holds of a shard. Returns its journal."""
+    place = folder / kept.place(shard.info)
+    place.mkdir(parents=True)
+    info = shard.info
+    for name, expected in zip(
+        kept.KEPT, (info.plan_sha256, info.environment_sha256, info.manifest_sha256), strict=True
+    ):
+        content = (shard.folder / name).read_bytes()
+        _unchanged(shard, name, content, expected)
+        (place / name).write_bytes(content)
+    own = {planned.id for planned in shard.cases}
+    for name in shard.logs:
+        if Path(name).name.partition(".")[0] in own:
+            shutil.copyfile(shard.folder / name, folder / name, follow_symlinks=False)
+    content = shard.journal.read_bytes()
+    _unchanged(shard, "journal.jsonl", content, info.journal_sha256)
+    return content
+
+
+def _unchanged(shard: Shard, name: str, content: bytes, expected: str) -> None:
+    """Raises `VerificationFailed` when a file is not any more what was verified."""
+    if hashlib.sha256(content).hexdigest() != expected:
+        raise VerificationFailed(
+            f"{shard.folder / name} was changed while it was merged", "merge what nobody writes."
+        )
+
+
+def _at(found: Merged, out: Path) -> Merged:
+    """The run where it now lies."""
+    if found.finished is not None:
+        finished = found.finished
+        found.finished = Finished(
+            RunFolder(out),
+            finished.plan,
+            finished.results,
+            finished.wall_s,
+            finished.measuring_s,
+            finished.signer,
+        )
+    return found

@@ -1,0 +1,36 @@
+"""What a case costs to measure, in seconds, by its work.
+
+The estimate is there to be in proportion, and the same on every host, so it knows no device. A case
+takes a part that each has (inputs, compilation, warm-up, sampling until its budget is spent) and a
+part that grows with its work (the oracle in float64, and every call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsabench import ops
+from nsabench.model.case import Case, FixedCount
+from nsabench.model.plan import PlannedCase
+
+SET_UP_S = 0.3  # of an implementation: inputs, compilation and parity
+# What a GPU of today does of an op, not the most that it could.
+FLOP_S, BYTE_S = 1e14, 1e12
+ORACLE_FLOP_S = 1e12  # in float64, without fused kernels
+
+
+def by_work(cases: Sequence[PlannedCase]) -> dict[str, float]:
+    """The cost of each case by its id. Raises `UsageError` as `ops.work`."""
+    return {planned.id: _of(planned.case, len(planned.implementations)) for planned in cases}
+
+
+def _of(case: Case, implementations: int) -> float:
+    work = ops.work(case)
+    call_s = max(work.flops / FLOP_S, work.bytes_min / BYTE_S)
+    timing = case.timing
+    if isinstance(timing.stopping, FixedCount):
+        sampling_s = timing.stopping.rounds * implementations * call_s
+    else:
+        sampling_s = timing.stopping.budget_s
+    each_s = SET_UP_S + timing.warmup_s + timing.rotate * call_s
+    return implementations * each_s + sampling_s + timing.rotate * work.flops / ORACLE_FLOP_S

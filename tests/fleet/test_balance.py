@@ -1,0 +1,47 @@
+"""Shards that are balanced by the times of an earlier run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.execution.journal import Journal
+from nsabench.fleet.balance import of_run
+from nsabench.model.plan import Plan
+from tests.runs import Made, first_look, make_plan, make_run
+
+
+def test_a_case_costs_what_all_passes_took_for_it(tmp_path: Path) -> None:
+    plan = make_plan(Made())
+    first, second, *_ = plan.cases
+    run = make_run(tmp_path / "run")
+    (run / "journal.jsonl").unlink()
+    journal = Journal(run / "journal.jsonl")
+    for case, seconds in ((first, 2.0), (second, 5.0), (first, 1.0)):
+        journal.append(first_look(case_id=case.id, wall_s=seconds))
+    journal.close()
+    balance = of_run(run)
+    assert balance.run_id == Plan.read(run / "plan.yaml").run_id
+    assert balance.seconds == {first.id: 3.0, second.id: 5.0}
+
+
+def test_a_case_that_the_run_did_not_have_is_estimated_in_proportion(tmp_path: Path) -> None:
+    plan = make_plan(Made())
+    known, unknown = plan.cases[0], plan.cases[1]
+    run = make_run(tmp_path / "run")
+    (run / "journal.jsonl").unlink()
+    journal = Journal(run / "journal.jsonl")
+    journal.append(first_look(case_id=known.id, wall_s=100.0))
+    journal.close()
+    costs = of_run(run).costs([known, unknown])
+    assert costs[known.id] == 100.0
+    assert costs[unknown.id] == pytest.approx(100.0, rel=0.01)
+
+
+def test_a_run_that_measured_nothing_balances_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "journal.jsonl").write_text("")
+    with pytest.raises(UsageError, match="has measured nothing"):
+        of_run(run)

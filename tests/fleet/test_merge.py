@@ -1,0 +1,239 @@
+"""Shards into one run: what is refused, what is derived, and what a reader can still verify."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.assessment.results import assemble
+from nsabench.assessment.tables import read_records
+from nsabench.assessment.threshold import decide_run, of_run
+from nsabench.cli.merge import command
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.evidence.manifest.verify import read_envelope, signed
+from nsabench.execution.journal import read
+from nsabench.fleet.merge import Merged, merge
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Verdict
+from nsabench.signing import Signer
+from tests.runs import Made, make_run
+
+COUNT = 3
+FAST = Made(ratio=lambda _: 2.0)
+
+
+@pytest.fixture(scope="module")
+def signer() -> Signer:
+    return Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+
+
+def shard(folder: Path, signer: Signer, index: int, made: Made = FAST, count: int = COUNT) -> Path:
+    """One of the shards, signed by who measured it."""
+    own = replace(made, shard=f"{index}/{count}", run_id=f"shard-{index}", seed=index)
+    run = make_run(folder / f"s{index}", own, signer=signer)
+    seal(run, signer)
+    return run
+
+
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for index in range(1, COUNT + 1):
+        shard(folder, signer, index)
+    return folder
+
+
+@pytest.fixture
+def shards(tmp_path: Path, _made: Path) -> list[Path]:
+    """The three shards of a plan, which a test may damage."""
+    return sorted(Path(shutil.copytree(_made, tmp_path / "shards")).iterdir())
+
+
+def merged(shards: list[Path], signer: Signer) -> tuple[Merged, Path]:
+    out = shards[0].parent / "whole"
+    return merge(shards, out, signer), out
+
+
+def verdicts(folder: Path) -> dict[tuple[str, str], Verdict | None]:
+    return {r.key: r.verdict for r in read_records(folder)}
+
+
+def test_a_merged_run_verifies_and_says_what_its_shards_say(
+    shards: list[Path], signer: Signer
+) -> None:
+    found, out = merged([shards[2], shards[0], shards[1]], signer)
+    report = verify(out, trusted=[signer.keyid], require=Trust.PINNED)
+    assert report.broken is None
+    assert "3 shards, each vouched for" in report.details["origin"]
+    each = [verdicts(s) for s in shards]
+    assert verdicts(out) == each[0] | each[1] | each[2]
+    assert found.records == sum(map(len, each)) == 16 * 3
+    assert not list(shards[0].parent.glob(".whole*"))
+    assert (out / "report.html").is_file() and (out / "selection_report.md").is_file()
+
+
+def test_the_manifest_lists_the_manifest_of_each_shard(shards: list[Path], signer: Signer) -> None:
+    _, out = merged(shards, signer)
+    statement, _ = signed(read_envelope(out))
+    listed = statement.predicate.plan.shards
+    assert set(listed) == {"shard-1", "shard-2", "shard-3"}
+    for run_id, digest in listed.items():
+        assert statement.digests[f"shards/{run_id}/manifest.dsse.json"] == digest
+
+
+def test_what_is_derived_again_is_what_was_written(shards: list[Path], signer: Signer) -> None:
+    _, out = merged(shards, signer)
+    plan = Plan.read(out / "plan.yaml")
+    again = assemble(plan, read(out / "journal.jsonl"))
+    written = {r.key: (r.status, r.verdict, r.speedup_lo, r.run_id) for r in read_records(out)}
+    assert written == {r.key: (r.status, r.verdict, r.speedup_lo, r.run_id) for r in again.records}
+
+
+def test_a_merged_run_decides_as_the_whole_would(
+    tmp_path: Path, shards: list[Path], signer: Signer
+) -> None:
+    _, out = merged(shards, signer)
+    [decision] = decide_run(read_records(out), Plan.read(out / "plan.yaml"))
+    whole = make_run(tmp_path / "one", FAST)
+    [alone] = decide_run(read_records(whole), Plan.read(whole / "plan.yaml"))
+    assert (decision.min_length, decision.tested) == (alone.min_length, alone.tested) == (64, 16)
+    assert len(of_run(out).tested) == 16
+
+
+def test_cases_that_are_missing_are_named(shards: list[Path], signer: Signer) -> None:
+    lost = Plan.read(shards[1] / "plan.yaml").cases
+    with pytest.raises(UsageError, match=r"missing: shard 2/3 is not among") as refused:
+        merged([shards[0], shards[2]], signer)
+    assert f"{len(lost)} cases (" in str(refused.value)
+    assert sorted(case.id for case in lost)[0] in str(refused.value)
+    assert not (shards[0].parent / "whole").exists()
+
+
+def test_cases_that_are_there_twice_are_named(
+    tmp_path: Path, shards: list[Path], signer: Signer
+) -> None:
+    again = shutil.copytree(shards[1], tmp_path / "again")
+    with pytest.raises(UsageError, match="are there twice: in") as refused:
+        merged([*shards, again], signer)
+    assert Plan.read(shards[1] / "plan.yaml").cases[0].id in str(refused.value)
+    assert str(again) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"gpu": "NVIDIA L4"}, "the GPU model differ, NVIDIA L4 and NVIDIA H200"),
+        ({"torch": "2.12.1"}, "the torch differ, 2.12.1 and 2.11.0"),
+        ({"triton": "3.7.0"}, "the Triton differ, 3.7.0 and 3.6.0"),
+        ({"sources": {"x": "b" * 64}}, "the source differ"),
+        ({"margin": 1.5}, "another plan than .*: the margin differ, 1.5 and 1.2"),
+        ({"lengths": (64, 128)}, "another plan than .*: the plan differ"),
+    ],
+)
+def test_shards_that_were_not_measured_alike_are_refused(
+    tmp_path: Path, shards: list[Path], signer: Signer, other: dict[str, object], said: str
+) -> None:
+    odd = shard(tmp_path / "odd", signer, 3, replace(FAST, **other))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=said):
+        merged([*shards[:2], odd], signer)
+
+
+def test_a_whole_run_is_no_shard(tmp_path: Path, shards: list[Path], signer: Signer) -> None:
+    run = make_run(tmp_path / "one", FAST, signer=signer)
+    seal(run, signer)
+    with pytest.raises(UsageError, match="is no shard"):
+        merged([run], signer)
+
+
+def test_a_shard_that_was_altered_or_is_not_trusted_is_refused(
+    shards: list[Path], signer: Signer
+) -> None:
+    with pytest.raises(VerificationFailed, match="pinned is required"):
+        merge(shards, shards[0].parent / "whole", signer, require=Trust.PINNED)
+    with (shards[1] / "journal.jsonl").open("a") as journal:
+        journal.write("\n")
+    with pytest.raises(VerificationFailed, match=r"journal\.jsonl was changed"):
+        merged(shards, signer)
+
+
+def test_the_verdicts_of_an_outlying_host_are_inconclusive(
+    tmp_path: Path, shards: list[Path], signer: Signer
+) -> None:
+    slow = shard(tmp_path / "slow", signer, 2, replace(FAST, canary_ms=0.2 * 1.05))
+    found, out = merged([shards[0], slow, shards[2]], signer)
+    [(name, why)] = found.outlying.items()
+    assert "shard 2/3" in name and "over 3% apart" in why and "took 0.20" in why
+    own = {case.id for case in Plan.read(slow / "plan.yaml").cases}
+    for record in read_records(out):
+        if record.verdict is not None:
+            expected = Verdict.INCONCLUSIVE if record.case_id in own else Verdict.FASTER
+            assert record.verdict is expected
+            assert ("shard 2/3" in record.reason) == (record.case_id in own)
+    assert "shard 2/3" in (out / "selection_report.md").read_text()
+
+
+def test_a_control_that_a_shard_did_not_catch_invalidates_that_shard(
+    tmp_path: Path, shards: list[Path], signer: Signer
+) -> None:
+    missed = shard(tmp_path / "missed", signer, 2, replace(FAST, control_caught=False))
+    found, out = merged([shards[0], missed, shards[2]], signer)
+    own = {case.id for case in Plan.read(missed / "plan.yaml").cases}
+    seen = {r.verdict for r in read_records(out) if r.verdict and r.case_id in own}
+    assert seen == {Verdict.INVALID}
+    assert {r.verdict for r in read_records(out) if r.verdict and r.case_id not in own} == {
+        Verdict.FASTER
+    }
+    assert any("was not caught" in line for line in found.failed)
+    [decision] = decide_run(read_records(out), Plan.read(out / "plan.yaml"))
+    assert decision.min_length is None
+    assert "controls were not caught: zero_output" in decision.reasons
+
+
+def resealed(out: Path, signer: Signer, change: Callable[[Path], None]) -> str:
+    change(out)
+    seal(out, signer)
+    return verify(out).broken or ""
+
+
+def test_whoever_merges_cannot_change_what_was_measured(shards: list[Path], signer: Signer) -> None:
+    """Signed again by the one who merged, it is still not what the hosts vouched for."""
+    _, out = merged(shards, signer)
+
+    def cut_a_line(run: Path) -> None:
+        lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+        (run / "journal.jsonl").write_text("".join(lines[:-1]))
+
+    broken = resealed(out, signer, cut_a_line)
+    assert broken.startswith("origin: shard 3/3") and "journal.jsonl is not what" in broken
+
+
+def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signer: Signer) -> None:
+    _, out = merged(shards, signer)
+
+    def other_plan(run: Path) -> None:
+        plan = Plan.read(run / "plan.yaml")
+        [first, *rest] = plan.cases
+        fewer = first.model_copy(update={"alongside": ("sdpa_gqa",)})
+        plan.model_copy(update={"cases": [fewer, *rest]}).write(run / "plan.yaml")
+
+    broken = resealed(out, signer, other_plan)
+    assert "its cases are not those of its plan" in broken
+
+
+def test_the_command(shards: list[Path]) -> None:
+    out = shards[0].parent / "whole"
+    done = CliRunner().invoke(command, [*map(str, shards), "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert said["cases"] == 16 and len(said["shards"]) == 3 and said["outlying"] == {}
+    again = CliRunner().invoke(command, [*map(str, shards), "--out", str(out)])
+    assert isinstance(again.exception, UsageError) and "is not empty" in str(again.exception)

@@ -1,0 +1,31 @@
+"""What is done with many is done in their order, and the first that fails says so."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.fleet.processes import WORTH_IT, each
+
+
+def _square(n: int) -> tuple[int, int]:
+    if n == 2 * WORTH_IT:
+        raise UsageError("it is one too many", "leave it away.")
+    return n * n, os.getpid()
+
+
+@pytest.mark.parametrize("count", [0, 1, WORTH_IT - 1, WORTH_IT, 2 * WORTH_IT])
+def test_the_answers_come_in_order(count: int) -> None:
+    answers = list(each(_square, range(count)))
+    assert [answer for answer, _ in answers] == [n * n for n in range(count)]
+    few_cores = len(os.sched_getaffinity(0)) < 2
+    here = {process for _, process in answers} <= {os.getpid()}
+    assert here == (count < WORTH_IT or few_cores)
+
+
+def test_what_one_raises_is_raised_with_its_remedy() -> None:
+    with pytest.raises(UsageError, match="one too many") as raised:
+        list(each(_square, range(3 * WORTH_IT)))
+    assert raised.value.remedy == "leave it away."
