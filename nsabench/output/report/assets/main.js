@@ -4,7 +4,8 @@ const small = (key, title) => ({ key, title, number: true, text: (r) => (r[key] 
 const share = { key: "roofline_fraction", title: "of the possible", number: true, text: (r) => (r.roofline_fraction === null ? "–" : `${Math.round(100 * r.roofline_fraction)} %`) };
 const who = { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } };
 const status = { key: "status", fill: (cell, r) => tag(cell, r.status) };
-const verdict = { key: "verdict", fill: (cell, r) => tag(cell, r.verdict) };
+const verdict = { key: "verdict", title: "verdict: device, or graph", fill: (cell, r) => tag(cell, r.verdict) };
+const inQueue = { key: "queue_verdict", title: "verdict: queue", fill: (cell, r) => tag(cell, r.queue_verdict) };
 const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: speedupOf };
 const why = { key: "reason", wide: true };
 const inspect = {
@@ -18,7 +19,7 @@ const inspect = {
 };
 
 const TABLES = {
-  candidates: [inspect, who, verdict, speedup, { key: "best_baseline", title: "best baseline" }, ms("median_ms"), share, small("mae", "MAE"), status, why],
+  candidates: [inspect, who, verdict, speedup, { key: "best_baseline", title: "best baseline" }, ms("median_ms"), ms("queued_ms"), inQueue, share, small("mae", "MAE"), status, why],
   records: [
     inspect, who, { key: "role" }, status, verdict, ms("median_ms"), ms("p20_ms"), ms("p80_ms"),
     { key: "n_samples", title: "samples", number: true, text: (r) => String(r.n_samples) }, share, speedup,
