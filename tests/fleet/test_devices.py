@@ -44,6 +44,8 @@ def asked(matrix: Path, out: Path) -> Measuring:
         tag="",
         no_sandbox=False,
         verbose=False,
+        as_json=False,
+        junit=None,
     )
 
 

@@ -21,6 +21,7 @@ from nsabench.model.measurement import Bursts
 ROUNDS = 8
 BURST_S = 2e-3  # a device synchronise, of some 10 µs, is nothing beside it
 MOST_CALLS = 256
+SLOW_MS = 20.0  # of a call that hides whatever its host does for the next
 ARM_BUDGET_S = 0.06  # in all bursts of an arm, but for those that a verdict needs
 NEEDED_S = 1.0  # in the bursts that a verdict needs: a call of 150 ms still has them
 HELD_BYTES = 2 << 30  # what is made ready before a burst may take in all
@@ -87,6 +88,7 @@ def collect(
 
 
 def _count(call_ms: float, call_bytes: int) -> int:
-    enough = math.ceil(BURST_S * 1e3 / max(call_ms, 1e-6))
+    fewest = 2 if call_ms < SLOW_MS else 1  # one call is behind no other
+    enough = max(fewest, math.ceil(BURST_S * 1e3 / max(call_ms, 1e-6)))
     affordable = HELD_BYTES // max(call_bytes, 1)
     return max(1, min(MOST_CALLS, enough, affordable))

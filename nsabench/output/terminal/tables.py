@@ -57,8 +57,8 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
     )
     kept = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
     for name, justify in (columns[n] for n in kept):
-        # Names may take a second line; a number that is cut off is none.
-        long = name in ("case", "candidate", "best baseline")
+        # Words may take a second line; a number that is cut off is none.
+        long = name in ("case", "candidate", "best baseline", "of roofline", "verdict")
         table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
     times = {r.key: r.median_ms for r in records}
     for r in records:

@@ -111,5 +111,5 @@ def test_a_card_begins_with_how_much_faster_and_from_where(tmp_path: Path) -> No
     folder = make_run(tmp_path / "run", Made(ratio=lambda n: 1.5 if n < 256 else 6.0))
     page = report.write_html(Facts.read(folder), tmp_path).read_text()
     card = " ".join(page[page.index('<article class="card">') :].split("</article>")[0].split())
-    assert card.index("3.0") < card.index("worth using from L = 64 on") < card.index("faster</li>")
+    assert card.index("3.0") < card.index("worth using from L = 64 on") < card.index("</b> faster")
     assert "geometric mean of 16" in card

@@ -61,7 +61,14 @@ def test_every_arm_has_its_rounds_in_new_orders_after_one_that_warms_up() -> Non
 
 @pytest.mark.parametrize(
     ("call_ms", "call_bytes", "count"),
-    [(0.001, 0, 256), (0.02, 0, 100), (5.0, 0, 1), (0.02, 1 << 28, 8), (0.02, 1 << 40, 1)],
+    [
+        (0.001, 0, 256),
+        (0.02, 0, 100),
+        (5.0, 0, 2),
+        (25.0, 0, 1),
+        (0.02, 1 << 28, 8),
+        (0.02, 1 << 40, 1),
+    ],
 )
 def test_a_burst_takes_two_milliseconds_within_its_bounds(
     call_ms: float, call_bytes: int, count: int
