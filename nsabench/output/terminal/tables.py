@@ -27,6 +27,7 @@ STYLES = {
 
 
 WIDE = 120  # a terminal that has room for every column
+VERY_WIDE = 160  # one that has room for a verdict beside its regime
 NARROW = ("case", "candidate", "ms", "its ms", "speed-up", "verdict")
 
 
@@ -49,7 +50,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         ("ms", "right"),
         ("queued", "right"),
         ("host µs", "right"),
-        ("of roofline", "right"),
+        ("of\nroofline", "right"),
         ("best baseline", "left"),
         ("its ms", "right"),
         ("speed-up" if narrow else "speed-up [95 %]", "right"),
@@ -58,7 +59,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
     kept = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
     for name, justify in (columns[n] for n in kept):
         # Words may take a second line; a number that is cut off is none.
-        long = name in ("case", "candidate", "best baseline", "of roofline", "verdict")
+        long = name in ("case", "candidate", "best baseline")
         table.add_column(name, justify=justify, no_wrap=not long, overflow="fold")  # type: ignore[arg-type]
     times = {r.key: r.median_ms for r in records}
     for r in records:
@@ -76,7 +77,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
             shown(r.best_baseline),
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
             _ratio(r, narrow=narrow),
-            _standing(r, narrow=narrow),
+            _standing(r, width),
         )
         table.add_row(*(cells[n] for n in kept))
     if any(r.unproven_verdict for r in records):
@@ -93,11 +94,12 @@ def _ratio(r: Record, *, narrow: bool) -> str:
     return f"{r.speedup:.3f} [{r.speedup_lo:.3f}, {r.speedup_hi:.3f}]"
 
 
-def _standing(r: Record, *, narrow: bool) -> Text:
+def _standing(r: Record, width: int) -> Text:
     """The verdict; where there is no column for the status, that of what is not ok."""
-    if narrow and r.status is not Status.OK:
+    if width < WIDE and r.status is not Status.OK:
         return Text(r.status, STYLES.get(r.status, "bold red"))
-    return Text(standing(r), STYLES[r.verdict] if r.verdict else "")
+    said = standing(r) if width >= VERY_WIDE else standing(r).replace(" ", "\n")
+    return Text(said, STYLES[r.verdict] if r.verdict else "")
 
 
 def standing(record: Record) -> str:

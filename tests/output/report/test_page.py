@@ -84,11 +84,11 @@ def test_tables_are_searched_and_sorted(page: Path, browser: Browser) -> None:
         "const i = document.querySelector('[data-table=candidates] input');"
         "i.value = ''; i.dispatchEvent(new Event('input'))"
     )
-    head = "document.querySelectorAll('[data-table=candidates] thead button')[4]"
+    head = "document.querySelectorAll('[data-table=candidates] thead button')[5]"
     for direction, sign in (("descending", -1), ("ascending", 1)):
         browser.js(f"{head}.click()")
         assert browser.js(f"return {head}.parentElement.ariaSort") == direction
-        times = [row[4] for row in browser.rows("candidates")]
+        times = [row[5] for row in browser.rows("candidates")]
         numbers = [milliseconds(t) for t in times if t != "–"]
         assert numbers == sorted(numbers, key=lambda t: sign * t)
         assert times[len(numbers) :] == ["–"] * 6, "what has no time comes last"
@@ -105,9 +105,9 @@ def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(
     browser.open(page)
     row = browser.rows("candidates")[0]
     assert row[:3] == ["L64 fp16", "quick_one", "▲ faster"]
-    own, baseline = milliseconds(row[4]), milliseconds(row[5])
-    assert row[6] == "sdpa_gqa" and row[3].startswith(f"{baseline / own:.2f}×")
-    assert "in all cases N256 H4 D64" in browser.js("return document.body.textContent")
+    own, baseline = milliseconds(row[5]), milliseconds(row[6])
+    assert row[7] == "sdpa_gqa" and row[4].startswith(f"{baseline / own:.2f}×")
+    assert "In all cases N256 H4 D64" in browser.js("return document.body.textContent")
     intervals = browser.texts("intervals")
     assert "L64 fp16" in intervals and not any("N256" in text for text in intervals)
 
@@ -141,11 +141,13 @@ def test_samples_are_drawn_about_their_medians(tmp_path: Path, browser: Browser)
 
 
 def test_each_decision_of_a_card_names_its_op(tmp_path: Path) -> None:
-    """A run of the op `decode` is decided branch by branch: five answers, of five ops."""
+    """A run of the op `decode` is decided branch by branch: answers of five ops, on the device and
+    in graphs."""
     page = write_html(Facts.read(decode_run(tmp_path)), tmp_path).read_text()
     card = page[page.index('<article class="card">') : page.index("</article>")]
     answers = re.findall(r'<p class="answer">(.*?)</p>', card)
-    assert len(answers) == 5 and all("<code>decode_" in answer for answer in answers)
+    assert all("<code>decode_" in answer for answer in answers)
+    assert len(answers) == 10 and len({answer.split("</code>")[0] for answer in answers}) == 5
     assert "decode, decode" not in page[: page.index("<main")]
 
 
