@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ALL = 4096
 SOME = 256
-# float16 has no room for more below 1: what lies under 2^-14 loses its bits.
-QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-10, "torch.float32": 2.0**-30}
+# What lies under 2^-14 has fewer bits in float16, of which seven are left here.
+QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
 
 

@@ -71,8 +71,8 @@ def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
     """What a call is off by. Raises `Failure` as a worker would."""
     arm = CaseArm(item, ops.computed(case, item.computes), DEVICE, sets, Random(0))
     arm.check()
-    assert arm.errors is not None
-    return arm.errors
+    assert arm.comparison.errors is not None
+    return arm.comparison.errors
 
 
 def assert_honest(errors: Errors, case: Case) -> None:

@@ -102,7 +102,9 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
         return
     for item in kernels:
         info = ImplementationInfo.model_validate(item, from_attributes=True)
-        if item.op != case.op or item.role is Role.CONTROL or not info.concerns(case):
+        if item.op != case.op or item.role in (Role.CONTROL, Role.ALTERNATIVE):
+            continue
+        if not info.concerns(case):
             continue
         found = {**about, "implementation": item.name, "role": str(item.role)}
         try:
@@ -112,7 +114,10 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
             answer = guarded(call, device)
             resolved = noise(case.dtype, ops.terms(case))
             rows = [
-                parity.measure(name, answer.values[name], right, resolved, answer.factor)
+                parity.measure(
+                    *(name, answer.values[name], right, resolved, answer.factor),
+                    leaves_out=ops.get(case.op).leaves_rows_out,
+                )
                 for name, right in sets.expected[0].items()
             ]
         except (Failure, DeviceLost) as failure:

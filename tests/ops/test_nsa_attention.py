@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nsabench import ops
+from nsabench.assessment.checks.parity import EPSILON
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, Shape, _nsa, _sampled, rows_left_out
 
@@ -142,9 +143,11 @@ def test_gradients_that_are_not_looked_at_do_not_reach_those_that_are(
     some = of.gradients(inputs, grad_out)
     monkeypatch.setattr(_sampled, "ALL", 1000)
     every = of.gradients(inputs, grad_out)
+    # How many more there are to one that is looked at in the longest case that ships.
+    more_at_most = (131072 / 256) / (300 / 40)
     for name in ("k", "v"):
-        off = (some[name] - every[name]).norm() / every[name].norm()
-        assert 0 < float(off) < 2e-3
+        off = float((some[name] - every[name]).norm() / every[name].norm())
+        assert 0 < off * more_at_most**0.5 < EPSILON[dtype] / 4
     rows = rows_left_out.compared(some["q"])
     assert torch.equal(some["q"][rows], every["q"][rows])
 
