@@ -34,7 +34,7 @@ def noise(dtype: DType, terms: int) -> float:
     return max(EPSILON[dtype], max(math.sqrt(terms), truncated) * EPSILON[DType.FLOAT32])
 
 
-# How far a row of an honest result may be off, in units of that noise. Seen at most: 1.9 in outputs,
+# How far a row of an honest result may be off, in units of that noise. Seen at most: 1.9 in output,
 # 8.3 in dq, 1.2 in dk and dv on an H200 (docs/lab/worst_rows.md), and on a CPU 3.4, 1.8 and 1.7 in
 # dq, dk and dv. More was seen only where scores are so large that float32 does not resolve them.
 OUTPUT = "output"
