@@ -34,7 +34,11 @@ def test_the_first_kernel_of_every_op_is_right(name: str, tmp_path: Path) -> Non
     for distribution in op.distributions[:2]:
         inputs = op.draw(ops.sizes(case), case.dtype, distribution, 1, "cpu")
         out = items["mine"](**inputs.tensors, **inputs.options)
-        assert (out.double() - op.oracle(inputs)).abs().max() < 2e-2
+        right = op.oracle(inputs)
+        off = (out.double() - right).abs().amax(-1)
+        if op.leaves_rows_out:
+            off = off[ops.rows_left_out.compared(right)]
+        assert off.numel() and off.max() < 2e-2
         assert tuple(out.shape) == op.output_shape(inputs)
 
 

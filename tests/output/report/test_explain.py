@@ -74,7 +74,7 @@ def test_what_the_terminal_and_the_thresholds_show_can_be_looked_up(tmp_path: Pa
     folder = make_run(tmp_path / "run")
     records = Facts.read(folder).records
     heads = [
-        str(column.header)
+        " ".join(str(column.header).split())  # one may take two lines
         for table in (terminal.candidates_table(records), terminal.baselines_table(records))
         for column in table.columns
     ]
