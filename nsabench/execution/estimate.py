@@ -11,8 +11,8 @@ from nsabench.model.case import FixedCount, Stopping
 from nsabench.model.plan import Device, Plan, PlannedCase
 
 # Seconds that an implementation takes of a case beside its samples: building, parity, warming up.
-# About what one run on an H200 and one on two cores took; the first compilation of a kernel comes on
-# top, and a busy host takes several times as long.
+# About what one run on an H200 and one on two cores took. The first compilation of a kernel comes
+# on top, and a busy host takes several times as long.
 BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
 ROUND_S = 0.02  # of a rule that counts rounds
 

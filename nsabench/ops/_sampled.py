@@ -10,6 +10,7 @@ cost a device what any others cost, and dk and dv are known for every key.
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 from nsabench.ops._contract import Inputs
@@ -22,6 +23,7 @@ SOME = 256
 # What lies under 2^-14 has fewer bits in float16, of which seven are left here.
 QUIET = {"torch.bfloat16": 2.0**-20, "torch.float16": 2.0**-17, "torch.float32": 2.0**-30}
 LOUD = {"torch.float16": 2.0**3}
+_SECRET = secrets.randbits(62)  # of this process
 
 
 def tokens(inputs: Inputs) -> Tensor:
@@ -33,10 +35,11 @@ def tokens(inputs: Inputs) -> Tensor:
     total = batches * length
     if total <= ALL:
         return torch.arange(total, device=q.device)
-    # From the values, which an implementation has no part in.
+    # From the values, which an implementation has no part in, and a number that it is not given:
+    # who knew which queries are looked at need compute no others.
     some = q.reshape(total, -1)[:: max(1, total // ALL)].contiguous()
     bits = some.view(torch.int32 if q.element_size() == 4 else torch.int16)
-    generator = torch.Generator().manual_seed(int(bits.long().sum()) & (2**62 - 1))
+    generator = torch.Generator().manual_seed((int(bits.long().sum()) ^ _SECRET) & (2**62 - 1))
     places = torch.arange(SOME) + torch.rand(SOME, generator=generator)
     chosen = (places * (total / SOME)).long().clamp_(max=total - 1)
     chosen[-1] = total - 1

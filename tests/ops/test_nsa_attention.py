@@ -128,6 +128,16 @@ def test_of_many_queries_some_are_looked_at_and_always_the_last(op: str) -> None
     assert not torch.equal(_sampled.tokens(inputs), _sampled.tokens(others))
 
 
+def test_which_queries_are_looked_at_does_not_follow_from_the_values_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, inputs = drawn(DType.BFLOAT16, B=1, T=_sampled.ALL + 7)
+    here = _sampled.tokens(inputs)
+    assert torch.equal(here, _sampled.tokens(inputs)), "the same for oracle and gradients"
+    monkeypatch.setattr(_sampled, "_SECRET", _sampled._SECRET ^ 1)
+    assert not torch.equal(here, _sampled.tokens(inputs))
+
+
 @pytest.mark.parametrize("op", ["nsa_attention", "causal_attention"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_gradients_that_are_not_looked_at_do_not_reach_those_that_are(
