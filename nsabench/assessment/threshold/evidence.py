@@ -194,6 +194,10 @@ def together(parts: Sequence[Evidence]) -> Evidence:
         sources={key: source for part in parts for key, source in part.sources.items()},
         notes=list(dict.fromkeys(note for part in parts for note in part.notes)),
         caveats=caveats,
+        in_queue=InQueue(
+            "; ".join(dict.fromkeys(p.in_queue.missed for p in parts if p.in_queue.missed)),
+            {op: why for part in parts for op, why in part.in_queue.of_op.items()},
+        ),
     )
 
 
