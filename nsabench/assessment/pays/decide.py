@@ -14,11 +14,11 @@ from math import log
 
 from nsabench import ops
 from nsabench.assessment import labels
+from nsabench.assessment.objections import ON_A_CPU, missed, without_controls
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Direction, Mode, Pays, Role, Status
+from nsabench.model.vocabulary import BENIGN, Direction, Mode, Pays, Regime, Role, Status
 
 GAIN = 1.01  # a ratio that grows by less from one length to the next does not grow
-DEVICE = "device"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Payment:
     op: str
     direction: Direction
     heads: str
-    regime: str
+    regime: Regime
     axis: str
     answer: Pays
     length: int | None
@@ -61,7 +61,8 @@ class Payment:
     @property
     def sentence(self) -> str:
         if self.answer is Pays.FROM:
-            return f"pays from {self.axis} = {self.length} on"
+            but = f" ({self.why})" if self.why else ""
+            return f"pays from {self.axis} = {self.length} on{but}"
         if self.answer is Pays.NO:
             return f"pays at no length up to {self.axis} = {self.greatest}"
         if self.answer is Pays.NOT_FAR_ENOUGH:
@@ -91,21 +92,17 @@ class Payment:
         return sorted(of), sorted({c.alternative for c in told if c.alternative})
 
 
-def decide(records: Sequence[Record], regime: str = DEVICE) -> list[Payment]:
-    """Of every op in the records that has an alternative among them; those of one run.
-
-    regime: which of a record's ratios counts; today those of the device.
-    """
+def decide(records: Sequence[Record]) -> list[Payment]:
+    """Of every op in the records that has an alternative among them; those of one run. In the
+    regimes `device` and `graph`: in the queue no ratio to an alternative is recorded."""
     with_alternatives = {r.op for r in records if r.role is Role.ALTERNATIVE}
     groups: dict[tuple[str, Direction, str, Mode], list[Record]] = {}
     for r in records:
         if r.op in with_alternatives and r.streams == 1:
             groups.setdefault((r.op, r.direction, heads(r), r.mode), []).append(r)
-    spoiled = _spoiled(records)
-    return [
-        _decide(key, rows, "graph" if key[3] is Mode.GRAPH else regime, spoiled)
-        for key, rows in groups.items()
-    ]
+    against = missed(records, None)
+    unproven = without_controls(records)
+    return [_decide(key, rows, against or unproven.get(key[0], "")) for key, rows in groups.items()]
 
 
 def heads(record: Record) -> str:
@@ -114,24 +111,33 @@ def heads(record: Record) -> str:
     return f"{query}/{key}" if query and key else ""
 
 
-def _spoiled(records: Sequence[Record]) -> str:
-    missed = sorted({r.implementation for r in records if r.caught is Catch.MISSED})
-    return f"the control {missed[0]} was not caught" if missed else ""
-
-
-def _decide(
-    key: tuple[str, Direction, str, Mode], rows: Sequence[Record], regime: str, spoiled: str
-) -> Payment:
-    op, direction, layout, _ = key
+def _decide(key: tuple[str, Direction, str, Mode], rows: Sequence[Record], against: str) -> Payment:
+    """against: why nothing is decided of them, or nothing."""
+    op, direction, layout, mode = key
     cases: dict[str, list[Record]] = {}
     for r in rows:
         cases.setdefault(r.case_id, []).append(r)
     cells = sorted((_cell(case) for case in cases.values()), key=lambda c: (c.length, c.label))
     answer, length, why = _answer(cells)
-    if spoiled:
-        answer, length, why = Pays.NOT_DECIDED, None, spoiled
+    if rows[0].device == "cpu":
+        against = ON_A_CPU
+    if against:
+        answer, length, why = Pays.NOT_DECIDED, None, against
+    elif answer is Pays.FROM:
+        why = _left_out([r for r in rows if length is None or r.length >= length])
+    regime = Regime.GRAPH if mode is Mode.GRAPH else Regime.DEVICE
     gpu, axis = rows[0].gpu_name, labels.axis(op)
     return Payment(gpu, op, direction, layout, regime, axis, answer, length, why, tuple(cells))
+
+
+def _left_out(rows: Sequence[Record]) -> str:
+    """The alternatives that no ratio is against, since they failed where the op pays."""
+    failed = sorted({r.implementation for r in rows if _failed(r)})
+    return f"without {', '.join(failed)}, which failed" if failed else ""
+
+
+def _failed(record: Record) -> bool:
+    return record.role is Role.ALTERNATIVE and record.status not in BENIGN
 
 
 def _cell(case: Sequence[Record]) -> Cell:
@@ -148,8 +154,10 @@ def _cell(case: Sequence[Record]) -> Cell:
     if best.against_alternative is None:
         why = f"no alternative is valid and timed beside it at {place[1]}"
         return Cell(*place, implementation=best.implementation, why=why)
-    if best.time_doubt:
-        return Cell(*place, implementation=best.implementation, why=best.time_doubt)
+    alternative = next(r for r in case if r.implementation == best.best_alternative)
+    doubt = best.time_doubt or alternative.time_doubt
+    if doubt:
+        return Cell(*place, implementation=best.implementation, why=doubt)
     return Cell(
         *place,
         implementation=best.implementation,

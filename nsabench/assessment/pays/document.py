@@ -20,7 +20,7 @@ def _payment(p: Payment) -> dict[str, Any]:
         "op": p.op,
         "direction": str(p.direction),
         "heads": p.heads,
-        "regime": p.regime,
+        "regime": str(p.regime),
         "axis": p.axis,
         "answer": str(p.answer),
         "from": p.length,

@@ -14,6 +14,7 @@ from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.row import Row
+from nsabench.assessment.objections import ON_A_CPU, missed, without_controls
 from nsabench.assessment.tables import read_records
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
@@ -159,7 +160,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
             for tested in _of_record(r, sources, margin, queues=queues)
         ],
         list(_objections(records)),
-        _unproven(records),
+        without_controls(records),
         margin=margin,
         machine=_machine(records[0]) if records else ("", ""),
         rows=[
@@ -169,7 +170,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         ],
         sources=sources,
         caveats=_caveats(records),
-        in_queue=InQueue(_missed(records, Regime.QUEUE), _queue_unproven(records)),
+        in_queue=InQueue(missed(records, Regime.QUEUE), _queue_unproven(records)),
         where=plan.where if plan else (),
     )
 
@@ -263,19 +264,9 @@ def _axes(shape: Mapping[str, int]) -> dict[str, int]:
 
 def _objections(records: Sequence[Record]) -> Iterable[str]:
     if any(r.device != "cuda" for r in records):
-        yield "it was measured on a CPU, which decides nothing for a GPU"
-    if missed := _missed(records, None):
-        yield missed
-
-
-def _missed(records: Sequence[Record], regime: Regime | None) -> str:
-    """The controls of checks that guard this regime alone, or all, and that were not caught."""
-    missed = {
-        r.implementation
-        for r in records
-        if r.caught is Catch.MISSED and proofs.regime_of(r.caught_by) is regime
-    }
-    return f"controls were not caught: {', '.join(sorted(missed))}" if missed else ""
+        yield ON_A_CPU
+    if controls := missed(records, None):
+        yield controls
 
 
 def _queue_unproven(records: Sequence[Record]) -> dict[str, str]:
@@ -291,21 +282,6 @@ def _queue_unproven(records: Sequence[Record]) -> dict[str, str]:
                 f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
                 f"queue nothing is decided without"
             )
-    return objections
-
-
-def _unproven(records: Sequence[Record]) -> dict[str, str]:
-    """Ops, as they are called today, of which no control was caught or missed, each with an
-    objection. The controls of an op that is retired were there for all that it became."""
-    objections = {}
-    candidates = (r for r in records if r.role is Role.CANDIDATE)
-    for recorded, distribution in {(r.op, r.distribution) for r in candidates}:
-        controls = (r for r in records if r.op == recorded and r.role is Role.CONTROL)
-        catches = {r.caught for r in controls}
-        if catches.isdisjoint((Catch.CAUGHT, Catch.MISSED)):
-            op = ops.current_name(recorded, distribution)
-            ran = "none was caught" if catches else "none ran"
-            objections[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
     return objections
 
 

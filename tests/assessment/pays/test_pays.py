@@ -50,6 +50,7 @@ def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
     for length, ratio in ratios.items():
         rows.append(record(length, "nsa", Role.CANDIDATE, ratio, **more))
         rows.append(record(length, "dense", Role.ALTERNATIVE, **more))
+        rows.append(record(length, "zeros", Role.CONTROL, caught=Catch.CAUGHT, **more))
     return rows
 
 
@@ -64,6 +65,40 @@ def test_it_pays_from_the_length_on_from_which_every_case_does() -> None:
     assert decided.sentence == "pays from T = 32768 on"
     assert decided.used == (["nsa"], ["dense"])
     assert [round(x) for x in decided.crossings] == [7478, 19983]
+
+
+def test_without_a_control_that_was_caught_nothing_is_decided() -> None:
+    rows = [r for r in ladder({8192: 2.0}) if r.role is not Role.CONTROL]
+    assert only(rows).answer is Pays.NOT_DECIDED
+    assert "none ran" in only(rows).why
+    stuck = record(8192, "zeros", Role.CONTROL, caught=Catch.UNPROVEN)
+    assert only([*rows, stuck]).answer is Pays.NOT_DECIDED
+
+
+def test_a_cpu_decides_nothing() -> None:
+    decided = only([replace(r, device="cpu") for r in ladder({8192: 2.0})])
+    assert decided.answer is Pays.NOT_DECIDED and "on a CPU" in decided.why
+
+
+def test_a_doubtful_time_of_the_alternative_says_nothing() -> None:
+    doubt = "its time does not grow with the work"
+    rows = [
+        replace(r, time_doubt=doubt) if r.role is Role.ALTERNATIVE else r
+        for r in ladder({8192: 2.0})
+    ]
+    assert (only(rows).answer, only(rows).why) == (Pays.NOT_DECIDED, doubt)
+
+
+def test_alternatives_that_failed_are_named() -> None:
+    rows = ladder({8192: 2.0})
+    for name, status in (("fast", Status.WRONG), ("absent", Status.UNSUPPORTED)):
+        rows.append(record(8192, name, Role.ALTERNATIVE, status=status, reason="it failed"))
+    assert only(rows).sentence == "pays from T = 8192 on (without fast, which failed)"
+
+
+def test_a_missed_control_of_the_queue_leaves_the_device_as_it_is() -> None:
+    missed = record(8192, "slow", Role.CONTROL, caught=Catch.MISSED, caught_by="host")
+    assert only([*ladder({8192: 2.0}), missed]).answer is Pays.FROM
 
 
 def test_an_interval_that_reaches_one_does_not_pay() -> None:
@@ -119,14 +154,14 @@ def test_the_best_valid_implementation_stands_for_the_op() -> None:
     slow = record(8192, "torch_nsa", Role.BASELINE, 0.1, median_ms=9.0)
     wrong = record(8192, "broken", Role.CANDIDATE, status=Status.WRONG, median_ms=None)
     assert only([*ladder({8192: 1.5}), slow, wrong]).length == 8192
-    [nsa, dense] = ladder({8192: 1.5})
+    [nsa, *others] = ladder({8192: 1.5})
     failed = replace(nsa, status=Status.WRONG, median_ms=None, against_alternative=None)
-    assert only([failed, dense, slow]).cells[0].implementation == "torch_nsa"
+    assert only([failed, *others, slow]).cells[0].implementation == "torch_nsa"
 
 
 def test_a_time_in_doubt_and_a_run_with_a_missed_control_decide_nothing() -> None:
     rows = ladder({8192: 1.5})
-    assert only([replace(rows[0], time_doubt="it throttled"), rows[1]]).why == "it throttled"
+    assert only([replace(rows[0], time_doubt="it throttled"), *rows[1:]]).why == "it throttled"
     missed = record(8192, "cheat", Role.CONTROL, caught=Catch.MISSED)
     decided = only([*rows, missed])
     assert decided.answer is Pays.NOT_DECIDED and "cheat" in decided.why
