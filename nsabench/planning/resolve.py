@@ -108,23 +108,26 @@ def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to the least and the most work of each
-    dtype, direction and mode, on one stream and on several, among the cases that it concerns.
+    dtype, direction and mode, on one stream and on several, among the cases that it concerns; among
+    those that the baseline is measured in anyway, if there are such.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
-    what is measured.
+    what is measured, and so they would where a matrix leaves the baseline out because it is slow.
     """
     added: dict[str, list[ImplementationInfo]] = {}
     works = {planned.id: ops.work(planned.case) for planned in cases}
     by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
-        groups: dict[tuple[str, str, str, bool], list[str]] = {}
+        groups: dict[tuple[str, str, str, bool], list[PlannedCase]] = {}
         for planned in by_work:
             work = works[planned.id]
             if control.concerns(planned.case) and control.least.met(work.bytes_min, work.flops):
                 case = planned.case
                 key = (case.dtype, case.direction, case.timing.mode, case.streams > 1)
-                groups.setdefault(key, []).append(planned.id)
-        for ids in groups.values():
+                groups.setdefault(key, []).append(planned)
+        for group in groups.values():
+            with_it = [c.id for c in group if control.wraps in c.implementations]
+            ids = with_it or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:
                 added.setdefault(watched, []).append(control)
     return [_watched(planned, added.get(planned.id, [])) for planned in cases]

@@ -217,6 +217,17 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
     assert not any(case.alongside for case in whole.cases)
 
 
+def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path: Path) -> None:
+    """Who leaves a slow baseline out of long cases does not want it there for controls."""
+    lengths = "[8, 16, 24, 32]"
+    short = ROWS.replace(lengths, "[8, 16]")
+    long = ROWS.replace(lengths, "32") + "implementations: {skip: [quick]}\n"
+    made = resolved(tmp_path, f"{short}---\n{long}")
+    assert {c.case.shape["L"] for c in made.cases} == {8, 16, 32}
+    watched = {c.case.shape["L"] for c in made.cases if "trick" in c.implementations}
+    assert watched == {8, 16}
+
+
 @pytest.mark.parametrize(
     "selection", ["{only: []}", "{skip: ['*']}", "{only: [slow], skip: [slow]}"]
 )

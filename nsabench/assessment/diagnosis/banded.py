@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.selected import Selection, spans
 from nsabench.ops import Inputs
 
@@ -17,7 +17,7 @@ def lead(inputs: Inputs) -> tuple[int, ...]:
 def select(inputs: Inputs, rows: Tensor, lo: Tensor, hi: Tensor) -> Selection:
     """lo, hi: int64 [R]."""
     t = inputs.tensors
-    b, token, h = torch.unravel_index(rows, lead(inputs))
+    b, token, h = coordinates(rows, lead(inputs))
     return Selection(
         q=t["q"].unflatten(2, (t["k"].shape[2], -1))[b, token, h],
         k=t["k"].transpose(1, 2),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.selected import Selection
 from nsabench.ops import Inputs
 
@@ -20,7 +21,7 @@ def select(
 ) -> Selection:
     """chosen: the keys of each row, by batch and head."""
     t = inputs.tensors
-    b, h = torch.unravel_index(rows, lead(inputs))
+    b, h = coordinates(rows, lead(inputs))
     return Selection(
         q=t["q"].unflatten(1, (t["k"].shape[1], -1))[b, h],
         k=t["k"],

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis import banded, sharing
 from nsabench.assessment.diagnosis.banded import lead
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.selected import Selection, spans
 from nsabench.assessment.diagnosis.sequences import sequences
@@ -30,7 +31,7 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
 def _places(inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row its token, that token's place in its sequence, and the first of its keys."""
     t = inputs.tensors
-    _, token, _ = torch.unravel_index(rows, lead(inputs))
+    _, token, _ = coordinates(rows, lead(inputs))
     cu, cu_keys = t.get("cu_seqlens"), t.get("cu_keys")
     start = sequences(t["q"].shape[1], cu, rows.device)[0][token]
     if cu is None or cu_keys is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis import caches, sharing
 from nsabench.assessment.diagnosis.caches import lead
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.selected import Selection, union
 from nsabench.ops import Inputs
@@ -25,7 +26,7 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     t, size = evidence.full.tensors, int(evidence.full.options["block_size"])
     keys, heads = t["k"].shape[2:0:-1]
-    b, h = torch.unravel_index(evidence.rows, lead(evidence.full))
+    b, h = coordinates(evidence.rows, lead(evidence.full))
     ranges = t["ranges"][b, h].long()
     count = ranges.shape[1]
     filled = ranges[..., 1:] > ranges[..., :1]

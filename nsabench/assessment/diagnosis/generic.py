@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.location import is_all, locate
 from nsabench.ops import Inputs
@@ -166,7 +167,7 @@ def _written_swapped(e: Evidence, axis: int) -> Tensor:
     places = e.vectors.unsqueeze(1) * width + torch.arange(width, device=e.whole.device)
     shape = list(e.whole.shape)
     shape[axis], shape[axis + 1] = shape[axis + 1], shape[axis]
-    at = list(torch.unravel_index(places, shape))
+    at = list(coordinates(places, shape))
     at[axis], at[axis + 1] = at[axis + 1], at[axis]
     return e.whole[tuple(at)].reshape(e.oracle.shape)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis import sharing
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.selected import Selection
 from nsabench.assessment.diagnosis.sequences import moved_starts, sequences
@@ -26,7 +27,7 @@ def lead(inputs: Inputs) -> tuple[int, ...]:
 
 def select(inputs: Inputs, rows: Tensor) -> Selection:
     t = inputs.tensors
-    b, token, h = torch.unravel_index(rows, lead(inputs))
+    b, token, h = coordinates(rows, lead(inputs))
     q = t["q"].unflatten(2, (t["k"].shape[2], -1))[b, token, h]
     start, end = sequences(t["q"].shape[1], t.get("cu_seqlens"), rows.device)
     return Selection(
@@ -67,7 +68,7 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     t = evidence.full.tensors
     size = int(evidence.full.options["block_size"])
     given, cu = t["block_indices"], t.get("cu_seqlens")
-    b, token, h = torch.unravel_index(evidence.rows, lead(evidence.full))
+    b, token, h = coordinates(evidence.rows, lead(evidence.full))
     tokens, slots = given.shape[1], given.shape[3]
     start, end = (x[token] for x in sequences(tokens, cu, token.device))
     chosen = given[b, token, h].long()
@@ -129,7 +130,7 @@ def _choice_of_another(
     evidence: Evidence, size: int, start: Tensor, end: Tensor
 ) -> Iterator[Hypothesis]:
     given = evidence.full.tensors["block_indices"]
-    b, token, h = torch.unravel_index(evidence.rows, lead(evidence.full))
+    b, token, h = coordinates(evidence.rows, lead(evidence.full))
     tokens = given.shape[1]
     others = []
     if given.shape[2] > 1:

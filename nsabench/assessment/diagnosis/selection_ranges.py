@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.diagnosis import sharing
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.keys import TILES
 from nsabench.assessment.diagnosis.selected import Selection, each_key, union
@@ -26,7 +27,7 @@ def lead(inputs: Inputs) -> tuple[int, ...]:
 
 def select(inputs: Inputs, rows: Tensor) -> Selection:
     t = inputs.tensors
-    b, s, g = torch.unravel_index(rows, lead(inputs))
+    b, s, g = coordinates(rows, lead(inputs))
     return Selection(
         q=t["q"][b, s, g],
         k=t["k"],
@@ -41,7 +42,7 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     t = evidence.full.tensors
     keys, count = t["k"].shape[2], t["ranges"].shape[3]
-    b, s, g = torch.unravel_index(evidence.rows, lead(evidence.full))
+    b, s, g = coordinates(evidence.rows, lead(evidence.full))
     ranges = t["ranges"][b, s, g].long()
 
     def of(text: str, changed: Tensor) -> Hypothesis:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nsabench.assessment.diagnosis import banded, sharing
 from nsabench.assessment.diagnosis.banded import lead
+from nsabench.assessment.diagnosis.coordinates import coordinates
 from nsabench.assessment.diagnosis.evidence import Evidence, Hypothesis
 from nsabench.assessment.diagnosis.keys import TILES
 from nsabench.assessment.diagnosis.selected import Selection, spans
@@ -24,7 +25,7 @@ __all__ = ["hypotheses", "lead", "select", "variants"]
 
 def select(inputs: Inputs, rows: Tensor) -> Selection:
     t = inputs.tensors
-    _, token, _ = torch.unravel_index(rows, lead(inputs))
+    _, token, _ = coordinates(rows, lead(inputs))
     start, _ = sequences(t["q"].shape[1], t.get("cu_seqlens"), rows.device)
     lo = torch.maximum(start[token], token + 1 - int(inputs.options["window"]))
     return banded.select(inputs, rows, lo, token + 1)
@@ -33,7 +34,7 @@ def select(inputs: Inputs, rows: Tensor) -> Selection:
 def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     t = evidence.full.tensors
     window, cu = int(evidence.full.options["window"]), t.get("cu_seqlens")
-    _, token, _ = torch.unravel_index(evidence.rows, lead(evidence.full))
+    _, token, _ = coordinates(evidence.rows, lead(evidence.full))
     tokens = t["k"].shape[1]
     start = sequences(tokens, cu, token.device)[0][token]
     hi = token + 1

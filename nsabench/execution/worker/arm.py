@@ -297,12 +297,12 @@ class CaseArm:
         always in the first burst.
         """
         self.sets.heal()
-        indices = [i % len(self.sets) for i in range(count)]
-        queued = self._guarded(partial(self._queued, indices))
         looks = not self._burst_before or self._rng.random() < BURST_CHECKS
         # Work that is put off is there latest for the last.
         last = not self._burst_before or self._rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self._rng.randrange(count)
+        indices = rotated(count, len(self.sets), kept, self._rng.randrange(len(self.sets)))
+        queued = self._guarded(partial(self._queued, indices))
         if looks:
             self._poison(indices[kept])
         calls_ = [one.run for one in queued]
@@ -329,6 +329,13 @@ class CaseArm:
             self._awaits_device = False  # told anew: it may have waited only at first
         self._ordered_call()
         self.comparison.finish()
+
+
+def rotated(count: int, sets: int, kept: int, alone: int) -> list[int]:
+    """Sets for `count` calls in turn, of two or more, of which call `kept` has `alone` to itself:
+    who returns memory unwritten must not find there what another call left for the same inputs."""
+    others = [index for index in range(sets) if index != alone]
+    return [alone if i == kept else others[i % len(others)] for i in range(count)]
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile  # that of torch.profiler imports the compiler
 
 from nsabench.execution.failure import Failure
 
@@ -33,7 +33,7 @@ def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, 
     os.environ.setdefault(_TEARDOWN, "1")
     done: list[str] = []
     try:
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(use_device="cuda", use_cpu=False, use_kineto=True) as seen:
             for name, prepare in prepared.items():
                 try:
                     call = prepare()
@@ -64,7 +64,7 @@ def _on_device(seen: Any) -> list[str]:
     """Names of what ran on the device, in the order of its beginning."""
     events = [
         e
-        for e in seen.events()
+        for e in seen.function_events or ()
         if e.device_type == torch.autograd.DeviceType.CUDA
         and not getattr(e, "is_user_annotation", False)
     ]

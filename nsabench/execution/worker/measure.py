@@ -80,7 +80,9 @@ def measure(
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)
                 outcomes[item.name].diagnosis = _diagnose(arm, report)
+            continue
         gc.collect()  # what the traceback of a failure holds is memory of the others
+    gc.collect()
     conditions, busy_s = Conditions(), 0.0
     if case.l2 is L2.WARM:
         timer.touch = partial(_touch, arms)

@@ -91,9 +91,10 @@ def forget_earlier_cases() -> None:
     Of one function torch compiles a few shapes (8, by default) and silently runs all later ones
     uncompiled: a FlexAttention that should take 0.01 ms then takes 3 ms, and its rival wins.
     """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:  # importing it takes seconds, and nobody has compiled anything
-        dynamo.reset()
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    # Importing what `reset` needs takes seconds, so it is for those who have compiled something.
+    if frames is not None and frames.FRAME_COUNTER:
+        sys.modules["torch._dynamo"].reset()
     gc.collect()
 
 

@@ -65,10 +65,10 @@ def aten_flash(
 def package_flash(name: str) -> Any:
     """A function of the `flash_attn` package. Raises `Unsupported` when there is none."""
     try:
-        flash_attn = importlib.import_module("flash_attn")
-    except ImportError as error:
+        # Alone, FlashAttention-4 leaves a `flash_attn` in which there is nothing but `cute`.
+        return getattr(importlib.import_module("flash_attn"), name)
+    except (ImportError, AttributeError) as error:
         raise Unsupported(f"the package flash_attn cannot be imported: {error}") from error
-    return getattr(flash_attn, name)
 
 
 @cache

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
 from nsabench.execution.worker import state
-from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.arm import CaseArm, rotated
 from nsabench.execution.worker.calls import Answer
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
@@ -370,6 +372,15 @@ def test_calls_one_behind_the_other_are_timed_too() -> None:
     assert found.status is Status.OK, found.reason
     # Eight, or fewer where a busy host has spent the time of an arm.
     assert 2 <= len(found.bursts.time_ms) <= 8 and len(set(found.bursts.calls)) == 1
+
+
+@given(st.data())
+def test_the_call_of_a_burst_that_is_looked_at_has_inputs_of_its_own(data: st.DataObject) -> None:
+    """Memory that was never written could hold what another call left for the same ones."""
+    count, sets = data.draw(st.integers(1, 20)), data.draw(st.integers(2, 5))
+    kept, alone = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, sets - 1))
+    indices = rotated(count, sets, kept, alone)
+    assert len(indices) == count and indices[kept] == alone and indices.count(alone) == 1
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises", "writes", "settings"])

@@ -19,3 +19,21 @@ def test_a_worker_loads_nothing_of_results_and_reports(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_a_case_imports_no_compiler_that_nobody_uses() -> None:
+    """It takes seconds in every worker, and longer where no bytecode is at hand."""
+    code = """
+import sys, torch
+from nsabench.assessment.diagnosis.coordinates import coordinates
+from nsabench.execution.worker.state import forget_earlier_cases
+at = coordinates(torch.arange(24), (2, 3, 4))
+assert torch.equal((at[0] * 3 + at[1]) * 4 + at[2], torch.arange(24))
+import torch._dynamo
+forget_earlier_cases()
+print(*(m for m in sys.modules if m.startswith("torch._inductor.cudagraph_trees")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert done.stdout.split() == []
