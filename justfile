@@ -46,7 +46,7 @@ ci: lint test
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
-# The five runs that docs/results publishes, into results/NAME; one that was begun there is resumed
+# The runs that docs/results publishes, into results/NAME; one that was begun there is resumed
 gpu-results: install
     #!/bin/sh
     set -u
@@ -60,6 +60,7 @@ gpu-results: install
         fi
         .venv/bin/nsabench all "$@" || failed=$?
     }
+    make whole nsa_attention decode_step whole_parts
     make rows selection_rows selection_rows_few selection_varlen selection_ranges
     make branches sliding_window compressed window_compressed_backward
     make decode decode
