@@ -109,12 +109,13 @@ def _with_controls(
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to the least and the most work of each
     dtype, direction and mode, on one stream and on several, among the cases that it concerns; among
-    those that the baseline is measured in anyway, if there are such.
+    those that a baseline is measured in anyway, if there are such.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
-    what is measured, and so they would where a matrix leaves the baseline out because it is slow.
+    what is measured, and so they would where a matrix leaves baselines out because they are slow.
     """
     added: dict[str, list[ImplementationInfo]] = {}
+    baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}
     by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
@@ -126,8 +127,10 @@ def _with_controls(
                 key = (case.dtype, case.direction, case.timing.mode, case.streams > 1)
                 groups.setdefault(key, []).append(planned)
         for group in groups.values():
-            with_it = [c.id for c in group if control.wraps in c.implementations]
-            ids = with_it or [c.id for c in group]
+            # Whether it says so or not, it computes by a baseline.
+            by = {control.wraps} if control.wraps else baselines
+            ids = [c.id for c in group if by.intersection(c.implementations)]
+            ids = ids or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:
                 added.setdefault(watched, []).append(control)
     return [_watched(planned, added.get(planned.id, [])) for planned in cases]

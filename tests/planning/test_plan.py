@@ -40,11 +40,12 @@ INSTALLED = [
 ]
 
 
-def resolved(tmp_path: Path, text: str = ROWS, **fields: Any) -> Plan:
+def resolved(tmp_path: Path, text: str = ROWS, wraps: str = "quick", **fields: Any) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(text)
     sources = {"shipped": "a" * 64, "mine.py@123": "b" * 64}
-    return resolve.resolve(matrix.load(path), INSTALLED, device="cpu", sources=sources, **fields)
+    installed = [*INSTALLED[:-1], INSTALLED[-1].model_copy(update={"wraps": wraps})]
+    return resolve.resolve(matrix.load(path), installed, device="cpu", sources=sources, **fields)
 
 
 def planned_case(ladder: int, length: int) -> PlannedCase:
@@ -221,11 +222,12 @@ def test_controls_stay_where_the_baseline_that_they_wrap_is_measured(tmp_path: P
     """Who leaves a slow baseline out of long cases does not want it there for controls."""
     lengths = "[8, 16, 24, 32]"
     short = ROWS.replace(lengths, "[8, 16]")
-    long = ROWS.replace(lengths, "32") + "implementations: {skip: [quick]}\n"
-    made = resolved(tmp_path, f"{short}---\n{long}")
-    assert {c.case.shape["L"] for c in made.cases} == {8, 16, 32}
-    watched = {c.case.shape["L"] for c in made.cases if "trick" in c.implementations}
-    assert watched == {8, 16}
+    long = ROWS.replace(lengths, "32") + "implementations: {skip: [quick, slow, own]}\n"
+    for wraps in ("quick", ""):  # most say nothing of what they compute by
+        made = resolved(tmp_path, f"{short}---\n{long}", wraps=wraps)
+        assert {c.case.shape["L"] for c in made.cases} == {8, 16, 32}
+        watched = {c.case.shape["L"] for c in made.cases if "trick" in c.implementations}
+        assert watched == {8, 16}
 
 
 @pytest.mark.parametrize(
