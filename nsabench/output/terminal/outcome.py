@@ -91,7 +91,8 @@ def _ratios(judged: Sequence[tuple[Verdict, float | None]]) -> str:
     average = geometric_mean(ratios)
     said = "no ratio"
     if average is not None:
-        said = f"{average:.2f}x as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+        span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        said = f"{average:.2f}x as fast{span}"
     counts = Counter(verdict for verdict, _ in judged)
     return ", ".join([said, *(f"{counts[v]} {v}" for v in Verdict if counts[v])])
 

@@ -26,15 +26,18 @@ STYLES = {
 }
 
 
-WIDE = 120  # a terminal that has room for every column
-VERY_WIDE = 160  # one that has room for a verdict beside its regime
-NARROW = ("case", "candidate", "ms", "its ms", "speed-up", "verdict")
+WIDE = 120  # a terminal that has room for the error, the status and the interval
+WIDER = 160  # one that has room for every column
+VERY_WIDE = 200  # one that has room for a verdict beside its regime
+NARROW = ("case", "candidate", "ms", "baseline\nms", "speed-up", "verdict")
+# With these, too, names would be broken into pieces of three letters.
+ONLY_WIDER = ("queued", "host µs", "best baseline")
 
 
 def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
     """One line a case and candidate, with the baseline it has to beat. width: of the terminal; a
-    narrow one gets the columns that decide."""
-    narrow = width < WIDE
+    narrow one gets the columns that decide, one below 160 no names of baselines."""
+    narrow, all_of_them = width < WIDE, width >= WIDER
     table = Table(
         title="candidates",
         title_justify="left",
@@ -52,11 +55,15 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         ("host µs", "right"),
         ("of\nroofline", "right"),
         ("best baseline", "left"),
-        ("its ms", "right"),
+        ("its ms" if all_of_them else "baseline\nms", "right"),
         ("speed-up" if narrow else "speed-up [95 %]", "right"),
         ("verdict", "left"),
     )
-    kept = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
+    kept = [
+        n
+        for n, (name, _) in enumerate(columns)
+        if all_of_them or (name in NARROW if narrow else name not in ONLY_WIDER)
+    ]
     for name, justify in (columns[n] for n in kept):
         # Words may take a second line; a number that is cut off is none.
         long = name in ("case", "candidate", "best baseline")

@@ -58,6 +58,25 @@ def test_no_number_and_no_verdict_is_cut_off(width: int) -> None:
     assert "inconclusive" in text
 
 
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_no_name_is_broken_into_pieces(width: int) -> None:
+    ours = record(
+        op="selection_rows",
+        status="ok",
+        implementation="mine_tail",
+        best_baseline="sdpa_gqa_flash",
+        queued_ms=0.1948,
+        host_us=14.0,
+        queue_verdict="slower",
+        **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans")),
+    )
+    file = StringIO()
+    Console(file=file, width=width).print(terminal.candidates_table([ours], width))
+    text = file.getvalue()
+    assert "mine_tail" in text and "candidate" in text
+    assert ("sdpa_gqa_flash" in text) is (width == 160)
+
+
 def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
     def shown(*records: Record) -> str:
         file = StringIO()
