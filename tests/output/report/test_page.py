@@ -34,6 +34,27 @@ def test_it_draws_everything_and_asks_for_nothing(
     browser.check(CHARTS, dark=dark)
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_nobody_is_shut_out(
+    page: Path, invalid_run: Path, browser: Browser, width: int, dark: bool, tmp_path: Path
+) -> None:
+    for one in (page, write_html(Facts.read(invalid_run), tmp_path)):
+        browser.open(one, width=width, dark=dark)
+        browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
+        assert browser.obstacles() == []
+
+
+def test_an_obstacle_would_be_found(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    browser.js(
+        "document.body.append(document.createElement('button'));"
+        "document.querySelector('.meta').style.color = '#ddd'"
+    )
+    rules = [found.split()[0] for found in browser.obstacles()]
+    assert rules == ["button-name", "color-contrast"]
+
+
 def test_the_theme_button_overrides_the_system(page: Path, browser: Browser) -> None:
     browser.open(page, dark=False)
     for times, expected in ((2, "rgb(255, 255, 255)"), (3, "rgb(18, 22, 27)")):

@@ -50,6 +50,7 @@ def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: 
         browser.open(one, width=width, dark=dark)
         assert browser.errors() == [] and browser.requests() == []
         assert browser.js("return document.documentElement.scrollWidth") <= width
+        assert browser.obstacles() == []
         links: list[str] = browser.js(
             "return [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))"
         )
