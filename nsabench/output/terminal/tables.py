@@ -87,7 +87,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
             _standing(r, width),
         )
         table.add_row(*(cells[n] for n in kept))
-    if any(r.unproven_verdict for r in records):
+    if any(r.unproven_verdict and r.median_ms is not None for r in records):
         table.caption = "* no control showed that each check behind it works: see `unproven`"
         table.caption_justify = "left"
     return table
@@ -105,12 +105,15 @@ def _standing(r: Record, width: int) -> Text:
     """The verdict; where there is no column for the status, that of what is not ok."""
     if width < WIDE and r.status is not Status.OK:
         return Text(r.status, STYLES.get(r.status, "bold red"))
-    said = standing(r) if width >= VERY_WIDE else standing(r).replace(" ", "\n")
-    return Text(said, STYLES[r.verdict] if r.verdict else "")
+    narrow = width < VERY_WIDE and r.median_ms is not None
+    said = standing(r).replace(" ", "\n") if narrow else standing(r)
+    return Text(said, STYLES[r.verdict] if r.verdict and r.median_ms is not None else "dim")
 
 
 def standing(record: Record) -> str:
     """The verdict of each regime, marked where a check behind it was not shown to work."""
+    if record.status is Status.OK and record.median_ms is None:
+        return "not timed"
     mark = "*" if record.unproven_verdict else ""
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
     said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []

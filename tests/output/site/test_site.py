@@ -71,6 +71,16 @@ def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
     assert f"nsabench verify runs/{WRONG.run_id} --require unsigned" in text
 
 
+def test_no_decision_stands_without_its_regime(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", replace(SIGNED, queue_ratio=lambda _: 0.5))
+    text = site.write([str(run)], tmp_path / "out").read_text()
+    rows = re.findall(r'<td data-title="regime">(\w+)</td>.*?<strong>(.*?)</strong>', text)
+    assert rows == [
+        ("device", "worth using from L = 256 on"),
+        ("queue", "not worth using at any length"),
+    ]
+
+
 def test_what_is_downloaded_can_be_verified(page: Path) -> None:
     archive = Archive(str(page.parent / "archive")).survey()
     assert [run.run_id for run in archive.sound] == [SIGNED.run_id, ARCHIVED.run_id]
