@@ -249,3 +249,13 @@ def test_it_stays_small(page: Path) -> None:
 def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:
     rewritten = write_html(Facts.read(run), tmp_path)
     assert rewritten.read_bytes() == page.read_bytes()
+
+
+def test_a_kernel_that_was_only_checked_is_not_called_inconclusive(
+    tmp_path: Path, browser: Browser
+) -> None:
+    page = write_html(Facts.read(make_run(tmp_path / "run", Made(samples=0))), tmp_path)
+    card = page.read_text().partition('<article class="card">')[2].partition("</article>")[0]
+    assert "not timed" in card and "inconclusive" not in card
+    browser.open(page)
+    assert {row[2] for row in browser.rows("candidates")} == {"not timed"}
