@@ -10,14 +10,15 @@ from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import archive_page
-from nsabench.output.report import html, write_html
+from nsabench.output.report import HTML, html, write_html
 from nsabench.output.report.files import replace
+from nsabench.output.site import archived
 from nsabench.output.site.leaderboard import leaderboards
-from nsabench.output.site.runs import SiteRun, gather
+from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather
 
 INDEX = "index.html"
 TRENDS = "trends.html"
-ARCHIVE = "archive"
+PAGES = "pages"
 
 
 def write(places: Sequence[str], folder: Path) -> Path:
@@ -32,10 +33,11 @@ def write(places: Sequence[str], folder: Path) -> Path:
     runs = gather(places, folder / ARCHIVE)
     for run in runs:
         if run.facts is not None:
-            whole = folder / "runs" / run.run_id
-            shutil.copytree(run.facts.folder.path, whole)
-            write_html(run.facts, folder / "pages" / run.run_id)
-    return replace(folder / INDEX, _index(runs, trends=_trends(folder)))
+            shutil.copytree(run.facts.folder.path, folder / RUNS / run.run_id)
+            write_html(run.facts, folder / PAGES / run.run_id)
+        else:
+            replace(folder / PAGES / run.run_id / HTML, archived.render(run))
+    return replace(folder / INDEX, index(runs, trends=_trends(folder)))
 
 
 def _trends(folder: Path) -> bool:
@@ -49,12 +51,14 @@ def _trends(folder: Path) -> bool:
     return True
 
 
-def _index(runs: Sequence[SiteRun], *, trends: bool) -> str:
+def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
+    """The first page. trends: whether there is a page of them."""
     return html.render(
         "site.html.j2",
         ("site.js",),
         html.rows([], (), ()),
         runs=runs,
+        pays=any(run.payments for run in runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         trends=TRENDS if trends else "",
         keys=sorted({run.keyid for run in runs if run.keyid and run.trust is not Trust.EPHEMERAL}),
