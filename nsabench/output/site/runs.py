@@ -104,7 +104,7 @@ def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
 
 
 def _of_folder(folder: Path, copied: Path) -> SiteRun:
-    RunFolder.existing(folder)
+    RunFolder.existing(folder).refuse_links()
     trust, keyid = Trust.UNSIGNED, ""
     if (folder / MANIFEST).exists():
         report = verify(folder)
