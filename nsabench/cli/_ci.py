@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
+from nsabench.evidence.manifest import signed_around
 from nsabench.output import ci
 from nsabench.output.ci import Test
 
@@ -23,12 +24,13 @@ def tell(tests: Sequence[Test], junit: Path | None, name: str, kernels: str = ""
 
 
 def outside_the_run(junit: Path | None, out: Path | None) -> None:
-    """Raises `UsageError` for a file inside the run: it would not be among what is signed."""
-    if junit is None or out is None:
+    """Raises `UsageError` for a file inside the run, or any that is signed: it would not be among
+    what is."""
+    if junit is None:
         return
-    if out.resolve() in junit.resolve().parents:
+    if signed_around(junit) or (out is not None and out.resolve() in junit.resolve().parents):
         raise UsageError(
-            f"--junit {junit} lies in the run's own folder, which is signed as it is",
+            f"--junit {junit} lies in the folder of a run, which is signed as it is",
             "name a file beside it.",
         )
 

@@ -12,8 +12,8 @@ from nsabench.execution.folder import RunFolder
 
 def admit(run: Path) -> None:
     """Say so if the run is unsigned. Raises `UsageError` when there is none, `VerificationFailed`
-    when it was altered."""
-    RunFolder.existing(run)
+    when it was altered, or a file of it leads elsewhere."""
+    RunFolder.existing(run).refuse_links()
     if refuse_altered(run) is Trust.UNSIGNED:
         say_unsigned(run)
 

@@ -9,9 +9,11 @@ from typing import Literal
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._ci import tell
+from nsabench.cli._ci import outside_the_run, tell
 from nsabench.cli._say import say
 from nsabench.cli._trust import say_unsigned
+from nsabench.errors import UsageError
+from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import ci, compare, terminal
 from nsabench.output.compare import document, markdown, tables
@@ -85,6 +87,12 @@ def command(
     """
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
+    outside_the_run(junit, None)
+    if html is not None and signed_around(html) is not None:
+        raise UsageError(
+            f"--html {html} lies in the folder of a run, which is signed as it is",
+            "name a file beside it.",
+        )
     sides = [side.narrowed(Narrowed(where)) for side in compare.read(runs)]
     for side in sides:
         if side.trust is Trust.UNSIGNED:

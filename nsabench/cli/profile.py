@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import click
 from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.evidence.manifest import signed_around
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.output import reproduction
 from nsabench.output.report.files import replace
@@ -54,6 +56,7 @@ def command(
     if script is not None:
         if script.suffix != ".py":
             raise UsageError(f"{script} is no Python file", "give one such as alone.py.")
+        _refuse_standing(script)
         _write(run, plan, planned, info, script)
         say(script)
         say(script.with_suffix(".pt"))
@@ -70,6 +73,18 @@ def command(
         done = subprocess.run([found, *TOOLS[found], out, sys.executable, str(alone)])
     if done.returncode:
         raise EnvironmentRefused(f"{found} ended with {done.returncode}", "read what it said.")
+
+
+def _refuse_standing(script: Path) -> None:
+    """Raises `UsageError` where a file would be lost, or a signed run altered."""
+    for path in (script, script.with_suffix(".pt")):
+        if os.path.lexists(path):
+            raise UsageError(f"{path} is there already", "give another name, or remove it.")
+    signed = signed_around(script)
+    if signed is not None:
+        raise UsageError(
+            f"{script} lies in {signed}, which is signed as it is", "put it elsewhere."
+        )
 
 
 def _case(plan: Plan, given: str) -> PlannedCase:

@@ -19,6 +19,7 @@ from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Direction
 from nsabench.planning.narrow import Narrowed
 
 
@@ -70,6 +71,11 @@ def command(
     decisions = threshold.decide_all(evidence, margin or _margin_of(evidence))
     payments = [p for p in _payments(runs, Narrowed(where)) if op in (None, p.op)]
     if not decisions and not payments:
+        if _none_is_forward(runs):
+            raise UsageError(
+                "a threshold switches a forward on, and all of these cases are backward",
+                "`nsabench report RUN` shows where a backward is faster.",
+            )
         raise UsageError("there is no candidate to decide about", "give a run that has one.")
     if as_json:
         say(json.dumps(as_data(decisions, payments), indent=1))
@@ -90,6 +96,11 @@ def command(
             say(pays.as_markdown(payments))
         if decisions:
             say(threshold.as_markdown(decisions))
+
+
+def _none_is_forward(paths: tuple[Path, ...]) -> bool:
+    cases = [c.case for p in paths if p.is_dir() for c in Plan.read(p / "plan.yaml").cases]
+    return bool(cases) and all(case.direction is not Direction.FORWARD for case in cases)
 
 
 def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[Payment]:

@@ -20,6 +20,7 @@ from nsabench.files import whole
 from nsabench.model.case import Case
 from nsabench.model.least import LeastWork
 from nsabench.model.moment import Moment
+from nsabench.model.run_id import RunId
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Mode, Role, Runs
@@ -88,7 +89,7 @@ class MergedShard(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    run_id: str
+    run_id: RunId
     shard: str  # as i/n
     plan_sha256: str
     environment_sha256: str
@@ -107,7 +108,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     schema_version: int = 1
-    run_id: str
+    run_id: RunId
     created: Moment
     nsabench: str = __version__
     device: Device

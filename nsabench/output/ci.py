@@ -13,6 +13,7 @@ from nsabench.assessment.results import Results
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role
 from nsabench.output.compare import Comparison
+from nsabench.output.compare.comparison import Shift
 from nsabench.output.report.files import replace
 from nsabench.text import shown
 
@@ -54,7 +55,8 @@ def _of_record(record: Record) -> Test:
 
 
 def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
-    """A test a cell and later run. slower: whether a candidate that lost time has failed."""
+    """A test a cell and later run, and one more where it was called in the queue, too. slower:
+    whether a candidate that lost time has failed."""
     tests = [
         Test("runs", side.name, side.objection if slower else "", kind="invalid")
         for side in comparison.sides
@@ -62,6 +64,8 @@ def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
     for later, side in enumerate(comparison.later):
         broke = {id(cell) for cell, _ in comparison.broken(later)}
         lost = {id(cell) for cell, _ in comparison.slower(later)} if slower else set()
+        in_queue = comparison.slower_in_queue(later) if slower else []
+        lost_in_queue = {id(cell) for cell, _ in in_queue}
         undecided = comparison.undecided(later) if slower else ""
         tests.append(Test("runs", f"times of {side.name}", undecided, kind="undecided"))
         for cell in comparison.cells:
@@ -70,12 +74,22 @@ def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
             if id(cell) in broke:
                 why, kind = f"{before} became {after}", "broke"
             elif id(cell) in lost:
-                why, kind = f"{shift.ratio:.3f} of the speed of {comparison.first.name}", "slower"
+                why, kind = _of_the_speed(shift, comparison), "slower"
             else:
                 why, kind = "", ""
             skipped = "" if why or shift.ratio is not None else shift.why or "not compared"
             tests.append(Test(cell.implementation, name, why, skipped, kind))
+            queued = cell.in_queue[later] if cell.in_queue else None
+            if queued is not None:
+                why = _of_the_speed(queued, comparison) if id(cell) in lost_in_queue else ""
+                skipped = "" if why or queued.ratio is not None else queued.why
+                name = f"{name}, in the queue"
+                tests.append(Test(cell.implementation, name, why, skipped, "slower" if why else ""))
     return tests
+
+
+def _of_the_speed(shift: Shift, comparison: Comparison) -> str:
+    return f"{shift.ratio:.3f} of the speed of {comparison.first.name}"
 
 
 def write_junit(tests: Sequence[Test], path: Path, name: str) -> Path:

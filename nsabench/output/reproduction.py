@@ -6,6 +6,7 @@ from nsabench.assessment import labels
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Direction
+from nsabench.text import shown
 
 FROM_A_FILE = """\
 import runpy
@@ -72,9 +73,10 @@ def script(plan: Plan, case: Case, info: ImplementationInfo, calls: int = 10) ->
     """At most 60 lines. It needs torch, the file of the inputs beside it, and the user's file; an
     implementation of a package needs nsabench, too."""
     where = FROM_A_FILE if info.source.is_file else INSTALLED
-    head = f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it.\n"
+    # A name of a plan could end the line, and go on as code.
+    head = shown(f"# {info.name} on {labels.of_case(case)}, as the run {plan.run_id} measured it.")
     backward = case.direction is Direction.BACKWARD
     text = where + CALLS
-    return head + text.format(
+    return f"{head}\n" + text.format(
         kernels=plan.kernels, op=info.op, name=info.name, backward=backward, calls=calls
     )

@@ -38,7 +38,8 @@ def {name}({signature}):
 
 
 def matrix(op: Op, name: str) -> str:
-    """A matrix over a shape that the op brings for a CPU, with the one for a GPU to put there.
+    """A matrix over the shapes that the op brings for a CPU, with one for a GPU to put there. They
+    are those of `nsabench check`: what it calls wrong is not to be right here.
 
     Raises `UsageError` for an op that brings none.
     """
@@ -47,10 +48,14 @@ def matrix(op: Op, name: str) -> str:
             f"{op.name} brings no shape to start from",
             "give it `check_shapes`, or write a matrix: docs/how-to/write-a-matrix.md.",
         )
+    first, *others = op.check_shapes["cpu"]
     lines = [f"# What to measure `{name}` on. Every list spans cases.", f"op: {op.name}", "axes:"]
-    lines += [f"  {size}" for size in _axes(op.check_shapes["cpu"][0])]
+    lines += [f"  {size}" for size in _axes(first)]
     for shape in op.check_shapes.get("cuda", ())[:1]:
         lines += ["# On a GPU, rather:", *(f"#  {size}" for size in _axes(shape))]
+    for shape in others:
+        lines += ["---", "# Sizes that no block divides, where kernels forget the tail."]
+        lines += [f"op: {op.name}", "axes:", *(f"  {size}" for size in _axes(shape))]
     return "\n".join(lines) + "\n"
 
 

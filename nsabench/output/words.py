@@ -29,6 +29,7 @@ WORDS = {
     "ratio": "the median time of the best valid baseline over that of the candidate: speed-up",
     "speed-up": "the median time of the best valid baseline over that of the candidate",
     "its ms": "the median time of the best valid baseline",
+    "baseline ms": "the median time of the best valid baseline",
     "best baseline": "the fastest baseline of a case that is right and was measured beside it",
     "queued": "the time of a call among others, one behind the other, from Python",
     "host": "how long a call holds the CPU",

@@ -34,7 +34,8 @@ class Answer:
     """How one implementation of the file did on one case.
 
     baseline: the fastest that is right and computes the same; None where none was timed. known: it
-    was measured earlier. log: what was printed while the case was measured.
+    was measured earlier. log: what was printed while the case was measured, and the
+    traceback of what was raised.
     """
 
     case: Case
@@ -105,7 +106,8 @@ def _try(
     best = min(timed, key=lambda record: record.median_ms or 0, default=None)
     for info in infos:
         if info.role is Role.CANDIDATE:
-            log = next(o.log for o in entry.outcomes if o.implementation == info.name)
+            outcome = next(o for o in entry.outcomes if o.implementation == info.name)
+            log = "\n".join(filter(None, (outcome.log.rstrip(), outcome.traceback)))
             is_known = best is not None and best.implementation in cached
             yield Answer(planned.case, records[info.name], best, is_known, log)
 

@@ -62,4 +62,16 @@ def test_a_comparison_fails_what_its_gate_fails(tmp_path: Path) -> None:
         assert {test.kind for test in failed} == ({"broke", "slower"} if lost else {"broke"})
 
 
+def test_what_lost_time_in_the_queue_alone_fails_as_the_gate_does(tmp_path: Path) -> None:
+    called = replace(STEADY, queue_ratio=lambda _: 1.5)
+    later = replace(NEWER, ratio=STEADY.ratio, queue_ratio=lambda _: 0.5)
+    folders = [make_run(tmp_path / "before", called), make_run(tmp_path / "after", later)]
+    comparison = compare.compare(compare.read(folders), only=["mine"])
+    shut = list(comparison.failures(slower=True))
+    failed = [test for test in ci.of_comparison(comparison, slower=True) if test.failed]
+    assert len(failed) == len(shut) > 0
+    assert all(test.name.endswith(", in the queue") for test in failed)
+    assert not any(test.failed for test in ci.of_comparison(comparison, slower=False))
+
+
 OK, CRASHED = Status.OK, Status.CRASHED

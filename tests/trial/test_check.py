@@ -84,7 +84,10 @@ def test_what_fails_shows_what_it_printed(tmp_path: Path) -> None:
     path.write_text(RAISES)
     done = check(path, "--device", "cpu")
     assert done.return_value == 1
-    assert "raises (selection_rows): WRONG 2 of 2" in done.output
+    assert "raises (selection_rows): CRASHED 2 of 2" in done.output
+    assert "Traceback (most recent call last):" in done.output
+    assert "in raises\n" in done.output and "in deep\n" in done.output, "all frames of the user's"
+    assert "nsabench/execution" not in done.output, "and none of ours"
     assert "crashed: AttributeError" in done.output and "raises.py:5" in done.output
     assert "about to fail" in done.output
 

@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from nsabench.evidence.manifest.strict_json import parse_json
 from nsabench.model.moment import Moment
+from nsabench.model.run_id import RunId
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-# A run id becomes part of paths.
-RunId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,99}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 

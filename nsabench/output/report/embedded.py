@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from nsabench.assessment import labels
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.tables import RECORDS
+from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status
 from nsabench.output.report import html
@@ -65,9 +66,28 @@ GRAIN = 1e-4
 
 def data(facts: Facts) -> dict[str, Any]:
     """What the scripts of report.html unpack."""
-    limits = Limits.measured(facts.ceilings)
-    constant = labels.constant(facts.records)
-    ops = {r.op for r in facts.records}
+    return of_records(
+        facts.records,
+        facts.ceilings,
+        margin=facts.plan.margin,
+        tolerances=facts.tolerances,
+        samples=_samples(facts),
+    )
+
+
+def of_records(
+    of: Sequence[Record],
+    ceilings: Ceilings,
+    *,
+    margin: float,
+    tolerances: Mapping[str, float],
+    samples: Sequence[list[int] | None],
+) -> dict[str, Any]:
+    """The same of records alone. tolerances: MAE by case, where they are known; samples: quantiles
+    as `_samples` has them, one a record."""
+    limits = Limits.measured(ceilings)
+    constant = labels.constant(of)
+    ops = {r.op for r in of}
     records = [
         {
             **record.row(),
@@ -75,19 +95,19 @@ def data(facts: Facts) -> dict[str, Any]:
             "short": _short(record, constant, several=len(ops) > 1),
             "shape": labels.shape(record),
             "floor_ms": _floor_ms(record, limits),
-            "tolerance": facts.tolerances[record.case_id],
+            "tolerance": tolerances.get(record.case_id),
         }
-        for record in facts.records
+        for record in of
     ]
     return {
         **html.rows(
             records, ["label", "short", "shape", *TEXTS], [*NUMBERS, "floor_ms", "tolerance"]
         ),
-        "samples": _samples(facts),
+        "samples": list(samples),
         "grain": GRAIN,
         "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in RECORDS},
-        "ceilings": facts.ceilings.model_dump(mode="json"),
-        "margin": facts.plan.margin,
+        "ceilings": ceilings.model_dump(mode="json"),
+        "margin": margin,
         "axes": {op: labels.axis(op) for op in ops},
         "usual": {op: labels.usual_distribution(op) for op in ops},
     }

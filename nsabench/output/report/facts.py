@@ -276,7 +276,7 @@ class Standing:
     implementation: str
     by_regime: dict[Regime, Counter[str]]
     cases: int
-    unjudged: Counter[str]  # statuses of the cases that got no verdict
+    unjudged: Counter[str]  # statuses of the cases without a verdict, and what was not timed
     unproven: int = 0  # verdicts behind which a check stands that was not shown to work
     speedups: tuple[float, ...] = ()
     ran: int = 0  # cases that it neither declined nor was left out of
@@ -313,10 +313,14 @@ def standings(facts: Facts) -> list[Standing]:
         Standing(
             op,
             name,
-            _by_regime(rows),
+            _by_regime([r for r in rows if not _only_checked(r)]),
             len(rows),
-            Counter(r.status for r in rows if not r.verdict),
-            sum(r.unproven_verdict for r in rows),
+            Counter(
+                "not timed" if _only_checked(r) else str(r.status)
+                for r in rows
+                if not r.verdict or _only_checked(r)
+            ),
+            sum(r.unproven_verdict for r in rows if not _only_checked(r)),
             tuple(r.speedup for r in rows if r.speedup is not None),
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
@@ -330,6 +334,12 @@ def _key(keyid: str, ephemeral: bool) -> str:
     if ephemeral:
         return "a key made for this run alone: nothing shows who made it"
     return f"the key {keyid}"
+
+
+def _only_checked(record: Record) -> bool:
+    """Whether it is right and has no time, as of a Triton kernel on a CPU: that it is called
+    inconclusive says nothing of it."""
+    return record.status is Status.OK and record.median_ms is None
 
 
 def _by_regime(rows: Sequence[Record]) -> dict[Regime, Counter[str]]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
-from nsabench.assessment import threshold
+from nsabench.assessment import pays, threshold
+from nsabench.assessment.pays import Payment
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import Decision
 from nsabench.bounds import limits
@@ -23,11 +26,15 @@ from nsabench.model.vocabulary import Catch
 from nsabench.output.report import Facts
 from nsabench.output.site.leaderboard import versions
 
+ARCHIVE, RUNS = "archive", "runs"  # folders of a site
+_FILES = tuple(f"{table}.parquet" for table in TABLES)
+
 
 @dataclass(frozen=True)
 class SiteRun:
     """A run as the site shows it. facts: all of it, of a run folder; an archive keeps its tables
-    alone. keyid: of the key that signed it; empty where nobody did."""
+    alone. keyid: of the key that signed it; empty where nobody did. downloads: names of files and
+    where they lie in the site, as a link has it."""
 
     run_id: str
     created: str
@@ -36,6 +43,12 @@ class SiteRun:
     records: Sequence[Record]
     decisions: Sequence[Decision]
     facts: Facts | None = None
+    downloads: Sequence[tuple[str, str]] = ()
+
+    @cached_property
+    def payments(self) -> list[Payment]:
+        """From which lengths on the ops of the run pay."""
+        return pays.decide(self.records)
 
     @property
     def device(self) -> str:
@@ -91,7 +104,7 @@ def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:
 
 
 def _of_folder(folder: Path, copied: Path) -> SiteRun:
-    RunFolder.existing(folder)
+    RunFolder.existing(folder).refuse_links()
     trust, keyid = Trust.UNSIGNED, ""
     if (folder / MANIFEST).exists():
         report = verify(folder)
@@ -107,6 +120,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
         facts.records,
         [] if facts.invalidating else facts.decisions,
         facts,
+        [(name, quote(f"{RUNS}/{facts.plan.run_id}/{name}")) for name in _FILES],
     )
 
 
@@ -126,6 +140,10 @@ def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
         predicate.signer.keyid,
         records,
         decisions,
+        downloads=[
+            *((f"{table}.parquet", quote(f"{ARCHIVE}/{run.object(table)}")) for table in TABLES),
+            (MANIFEST, quote(f"{ARCHIVE}/{run.prefix}{MANIFEST}")),
+        ],
     )
 
 

@@ -8,16 +8,23 @@ from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.archive import Archive
+from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.execution.folder import RunFolder
 from nsabench.output import archive_page
-from nsabench.output.report import html, write_html
+from nsabench.output.report import HTML, html, write_html
 from nsabench.output.report.files import replace
+from nsabench.output.site import archived
 from nsabench.output.site.leaderboard import leaderboards
-from nsabench.output.site.runs import SiteRun, gather
+from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather
 
 INDEX = "index.html"
 TRENDS = "trends.html"
-ARCHIVE = "archive"
+PAGES = "pages"
+DATA = (
+    *("plan.yaml", "journal.jsonl", "environment.json", "records.parquet", "samples.parquet"),
+    *("thresholds.yaml", "selection_report.md"),
+)
 
 
 def write(places: Sequence[str], folder: Path) -> Path:
@@ -28,14 +35,42 @@ def write(places: Sequence[str], folder: Path) -> Path:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
+    _refuse_inside(places, folder)
     folder.mkdir(parents=True, exist_ok=True)
     runs = gather(places, folder / ARCHIVE)
     for run in runs:
         if run.facts is not None:
-            whole = folder / "runs" / run.run_id
-            shutil.copytree(run.facts.folder.path, whole)
-            write_html(run.facts, folder / "pages" / run.run_id)
-    return replace(folder / INDEX, _index(runs, trends=_trends(folder)))
+            _keep(run, run.facts.folder, folder / RUNS / run.run_id)
+            write_html(run.facts, folder / PAGES / run.run_id)
+        else:
+            replace(folder / PAGES / run.run_id / HTML, archived.render(run))
+    return replace(folder / INDEX, index(runs, trends=_trends(folder)))
+
+
+def _refuse_inside(places: Sequence[str], folder: Path) -> None:
+    """Raises `UsageError` for a site in a run or archive that it is of: it would hold itself, and
+    alter what was signed."""
+    around = {folder.resolve(), *folder.resolve().parents}
+    inside = next((place for place in places if Path(place).resolve() in around), None)
+    signed = signed_around(folder)
+    if inside is not None or signed is not None:
+        raise UsageError(
+            f"{folder} lies in {inside or signed}, which stays as it is",
+            "give --out another folder.",
+        )
+
+
+def _keep(run: SiteRun, of: RunFolder, to: Path) -> None:
+    """A copy of a run's folder. Of an unsigned one, only what nsabench writes as data: its pages
+    could be anybody's, and here they would be the publisher's."""
+    paths = [path for path in sorted(of.path.rglob("*")) if path.is_file()]
+    if run.trust is Trust.UNSIGNED:
+        known = {of.path / name for name in DATA}
+        paths = [p for p in paths if p in known or (p.parent == of.logs and p.suffix == ".log")]
+    for path in paths:
+        copy = to / path.relative_to(of.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy, follow_symlinks=False)
 
 
 def _trends(folder: Path) -> bool:
@@ -49,12 +84,14 @@ def _trends(folder: Path) -> bool:
     return True
 
 
-def _index(runs: Sequence[SiteRun], *, trends: bool) -> str:
+def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
+    """The first page. trends: whether there is a page of them."""
     return html.render(
         "site.html.j2",
         ("site.js",),
         html.rows([], (), ()),
         runs=runs,
+        pays=any(run.payments for run in runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         trends=TRENDS if trends else "",
         keys=sorted({run.keyid for run in runs if run.keyid and run.trust is not Trust.EPHEMERAL}),

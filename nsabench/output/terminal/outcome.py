@@ -15,23 +15,32 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Answer, Catch, Regime, Role, Status, Verdict
 from nsabench.output.terminal import payment
 
-MOST = 3  # candidates that are told of one by one
+MOST = 3  # ops whose payment is told
+ROOM = 8  # lines for what was found, between the frame and whether it is to be believed
 Candidates = dict[tuple[str, str], list[Record]]
 
 
 def lines(finished: Finished) -> list[str]:
     """At most ten, the user's own candidates first."""
     own = of_the_user(finished)
-    told = list(own or candidates(finished))
-    groups = candidates(finished)
+    groups = own or candidates(finished)
     said = list(payment.lines(pays.decide(finished.results.records)))[:MOST]
-    said += [line for key in told[:MOST] for line in _candidate(key, groups[key])]
-    if len(told) > MOST:
-        said.append(f"and {len(told) - MOST} more candidates: see the table")
-    if not told:
+    if not groups:
         said.append("no candidate took part: there is nothing to decide")
-    said += _decisions(finished, {name for _, name in told[:MOST]})
-    return [*said[:8], _believable(finished)]
+    for count in range(len(groups), 0, -1):
+        told = list(groups)[:count]
+        lines_of_them = [line for key in told for line in _candidate(key, groups[key])]
+        if count < len(groups):
+            lines_of_them.append(f"{_more(len(groups) - count)}: see the table")
+        lines_of_them += _decisions(finished, {name for _, name in told})
+        if count == 1 or len(said) + len(lines_of_them) <= ROOM:
+            said += lines_of_them
+            break
+    return [*said[:ROOM], _believable(finished)]
+
+
+def _more(count: int) -> str:
+    return f"and {count} more candidate{'s' if count > 1 else ''}"
 
 
 def candidates(finished: Finished) -> Candidates:
@@ -91,13 +100,15 @@ def _ratios(judged: Sequence[tuple[Verdict, float | None]]) -> str:
     average = geometric_mean(ratios)
     said = "no ratio"
     if average is not None:
-        said = f"{average:.2f}x as fast ({min(ratios):.2f} to {max(ratios):.2f})"
+        span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        said = f"{average:.2f}x as fast{span}"
     counts = Counter(verdict for verdict, _ in judged)
     return ", ".join([said, *(f"{counts[v]} {v}" for v in Verdict if counts[v])])
 
 
 def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
-    """What was decided of these, where a decision was made; what is alike on one line."""
+    """What was decided of these, where a decision was made; candidates and regimes of which the
+    same is so on one line."""
     if not finished.folder.thresholds.exists():
         return
     decisions = threshold.decide_run(finished.results.records, finished.plan)
@@ -106,9 +117,12 @@ def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:
         if decision.candidate in names:
             why = _why(decision)
             alike.setdefault((decision.regime, decision.sentence, why), []).append(decision)
+    regimes: dict[tuple[str, str, str], list[Regime]] = {}
     for (regime, sentence, why), group in alike.items():
         who = ", ".join(dict.fromkeys(d.candidate for d in group))
-        yield f"decision ({regime}): {who}: {sentence}{f' ({why})' if why else ''}"
+        regimes.setdefault((who, sentence, why), []).append(regime)
+    for (who, sentence, why), of in regimes.items():
+        yield f"decision ({', '.join(of)}): {who}: {sentence}{f' ({why})' if why else ''}"
     otherwise = threshold.said_otherwise(finished.folder.path, finished.plan, decisions)
     if otherwise:
         yield otherwise

@@ -26,15 +26,18 @@ STYLES = {
 }
 
 
-WIDE = 120  # a terminal that has room for every column
-VERY_WIDE = 160  # one that has room for a verdict beside its regime
-NARROW = ("case", "candidate", "ms", "its ms", "speed-up", "verdict")
+WIDE = 120  # a terminal that has room for the error, the status and the interval
+WIDER = 160  # one that has room for every column
+VERY_WIDE = 200  # one that has room for a verdict beside its regime
+NARROW = ("case", "candidate", "ms", "baseline\nms", "speed-up", "verdict")
+# With these, too, names would be broken into pieces of three letters.
+ONLY_WIDER = ("queued", "host µs", "best baseline")
 
 
 def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
     """One line a case and candidate, with the baseline it has to beat. width: of the terminal; a
-    narrow one gets the columns that decide."""
-    narrow = width < WIDE
+    narrow one gets the columns that decide, one below 160 no names of baselines."""
+    narrow, all_of_them = width < WIDE, width >= WIDER
     table = Table(
         title="candidates",
         title_justify="left",
@@ -52,11 +55,15 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         ("host µs", "right"),
         ("of\nroofline", "right"),
         ("best baseline", "left"),
-        ("its ms", "right"),
+        ("its ms" if all_of_them else "baseline\nms", "right"),
         ("speed-up" if narrow else "speed-up [95 %]", "right"),
         ("verdict", "left"),
     )
-    kept = [n for n, (name, _) in enumerate(columns) if not narrow or name in NARROW]
+    kept = [
+        n
+        for n, (name, _) in enumerate(columns)
+        if all_of_them or (name in NARROW if narrow else name not in ONLY_WIDER)
+    ]
     for name, justify in (columns[n] for n in kept):
         # Words may take a second line; a number that is cut off is none.
         long = name in ("case", "candidate", "best baseline")
@@ -80,7 +87,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
             _standing(r, width),
         )
         table.add_row(*(cells[n] for n in kept))
-    if any(r.unproven_verdict for r in records):
+    if any(r.unproven_verdict and r.median_ms is not None for r in records):
         table.caption = "* no control showed that each check behind it works: see `unproven`"
         table.caption_justify = "left"
     return table
@@ -98,12 +105,15 @@ def _standing(r: Record, width: int) -> Text:
     """The verdict; where there is no column for the status, that of what is not ok."""
     if width < WIDE and r.status is not Status.OK:
         return Text(r.status, STYLES.get(r.status, "bold red"))
-    said = standing(r) if width >= VERY_WIDE else standing(r).replace(" ", "\n")
-    return Text(said, STYLES[r.verdict] if r.verdict else "")
+    narrow = width < VERY_WIDE and r.median_ms is not None
+    said = standing(r).replace(" ", "\n") if narrow else standing(r)
+    return Text(said, STYLES[r.verdict] if r.verdict and r.median_ms is not None else "dim")
 
 
 def standing(record: Record) -> str:
     """The verdict of each regime, marked where a check behind it was not shown to work."""
+    if record.status is Status.OK and record.median_ms is None:
+        return "not timed"
     mark = "*" if record.unproven_verdict else ""
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
     said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []

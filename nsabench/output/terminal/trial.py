@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -25,7 +26,7 @@ def lines(answers: Sequence[Answer]) -> Iterator[str]:
             yield f"  {labels.of_case(answer.case)}: {_outcome(answer)}"
         log = next((a.log for a in cases if _has_failed(a) and a.log.strip()), "")
         if log:
-            yield "  what it printed:"
+            yield "  what it printed and raised:"
             yield from (f"    {line}" for line in log.rstrip().splitlines()[-LOG_LINES:])
 
 
@@ -75,7 +76,8 @@ def _head(answers: Sequence[Answer]) -> str:
     if not run:
         return "NOT TRIED"
     if wrong:
-        return f"WRONG {len(wrong)} of {len(run)}"
+        [(status, count)] = Counter(a.record.status for a in wrong).most_common(1)
+        return f"{status.value.replace('_', ' ').upper()} {count} of {len(run)}"
     return f"RIGHT {len(run)} of {len(run)}"
 
 

@@ -14,6 +14,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.npm import AXE
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 DRIVER = shutil.which("chromedriver")
 
@@ -92,6 +94,21 @@ class Browser:
         assert wide <= client, "the page scrolls sideways"
         colour = self.js("return getComputedStyle(document.body).backgroundColor")
         assert (colour == "rgb(18, 22, 27)") is dark
+
+    def obstacles(self) -> list[str]:
+        """What axe-core calls serious or critical for those who see or move otherwise: a line a
+        rule, with the first elements that break it. Of what is unfolded, too."""
+        self.js("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        self.js((AXE.unpacked() / "axe.min.js").read_text())
+        found = self.driver.execute_async_script(
+            "const done = arguments[arguments.length - 1]; axe.run(document).then(done)"
+        )
+        assert len(found["passes"]) > 20, "axe looked at hardly anything"
+        return [
+            f"{rule['id']} ({rule['impact']}): {[node['html'][:200] for node in rule['nodes'][:3]]}"
+            for rule in found["violations"]
+            if rule["impact"] in ("serious", "critical")
+        ]
 
     def rows(self, table: str) -> list[list[str]]:
         """The texts of the cells of a table."""

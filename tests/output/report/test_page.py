@@ -34,6 +34,27 @@ def test_it_draws_everything_and_asks_for_nothing(
     browser.check(CHARTS, dark=dark)
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_nobody_is_shut_out(
+    page: Path, invalid_run: Path, browser: Browser, width: int, dark: bool, tmp_path: Path
+) -> None:
+    for one in (page, write_html(Facts.read(invalid_run), tmp_path)):
+        browser.open(one, width=width, dark=dark)
+        browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
+        assert browser.obstacles() == []
+
+
+def test_an_obstacle_would_be_found(page: Path, browser: Browser) -> None:
+    browser.open(page)
+    browser.js(
+        "document.body.append(document.createElement('button'));"
+        "document.querySelector('.meta').style.color = '#ddd'"
+    )
+    rules = [found.split()[0] for found in browser.obstacles()]
+    assert rules == ["button-name", "color-contrast"]
+
+
 def test_the_theme_button_overrides_the_system(page: Path, browser: Browser) -> None:
     browser.open(page, dark=False)
     for times, expected in ((2, "rgb(255, 255, 255)"), (3, "rgb(18, 22, 27)")):
@@ -228,3 +249,13 @@ def test_it_stays_small(page: Path) -> None:
 def test_the_same_run_gives_the_same_page(run: Path, page: Path, tmp_path: Path) -> None:
     rewritten = write_html(Facts.read(run), tmp_path)
     assert rewritten.read_bytes() == page.read_bytes()
+
+
+def test_a_kernel_that_was_only_checked_is_not_called_inconclusive(
+    tmp_path: Path, browser: Browser
+) -> None:
+    page = write_html(Facts.read(make_run(tmp_path / "run", Made(samples=0))), tmp_path)
+    card = page.read_text().partition('<article class="card">')[2].partition("</article>")[0]
+    assert "not timed" in card and "inconclusive" not in card
+    browser.open(page)
+    assert {row[2] for row in browser.rows("candidates")} == {"not timed"}

@@ -6,17 +6,23 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.vocabulary import Status
 from nsabench.output import site
 from nsabench.output.report import Facts
+from nsabench.output.site import archived
 from nsabench.output.site.leaderboard import leaderboards
+from nsabench.output.site.runs import SiteRun
+from nsabench.output.site.write import index as index_of
 from nsabench.signing import load_signer
+from tests.assessment.pays.test_pays import ladder
 from tests.output.report.browser import Browser
 from tests.output.report.conftest import browser as browser
 from tests.runs import Made, make_run
@@ -46,16 +52,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1440])
 def test_it_works_from_a_folder(page: Path, browser: Browser, width: int, dark: bool) -> None:
-    for one in [page, page.parent / "trends.html", *page.parent.rglob("pages/*/report.html")]:
+    of_runs = list(page.parent.rglob("pages/*/report.html"))
+    assert len(of_runs) == 3, "what an archive holds has a page, too"
+    for one in [page, page.parent / "trends.html", *of_runs]:
         browser.open(one, width=width, dark=dark)
         assert browser.errors() == [] and browser.requests() == []
         assert browser.js("return document.documentElement.scrollWidth") <= width
+        assert browser.obstacles() == []
         links: list[str] = browser.js(
             "return [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))"
         )
         for link in links:
             name, _, anchor = link.partition("#")
-            assert (one.parent / name).exists(), link
+            assert (one.parent / unquote(name)).exists(), link
             if anchor:
                 assert browser.js("return !!document.getElementById(arguments[0])", anchor), link
 
@@ -70,11 +79,51 @@ def test_it_says_what_each_run_decides_and_who_says_so(page: Path) -> None:
     assert f"nsabench verify runs/{WRONG.run_id} --require unsigned" in text
 
 
+def test_no_decision_stands_without_its_regime(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", replace(SIGNED, queue_ratio=lambda _: 0.5))
+    text = site.write([str(run)], tmp_path / "out").read_text()
+    rows = re.findall(r'<td data-title="regime">(\w+)</td>.*?<strong>(.*?)</strong>', text)
+    assert rows == [
+        ("device", "worth using from L = 256 on"),
+        ("queue", "not worth using at any length"),
+    ]
+
+
+def test_it_says_first_from_where_on_an_op_pays(tmp_path: Path, browser: Browser) -> None:
+    records = ladder({4096: 0.5, 8192: 0.9, 16384: 1.6, 32768: 2.5})
+    run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, "k", records, [])
+    index, page = tmp_path / "index.html", tmp_path / "page.html"
+    index.write_text(index_of([run], trends=False))
+    page.write_text(archived.render(run))
+    for one in (index, page):
+        browser.open(one, width=375)
+        text = browser.js("return document.querySelector('#pays').textContent")
+        assert "pays from T = 16384 on" in text, text
+        assert browser.errors() == [] and browser.obstacles() == []
+        assert browser.js("return document.documentElement.scrollWidth") <= 375
+    assert page.read_text().count("<polyline") >= 2, "the crossing is drawn"
+
+
 def test_what_is_downloaded_can_be_verified(page: Path) -> None:
     archive = Archive(str(page.parent / "archive")).survey()
     assert [run.run_id for run in archive.sound] == [SIGNED.run_id, ARCHIVED.run_id]
     assert not archive.broken and not archive.stray
     assert verify(page.parent / "runs" / SIGNED.run_id).broken is None
+
+
+def test_what_an_archive_holds_has_its_page_and_its_downloads(page: Path, browser: Browser) -> None:
+    [one] = page.parent.glob(f"pages/{ARCHIVED.run_id}/report.html")
+    browser.open(one)
+    assert len(browser.rows("candidates")) == 16 and len(browser.rows("records")) == 30
+    assert any("H4 D64" in text for text in browser.texts("heat"))
+    text = browser.js("return document.body.textContent")
+    assert "worth using from L = 256 on" in text and "16 caught" in text
+    links: list[str] = browser.js(
+        "return [...document.querySelectorAll('#trust a')].map(a => a.getAttribute('href'))"
+    )
+    files = [one.parent / unquote(link) for link in links]
+    kept = {p.read_bytes() for p in page.parent.rglob(f"*run={ARCHIVED.run_id}/*")}
+    assert {p.read_bytes() for p in files} == kept and len(kept) == 3
 
 
 def test_a_leaderboard_has_the_right_ones_by_speed_and_the_wrong_ones_with_why(

@@ -98,4 +98,22 @@ def test_what_is_alike_is_said_once(tmp_path: Path) -> None:
 def test_many_candidates_do_not_fill_the_panel(tmp_path: Path) -> None:
     names = tuple(f"k{n}" for n in range(6))
     lines = panel(shown(tmp_path, Made(implementations=names, lengths=(64, 128)), mine=""))
-    assert len(lines) <= 10 and "and 3 more candidates: see the table" in lines
+    assert len(lines) <= 10 and any(line.startswith("decision (device): ") for line in lines)
+    told = [line for line in lines if ": RIGHT " in line]
+    left = 6 - len(told)
+    assert told and (not left or any(f"and {left} more candidate" in line for line in lines))
+
+
+def test_a_fourth_candidate_is_told_of_where_there_is_room(tmp_path: Path) -> None:
+    names = tuple(f"k{n}" for n in range(4))
+    lines = panel(shown(tmp_path, Made(implementations=names), mine=""))
+    assert sum(": RIGHT " in line for line in lines) == 4
+    assert sum(line.startswith("decision") for line in lines) == 1
+
+
+def test_what_is_so_in_all_regimes_is_said_once(tmp_path: Path) -> None:
+    made = Made(ratio=lambda _: 2.0, queue_ratio=lambda _: 2.0)
+    lines = panel(shown(tmp_path, made))
+    assert [line for line in lines if line.startswith("decision")] == [
+        "decision (device, queue): mine: worth using from L = 64 on"
+    ]

@@ -58,6 +58,25 @@ def test_no_number_and_no_verdict_is_cut_off(width: int) -> None:
     assert "inconclusive" in text
 
 
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_no_name_is_broken_into_pieces(width: int) -> None:
+    ours = record(
+        op="selection_rows",
+        status="ok",
+        implementation="mine_tail",
+        best_baseline="sdpa_gqa_flash",
+        queued_ms=0.1948,
+        host_us=14.0,
+        queue_verdict="slower",
+        **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans")),
+    )
+    file = StringIO()
+    Console(file=file, width=width).print(terminal.candidates_table([ours], width))
+    text = file.getvalue()
+    assert "mine_tail" in text and "candidate" in text
+    assert ("sdpa_gqa_flash" in text) is (width == 160)
+
+
 def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
     def shown(*records: Record) -> str:
         file = StringIO()
@@ -83,6 +102,14 @@ def test_what_others_wrote_is_no_markup() -> None:
     assert reason in console.file.getvalue()
 
 
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("", 160), ("wide", 160)])
+def test_who_says_how_wide_it_is_gets_that(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal.console().width == width
+
+
 def test_what_is_cut_off_says_so() -> None:
     console = terminal.console()
     console.file, console.width = StringIO(), 240
@@ -97,3 +124,19 @@ def test_no_verdict_stands_without_its_regime() -> None:
     assert tables.standing(both) == "device faster, queue slower"
     assert tables.standing(record(status="ok", verdict="same", mode="graph")) == "graph same"
     assert tables.standing(record(status="ok", verdict=None)) == "-"
+
+
+def test_what_was_not_timed_says_so_and_not_that_it_is_inconclusive() -> None:
+    checked = record(
+        op="selection_rows",
+        status="ok",
+        implementation="mine",
+        median_ms=None,
+        unproven="timer",
+        queue_verdict="inconclusive",
+        **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans")),
+    )
+    assert tables.standing(checked) == "not timed"
+    file = StringIO()
+    Console(file=file, width=80).print(terminal.candidates_table([checked], 80))
+    assert "not timed" in file.getvalue() and "* no control" not in file.getvalue()

@@ -3,7 +3,7 @@ const time = (key, title) => ({ key, title, number: true, text: (r) => timeOf(r[
 const small = (key, title) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : r[key].toExponential(1)) });
 const share = { key: "roofline_fraction", title: "of roofline", number: true, text: (r) => (r.roofline_fraction === null ? "–" : `${Math.round(100 * r.roofline_fraction)} %`) };
 const who = { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } };
-const inQueue = { key: "queue_verdict", title: "in the queue", fill: (cell, r) => tag(cell, r.queue_verdict) };
+const inQueue = { key: "queue_verdict", title: "in the queue", fill: (cell, r) => tag(cell, untimed(r) ? "" : r.queue_verdict) };
 const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: speedupOf };
 const why = { key: "reason", wide: true };
 const inspect = {
@@ -17,7 +17,8 @@ const inspect = {
 };
 
 // Of a control, what became of it: one that is wrong has done its work.
-const outcomeOf = (r) => r.caught || (r.status === "ok" ? r.verdict || r.status : r.status);
+const untimed = (r) => r.role === "candidate" && r.status === "ok" && r.median_ms === null;
+const outcomeOf = (r) => r.caught || (untimed(r) ? "not timed" : r.status === "ok" ? r.verdict || r.status : r.status);
 const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => tag(cell, outcomeOf(r)) };
 const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
 const detail = (column) => ({ ...column, detail: true });

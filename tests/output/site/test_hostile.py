@@ -1,0 +1,113 @@
+"""Runs that mean harm to whoever makes a site of them, a page, or a script."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nsabench.cli import group
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest import seal
+from nsabench.model.plan import Plan
+from nsabench.output import reproduction, site
+from nsabench.signing import load_signer
+from tests.runs import Made, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", Made())
+
+
+def test_the_id_of_a_run_leads_nowhere(run: Path, tmp_path: Path) -> None:
+    for name in ("plan.yaml", "journal.jsonl"):
+        path = run / name
+        path.write_text(path.read_text().replace(Made().run_id, "../../../outside"))
+    with pytest.raises(UsageError, match="run_id"):
+        site.write([str(run)], tmp_path / "a" / "b" / "site")
+    assert not list(tmp_path.rglob("outside*"))
+
+
+@pytest.mark.parametrize("command", ["site", "report", "threshold", "profile"])
+def test_a_link_in_a_run_is_not_followed(run: Path, tmp_path: Path, command: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("what is not the run's")
+    (run / "logs").mkdir(exist_ok=True)
+    plan = Plan.read(run / "plan.yaml")
+    (run / "logs" / f"{plan.cases[0].id}.log").unlink(missing_ok=True)
+    (run / "logs" / f"{plan.cases[0].id}.log").symlink_to(secret)
+    more = {"profile": [plan.cases[0].id, "mine", "--script", str(tmp_path / "alone.py")]}
+    out = ["--out", str(tmp_path / "out")] if command in ("site", "report") else []
+    done = CliRunner().invoke(
+        group, [command, str(run), *more.get(command, []), *out], standalone_mode=False
+    )
+    assert isinstance(done.exception, VerificationFailed), done.output
+    assert "is a link, and a run holds none" in str(done.exception)
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path != secret]
+    assert not any(
+        b"not the run's" in path.read_bytes() for path in kept if run not in path.parents
+    )
+
+
+def test_a_site_is_not_put_into_what_it_is_of(run: Path, tmp_path: Path) -> None:
+    before = sorted(run.rglob("*"))
+    with pytest.raises(UsageError, match="stays as it is"):
+        site.write([str(run)], run / "site")
+    seal(run, load_signer({}))
+    other = make_run(tmp_path / "other", Made(run_id="20260201T000000Z-abc123"))
+    with pytest.raises(UsageError, match="stays as it is"):
+        site.write([str(other)], run / "site")
+    assert {path.name for path in run.rglob("*")} - {path.name for path in before} <= {
+        "manifest.dsse.json"
+    }
+
+
+def test_pages_of_an_unsigned_run_are_not_the_publishers(run: Path, tmp_path: Path) -> None:
+    (run / "report.html").write_text("<script>anything</script>")
+    (run / "more.svg").write_text("<svg/>")
+    site.write([str(run)], tmp_path / "site")
+    kept = {path.name for path in (tmp_path / "site" / "runs").rglob("*") if path.is_file()}
+    assert {"plan.yaml", "journal.jsonl", "records.parquet"} <= kept
+    assert not kept & {"report.html", "more.svg"}
+
+
+def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
+    plan = Plan.read(run / "plan.yaml")
+    evil = 'x\nimport os; os.system("true")  # """ \' {name}'
+    info = plan.info("selection_rows", "mine").model_copy(update={"name": evil, "op": evil})
+    case = plan.cases[0].case.model_copy(update={"distribution": evil})
+    tree = ast.parse(reproduction.script(plan.model_copy(update={"kernels": evil}), case, info))
+    imported = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    assert "os" not in imported
+
+
+def test_a_script_replaces_nothing(run: Path, tmp_path: Path) -> None:
+    plan = Plan.read(run / "plan.yaml")
+    (tmp_path / "mine.py").write_text("my kernel")
+    (tmp_path / "other.pt").write_text("my weights")
+
+    def asked(script: Path) -> str:
+        arguments = ["profile", str(run), plan.cases[0].id, "mine", "--script", str(script)]
+        done = CliRunner().invoke(group, arguments, standalone_mode=False)
+        assert isinstance(done.exception, UsageError)
+        return str(done.exception)
+
+    assert "mine.py is there already" in asked(tmp_path / "mine.py")
+    assert "other.pt is there already" in asked(tmp_path / "other.py")
+    seal(run, load_signer({}))
+    assert "which is signed" in asked(run / "alone.py")
+    assert (tmp_path / "mine.py").read_text() == "my kernel"
+
+
+@pytest.mark.parametrize("option", ["--junit", "--html"])
+def test_a_comparison_writes_into_no_signed_run(run: Path, tmp_path: Path, option: str) -> None:
+    later = make_run(tmp_path / "later", Made(run_id="20260201T000000Z-abc123"))
+    seal(run, load_signer({}))
+    done = CliRunner().invoke(
+        group, ["compare", str(run), str(later), option, str(run / "x")], standalone_mode=False
+    )
+    assert isinstance(done.exception, UsageError) and "is signed as it is" in str(done.exception)
+    assert not (run / "x").exists()
