@@ -181,6 +181,9 @@ def belongs(plan: Plan, contents: Contents) -> None:
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):
             wrong = f"holds case {entry.case_id}, which is not in the plan like that"
+    for begun in contents.killed:
+        if not set(begun.implementations) <= names.get(begun.case_id, set()):
+            wrong = f"says that case {begun.case_id} was begun, which is not in the plan like that"
     if wrong:
         raise UsageError(
             f"the journal {wrong}: plan.yaml and journal.jsonl do not belong together",

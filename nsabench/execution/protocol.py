@@ -16,6 +16,8 @@ from nsabench.model.plan import ImplementationInfo
 
 # --- supervisor -> worker
 
+GO = b"go\n"  # beside the requests: what a step awaits
+
 
 class Sandbox(Message):
     """What a worker may write to, and what it must not see. Given to it as it starts."""
@@ -55,12 +57,17 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
 class Step(Message):
-    """Progress: from here on the worker is busy with this; the step's deadline starts anew."""
+    """Progress: from here on the worker is busy with this; the step's deadline starts anew.
+
+    awaits: it goes on when it has read a line, `GO`, so that what it does next cannot come before
+    the supervisor knows of it.
+    """
 
     kind: Literal["step"] = "step"
     phase: str
     implementation: str = ""
     allowance: float = Field(default=1.0, gt=0)  # times the limit of one implementation's step
+    awaits: bool = False
 
 
 class Discovered(Message):

@@ -76,6 +76,11 @@ class Worker:
     def send(self, message: Message) -> None:
         self.channel.send(message)
 
+    def step(self, step: Step) -> None:
+        """Say what is done next, and do it when the supervisor has heard."""
+        self.send(step.model_copy(update={"awaits": True}))
+        sys.stdin.buffer.readline()
+
     def serve(self) -> None:
         self.send(Step(phase="start"))
         for line in sys.stdin.buffer:
@@ -120,7 +125,7 @@ class Worker:
         if self.session is None:
             self.session = Session.open(self.device, self.kernels, self.sources, self.ops_file)
         try:
-            self.send(self.session.measure(request, self.send))
+            self.send(self.session.measure(request, self.step))
         except DeviceLost as lost:
             self.send(LostDevice(implementation=lost.implementation, reason=str(lost)))
             raise SystemExit(1) from lost
