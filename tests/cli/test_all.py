@@ -167,9 +167,9 @@ def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, jour
         stdout=subprocess.DEVNULL,
     )
     journal = run / "journal.jsonl"
-    lines = b""
-    while lines.count(b"\n") < 2 or lines.count(b'"kind":"entry"') < journaled:
-        lines = journal.read_bytes() if journal.exists() else b""
+    written = b""
+    while written.count(b"\n") < 2 or written.count(b'"kind":"entry"') < journaled:
+        written = journal.read_bytes() if journal.exists() else b""
         assert process.poll() is None
         time.sleep(0.02)
     workers = psutil.Process(process.pid).children(recursive=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from nsabench.execution.protocol import Measured
+from nsabench.execution.supervisor.examiner import found_out
 from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.killed import NEVER, Killed
 from nsabench.execution.supervisor.retry import BEFORE_ANY, cooled, unless_lost_early
@@ -66,7 +67,9 @@ class Group:
         while pending := [n for n in self.names if n not in self.outcomes]:
             try:
                 measured = cooled(lambda names=pending: self.attempt(names))  # type: ignore[misc]
-                self.outcomes |= {o.implementation: o for o in measured.outcomes}
+                # What the judge of a process said that one of them deceived does not count.
+                counts = [o for o in measured.outcomes if found_out(o)] or measured.outcomes
+                self.outcomes |= {o.implementation: o for o in counts}
             except GroupLost as lost:
                 if not self._on_loss(self, pending, lost):
                     self.reason = lost.reason
