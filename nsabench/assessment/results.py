@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nsabench import ops
 from nsabench.assessment import checks, doubts
-from nsabench.assessment.checks import controls, ordering, parity, roofline
+from nsabench.assessment.checks import controls, ordering, outside, parity, roofline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
@@ -81,7 +81,9 @@ class Assessed:
     def _checked_entry(self, entry: Entry) -> Entry:
         case = self.plan.by_id[entry.case_id].case
         rows = of_case(self.plan, case, entry.outcomes, entry.conditions)
-        findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
+        findings = [
+            f for c in (parity, ordering, roofline, outside) for f in c.check(rows, self.limits)
+        ]
         outcomes = [
             outcome if row.status is outcome.status else without_times(outcome, row)
             for row, outcome in zip(with_findings(rows, findings), entry.outcomes, strict=True)
@@ -181,6 +183,9 @@ def belongs(plan: Plan, contents: Contents) -> None:
     for entry in contents.entries:
         if not {o.implementation for o in entry.outcomes} <= names.get(entry.case_id, set()):
             wrong = f"holds case {entry.case_id}, which is not in the plan like that"
+    for begun in contents.killed:
+        if not set(begun.implementations) <= names.get(begun.case_id, set()):
+            wrong = f"says that case {begun.case_id} was begun, which is not in the plan like that"
     if wrong:
         raise UsageError(
             f"the journal {wrong}: plan.yaml and journal.jsonl do not belong together",

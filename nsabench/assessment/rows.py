@@ -70,6 +70,7 @@ def of_case(
                 host_us=_median(held(samples)),
                 queued_ms=_median(outcome.bursts.time_ms),
                 launches=outcome.launches,
+                outside=outcome.outside,
                 n_samples=len(samples.time_ms),
                 median_mcycles=_mcycles(samples),
                 escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),

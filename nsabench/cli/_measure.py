@@ -38,7 +38,11 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
                 "leave them away.",
             )
         with _named(fit), shown as progress:
-            return conclusion.resume(asked.resume, progress, signer=signer, fit=fit)
+            return conclusion.resume(
+                asked.resume, progress, signer=signer, fit=fit, keep_lines=asked.keep_lines
+            )
+    if asked.keep_lines is not None:
+        raise UsageError("--keep-lines is of a run that is resumed", "name it with --resume RUN.")
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     by = balance.of_run(asked.balance) if asked.balance is not None else None
@@ -70,6 +74,7 @@ def _resuming(asked: Measuring) -> Measuring:
         quick=False,
         out=None,
         resume=asked.resume,
+        keep_lines=asked.keep_lines,
         kernels=None,
         ops_file=None,
         shard="1/1",

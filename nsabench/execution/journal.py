@@ -7,6 +7,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +19,8 @@ from nsabench.bounds import limits
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution import chain
 from nsabench.execution.chain import Origin, Sealer
-from nsabench.model.journal import LINE, Contents, Line
+from nsabench.files import fresh
+from nsabench.model.journal import LINE, Begun, Contents, Line
 from nsabench.model.vocabulary import PassName
 
 _NO_FILE = {errno.ELOOP: "a link", errno.ENXIO: "a pipe or a device"}
@@ -30,10 +33,15 @@ class Journal:
     held when it was opened; None: nobody.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises `UsageError` when a line is broken or another process writes it, and
-        `VerificationFailed` when a line is not what was measured."""
+    def __init__(self, path: Path, keep_lines: int | None = None) -> None:
+        """keep_lines: as many count, and what follows them is set aside beside it.
+
+        Raises `UsageError` when a line is broken or another process writes it, and
+        `VerificationFailed` when a line is not what was measured.
+        """
         self.path = path
+        self._begun: Begun | None = None
+        self._begun_bytes = 0
         self._file = _for_append(path)
         self._sealer: Sealer | None = None
         try:
@@ -46,11 +54,21 @@ class Journal:
             ) from None
         try:
             self.contents = Contents()
-            self.origin, whole, self._last = _examine(path, self.contents.add)
+            self.origin, self._whole, self._last = _examine(path, self.contents.add, keep_lines)
+            if keep_lines is not None:
+                self._set_aside(keep_lines)
         except (UsageError, VerificationFailed):
             self._file.close()
             raise
-        self._file.truncate(whole)
+        self._file.truncate(self._whole)
+
+    def _set_aside(self, line: int) -> None:
+        """Keep what does not count, for whoever asks where it is from."""
+        rest = self.path.read_bytes()[self._whole :]
+        if rest:
+            aside = self.path.with_name(f"journal.after-line-{line}")
+            fresh(aside)
+            aside.write_bytes(rest)
 
     def done(self, name: PassName) -> set[str]:
         """The ids of the cases that a pass has journaled."""
@@ -72,18 +90,69 @@ class Journal:
         self.append(sealer.sitting(self._last))
 
     def append(self, line: Line) -> None:
-        """Raises `OSError` when the disk is full; the torn line is forgiven on resume."""
+        """Raises `OSError` when the disk is full; the torn line is forgiven on resume. Raises
+        `VerificationFailed` when something else wrote to the file."""
+        content = self._replace(line)
+        os.fsync(self._file.fileno())
+        self._whole += len(content) + 1
+        self._begun, self._begun_bytes = None, 0
+        self._last = chain.link(content)
+        self.contents.add(line)
+
+    def begin_attempt(self, begun: Begun) -> None:
+        """What is measured from here on: should this process be killed, whoever goes on reads it.
+        It gives way to the next line. Raises as `append` does."""
+        self._begun_bytes = len(self._replace(begun)) + 1
+        self._begun = begun
+        os.fsync(self._file.fileno())
+
+    def busy_with(self, phase: str, implementation: str) -> None:
+        """The worker says whom it calls from here on. Raises as `append` does."""
+        if self._begun is None:
+            return
+        busy = self._begun.model_copy(update={"phase": phase, "implementation": implementation})
+        # Not synced, since that takes milliseconds: what was written outlives a killed process.
+        self._begun_bytes = len(self._replace(busy)) + 1
+        self._begun = busy
+
+    def _replace(self, line: Line) -> bytes:
+        """Write a line behind those that stay, in place of what is begun."""
+        if os.fstat(self._file.fileno()).st_size != self._whole + self._begun_bytes:
+            self._refuse_foreign()
         if self._sealer is None:
             content = line.model_dump_json(exclude={"previous", "seal"}).encode()
         else:
             content = self._sealer.seal(line, self._last)
+        if self._begun_bytes:
+            self._file.truncate(self._whole)
+            self._begun_bytes = 0
         self._file.write(content + b"\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
-        self._last = chain.link(content)
-        self.contents.add(line)
+        return content
+
+    def _refuse_foreign(self) -> None:
+        """Say what was done to the file by something else, and where. It is left as it is."""
+        begun, self._begun = self._begun, None
+        self._begun_bytes = 0
+        during = ""
+        if begun is not None:
+            names = begun.implementation or ", ".join(begun.implementations)
+            during = f" while {names} was measured ({begun.phase or 'start'})"
+        try:
+            _examine(self.path, lambda line: None)
+        except (UsageError, VerificationFailed) as error:
+            error.args = (f"something else wrote to {self.path}{during}: {error}",)
+            raise
+        raise VerificationFailed(
+            f"something else wrote to {self.path}{during}: its length is not what was written",
+            f"find out what it was, then go on with --resume {self.path.parent}.",
+        )
 
     def close(self) -> None:
+        """A process that ends like this was not killed: nothing is begun any more."""
+        if self._begun_bytes:
+            with suppress(OSError):
+                self._file.truncate(self._whole)
         self._file.close()
 
 
@@ -127,18 +196,33 @@ def origin(path: Path, take: Callable[[Line], None]) -> Origin | None:
     return _examine(path, take)[0]
 
 
-def _examine(path: Path, take: Callable[[Line], None]) -> tuple[Origin | None, int, str]:
-    """Also the length of the whole lines, and what the next line names as its previous one."""
-    whole, last = 0, b""
+def _examine(
+    path: Path, take: Callable[[Line], None], most: int | None = None
+) -> tuple[Origin | None, int, str]:
+    """Also the length of the whole lines, and what the next line names as its previous one.
+
+    most: lines that are looked at. What is wrong behind the first line leaves lines to go on with.
+    """
+    whole, last, count = 0, b"", 0
 
     def pairs() -> Iterator[tuple[bytes, Line]]:
-        nonlocal whole, last
-        for content, line in lines(path):
+        nonlocal whole, last, count
+        for content, line in islice(lines(path), most):
             yield content, line
             take(line)
-            whole, last = whole + len(content) + 1, content
+            whole, last, count = whole + len(content) + 1, content, count + 1
 
-    vouched = chain.origin(pairs())
+    try:
+        vouched = chain.origin(pairs())
+    except (UsageError, VerificationFailed) as error:
+        if count:
+            error.remedy = (
+                f"find out what wrote there; `nsabench all --resume {path.parent} "
+                f"--keep-lines {count}` goes on with the {count} lines before that."
+            )
+        raise
+    if most is not None and count < most:
+        raise UsageError(f"{path} has {count} lines, not {most}", "keep fewer lines.")
     return vouched, whole, chain.link(last) if last else ""
 
 

@@ -13,8 +13,11 @@ from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome
 from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Status
 
 # --- supervisor -> worker
+
+GO = b"go\n"  # beside the requests: what a step awaits
 
 
 class Sandbox(Message):
@@ -47,7 +50,35 @@ class Measure(Message):
     session: int
 
 
-Request = Annotated[Discover | Describe | Calibrate | Measure, Field(discriminator="kind")]
+class Sheet(Message):
+    """Where a tensor lies in a file. offset: in bytes; dtype: as torch calls it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    offset: int
+
+
+class Examine(Message):
+    """Call an implementation on inputs that it has never seen, one set after another.
+
+    questions: by set, where its tensors lie in the file `inputs`; options: by set, as the referee
+    pickled them; answers: by set, where the output goes in the file `outputs`, which is made.
+    """
+
+    kind: Literal["examine"] = "examine"
+    case: Case
+    implementation: str
+    inputs: str
+    questions: list[list[Sheet]]
+    options: str
+    outputs: str
+    answers: list[Sheet]
+
+
+Request = Annotated[
+    Discover | Describe | Calibrate | Measure | Examine, Field(discriminator="kind")
+]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
@@ -55,12 +86,17 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 
 class Step(Message):
-    """Progress: from here on the worker is busy with this; the step's deadline starts anew."""
+    """Progress: from here on the worker is busy with this; the step's deadline starts anew.
+
+    awaits: it goes on when it has read a line, `GO`, so that what it does next cannot come before
+    the supervisor knows of it.
+    """
 
     kind: Literal["step"] = "step"
     phase: str
     implementation: str = ""
     allowance: float = Field(default=1.0, gt=0)  # times the limit of one implementation's step
+    awaits: bool = False
 
 
 class Discovered(Message):
@@ -78,6 +114,14 @@ class Measured(Message):
     outcomes: list[Outcome]
     conditions: Conditions = Conditions()
     measuring_s: float = 0.0  # spent inside kernels, compile and warm-up, as opposed to the harness
+
+
+class Examined(Message):
+    """All was called and written; or why not."""
+
+    kind: Literal["examined"] = "examined"
+    status: Status = Status.OK
+    reason: str = ""
 
 
 class LostDevice(Message):
@@ -98,7 +142,57 @@ class Refused(Message):
 
 
 Reply = Annotated[
-    Step | Discovered | Described | Calibrated | Measured | LostDevice | Refused,
+    Step | Discovered | Described | Calibrated | Measured | Examined | LostDevice | Refused,
     Field(discriminator="kind"),
 ]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
+
+
+# --- supervisor -> referee
+
+
+class Pose(Message):
+    """Draw up to `count` sets of inputs of the op that is computed, into a new file."""
+
+    kind: Literal["pose"] = "pose"
+    case: Case
+    computes: str
+    count: int
+    path: str
+
+
+class Judge(Message):
+    """Hold the outputs in a file to the oracle of what was posed last."""
+
+    kind: Literal["judge"] = "judge"
+    path: str
+
+
+EXAMINATION: TypeAdapter[Pose | Judge] = TypeAdapter(
+    Annotated[Pose | Judge, Field(discriminator="kind")]
+)
+
+
+# --- referee -> supervisor
+
+
+class Posed(Message):
+    """Where the inputs lie, and where outputs go; or why there are none."""
+
+    kind: Literal["posed"] = "posed"
+    questions: list[list[Sheet]] = Field(default=[])
+    options: str = ""
+    answers: list[Sheet] = Field(default=[])
+    reason: str = ""
+
+
+class Judged(Message):
+    """What is wrong with the outputs, if something is."""
+
+    kind: Literal["judged"] = "judged"
+    reason: str = ""
+
+
+OF_A_REFEREE: TypeAdapter[Step | Posed | Judged | Refused] = TypeAdapter(
+    Annotated[Step | Posed | Judged | Refused, Field(discriminator="kind")]
+)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
@@ -202,10 +203,18 @@ def _is_empty(folder: RunFolder) -> bool:
     return not folder.journal.exists() or not journal.read(folder.journal).headers
 
 
-def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = False) -> Finished:
+def resume(
+    path: Path,
+    view: View,
+    *,
+    signer: Signer | None = None,
+    fit: bool = False,
+    keep_lines: int | None = None,
+) -> Finished:
     """Go on with a run that was interrupted; cases that are journaled are not run again.
 
-    Raises `VerificationFailed` when what is journaled was not measured in the name of `signer`.
+    keep_lines: how many lines of its journal count; None: all. Raises `VerificationFailed` when
+    what is journaled was not measured in the name of `signer`.
     """
     folder = RunFolder.existing(path)
     folder.refuse_links()
@@ -213,7 +222,8 @@ def resume(path: Path, view: View, *, signer: Signer | None = None, fit: bool = 
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
     with folder.resumable():
-        return _Run(folder, plan, view, signer, fit, resumed=True).measure()
+        resumed = _Run(folder, plan, view, signer, fit, resumed=True, keep_lines=keep_lines)
+        return resumed.measure()
 
 
 def read(path: Path) -> Finished:
@@ -246,6 +256,7 @@ class _Run:
         fit: bool,
         *,
         resumed: bool = False,
+        keep_lines: int | None = None,
     ) -> None:
         self.folder = folder
         self.plan = plan
@@ -253,6 +264,7 @@ class _Run:
         self.signer = signer
         self.fit = fit
         self.resumed = resumed
+        self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
 
     def measure(self) -> Finished:
@@ -260,7 +272,7 @@ class _Run:
         began = time.monotonic()
         self.view.note(f"results go to {self.folder.path}")
         with self.folder.writing():
-            with closing(Journal(self.folder.journal)) as self.journal:
+            with closing(Journal(self.folder.journal, self.keep_lines)) as self.journal:
                 contents = self.journal.contents
                 belongs(self.plan, contents)
                 signer = self._vouch()
@@ -303,13 +315,17 @@ class _Run:
         if cells.keys() <= self.journal.done(pass_.name):
             return
         with closing(pass_.start(self.plan, self.folder.path)) as executor:
-            if not pass_.announcement:
-                executor.on_step = self.view.step
+            executor.on_step = partial(self._step, shown=not pass_.announcement)
             described = described_as_before(executor, self.journal.contents.headers)
             self._sit(described)
             if pass_.name is PassName.FIRST_LOOK:
                 self._open(executor, described)
             schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
+
+    def _step(self, step: Step, *, shown: bool) -> None:
+        self.journal.busy_with(step.phase, step.implementation)
+        if shown:
+            self.view.step(step)
 
     def _sit(self, described: Described) -> None:
         """Begin the sitting of this process, unless it has begun: whose lines follow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from nsabench.assessment import labels
@@ -12,8 +13,14 @@ from nsabench.execution.journal import Journal
 from nsabench.execution.passes import Pass
 from nsabench.execution.supervisor.executor import Executor
 from nsabench.execution.supervisor.group import Group
-from nsabench.model.journal import Entry
+from nsabench.execution.supervisor.killed import Killed
+from nsabench.model.journal import Begun, Entry
 from nsabench.model.plan import Plan, PlannedCase
+from nsabench.model.vocabulary import PassName
+
+
+def _begin(journal: Journal, name: PassName, case_id: str, implementations: list[str]) -> None:
+    journal.begin_attempt(Begun(pass_name=name, case_id=case_id, implementations=implementations))
 
 
 class Progress(Protocol):
@@ -51,7 +58,16 @@ def run(
             progress.case_started(planned, number, len(cells))
         start = time.monotonic()
         case = pass_.timing(planned.case)
-        group = Group(plan, case, names, executor, pass_.on_loss, pass_.first_session)
+        group = Group(
+            plan,
+            case,
+            names,
+            executor,
+            pass_.on_loss,
+            pass_.first_session,
+            begin=partial(_begin, journal, pass_.name, case_id),
+            killed=Killed.of(journal.contents, pass_.name, case_id),
+        )
         entry = group.measure(pass_.name)
         entry.wall_s = time.monotonic() - start
         folder.write_log(entry)

@@ -1,4 +1,5 @@
-"""The lines of a journal: a sitting and a header a start or resumption, an entry a case and pass.
+"""The lines of a journal: a sitting and a header a start or resumption, an entry a case and pass,
+and what was begun when a process was killed.
 
 `execution.journal` reads and writes them, `execution.chain` says who vouches for them.
 """
@@ -125,7 +126,23 @@ class Entry(Linked):
         return [state for session, state in self.conditions.items() if session in sessions]
 
 
-Line = Sitting | Header | Entry
+class Begun(Linked):
+    """What a process that measures is busy with: the last line, until the next takes its place.
+
+    So one that another line follows, or that ends a journal, is of a process that was killed while
+    it was busy with that. implementations: those that were measured together; implementation: the
+    one that the worker said it was calling, if it named one; phase: what for.
+    """
+
+    kind: Literal["begun"] = "begun"
+    pass_name: PassName
+    case_id: str
+    implementations: list[str]
+    phase: str = ""
+    implementation: str = ""
+
+
+Line = Sitting | Header | Begun | Entry
 LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
@@ -136,6 +153,7 @@ class Contents:
     headers: list[Header] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     sittings: list[Sitting] = field(default_factory=list)
+    killed: list[Begun] = field(default_factory=list)
     # By run, in a journal that was merged of several; its lines lie one run behind the other.
     by_run: dict[str, Contents] = field(default_factory=dict)
     _run: str = ""
@@ -153,6 +171,8 @@ class Contents:
             self.sittings.append(line)
         elif isinstance(line, Header):
             self.headers.append(line)
+        elif isinstance(line, Begun):
+            self.killed.append(line)
         else:
             self.entries.append(line)
 
@@ -164,6 +184,10 @@ class Contents:
     def of(self, name: PassName) -> list[Entry]:
         """The entries of one pass."""
         return [entry for entry in self.entries if entry.pass_name is name]
+
+    def killed_in(self, name: PassName, case_id: str) -> list[Begun]:
+        """What the process was busy with each time that it was killed in a pass over a case."""
+        return [b for b in self.killed if (b.pass_name, b.case_id) == (name, case_id)]
 
     def by_case(self, name: PassName) -> dict[str, Entry]:
         """The last entry of each case in one pass, by case id."""

@@ -57,6 +57,22 @@ class Bursts(Message):
         return self
 
 
+class Outside(Message):
+    """What the supervisor's own clock saw of calls on inputs that were new to the process.
+
+    calls: in one look; time_ms: of a call at most, the least of all looks, with all that a look
+    takes besides. baseline_ms: that of a baseline, looked at because this was long, and
+    baseline_claim_ms: what it takes by its own clock; None: nobody was asked. reason: why nothing
+    was seen.
+    """
+
+    calls: int = 0
+    time_ms: float = 0.0
+    baseline_ms: float | None = None
+    baseline_claim_ms: float | None = None
+    reason: str = ""
+
+
 class Outcome(Message):
     """What a worker found out about one implementation on one case."""
 
@@ -79,6 +95,7 @@ class Outcome(Message):
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
     launches: int | None = None  # of a call; None: not counted
+    outside: Outside | None = None  # None: nobody looked
     notes: list[str] = []
     log: str = ""
     traceback: str = ""  # of what it raised; like the log, a file of its case holds it

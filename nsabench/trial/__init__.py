@@ -81,6 +81,7 @@ def answer(question: Question, on_step: Callable[[Step], None] = lambda step: No
                 "import it in a Python of its own to see why.",
             ) from None
         planned = plan(question, infos, sources)
+        executor.infos = {(info.op, info.name): info for info in infos}
         known = KnownBaselines(described, sources, fresh=question.fresh)
         return [a for case in planned.cases for a in _try(planned, case, executor, known)]
 

@@ -167,7 +167,9 @@ def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, jour
         stdout=subprocess.DEVNULL,
     )
     journal = run / "journal.jsonl"
-    while not journal.exists() or journal.read_bytes().count(b"\n") < 2 + journaled:
+    written = b""
+    while written.count(b"\n") < 2 or written.count(b'"kind":"entry"') < journaled:
+        written = journal.read_bytes() if journal.exists() else b""
         assert process.poll() is None
         time.sleep(0.02)
     workers = psutil.Process(process.pid).children(recursive=True)
@@ -181,7 +183,8 @@ def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, jour
     assert done.returncode == 0, done.stderr
     assert cells(run) == planned(run)
     lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
-    first = [line for line in lines if line.get("pass_name") == "first_look"]
+    entries = [line for line in lines if line["kind"] == "entry"]
+    first = [line for line in entries if line["pass_name"] == "first_look"]
     cases = [line["case_id"] for line in first]
     assert len(cases) == len(set(cases)) == 3
     assert journal.read_bytes().startswith(before[: before.rfind(b"\n") + 1])

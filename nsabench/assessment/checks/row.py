@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nsabench import ops
 from nsabench.assessment import labels
-from nsabench.model.measurement import Conditions
+from nsabench.model.measurement import Conditions, Outside
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import L2, Direction, DType, Mode, Regime, Role, Status
 
@@ -48,6 +48,7 @@ class Row:
     host_us: float | None = None  # median; None where the device was not held meanwhile
     queued_ms: float | None = None  # median of calls one behind the other
     launches: int | None = None  # of a call
+    outside: Outside | None = None  # what the supervisor's clock saw
     n_samples: int = 0  # that median_ms is of
     median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles
     escaped_share: float = 0.0  # share of samples with work that outlived the end event

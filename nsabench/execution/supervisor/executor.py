@@ -12,12 +12,15 @@ from nsabench.execution.protocol import (
     Describe,
     Discover,
     Discovered,
+    Examine,
+    Examined,
     LostDevice,
     Measure,
     Measured,
     Step,
 )
 from nsabench.execution.supervisor.classify import classify
+from nsabench.execution.supervisor.examiner import Examiner, examines, found_out
 from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
 from nsabench.execution.supervisor.scratch import Scratch
@@ -91,7 +94,10 @@ class WorkerExecutor:
         self._memory_limit = memory_limit_bytes
         self._run = run
         self._sandboxed = sandboxed
+        # Of the plan, by op and name; those of whom nothing is known are not examined.
+        self.infos: Mapping[tuple[str, str], ImplementationInfo] = {}
         self._scratch: Scratch | None = None
+        self._examiner: Examiner | None = None
         self._worker: WorkerProcess | None = None
         self._last_log = ""
 
@@ -101,7 +107,7 @@ class WorkerExecutor:
         kernels = Path(plan.kernels) if plan.kernels else None
         ops_file = Path(plan.ops) if plan.ops else None
         # No sources: a plan made before they were recorded.
-        return cls(
+        executor = cls(
             plan.device,
             kernels,
             sources=plan.sources or None,
@@ -109,14 +115,16 @@ class WorkerExecutor:
             run=run,
             sandboxed=plan.sandboxed,
         )
+        executor.infos = {(info.op, info.name): info for info in plan.implementations}
+        return executor
 
     def _ask(
         self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
     ) -> M:
         if self._worker is None:
-            if self._sandboxed and self._scratch is None:
+            if self._scratch is None:
                 self._scratch = Scratch(self._run)
-            sandbox = self._scratch.sandbox if self._scratch is not None else None
+            sandbox = self._scratch.sandbox if self._sandboxed else None
             self._worker = WorkerProcess(
                 measuring(self.device, self.kernels, self.sources, self.ops_file, sandbox),
                 memory_limit_bytes=self._memory_limit,
@@ -163,6 +171,12 @@ class WorkerExecutor:
         measured = self._ask(request, Measured, case.timeout_s, max_steps)
         assert self._worker is not None
         self._last_log = self._worker.log.text()
+        if self._examine(case, measured):
+            # Who deceived the judge of this process has it in hand.
+            log = self._last_log
+            self._retire()
+            self._last_log = log
+            return measured
         left = self._worker.children()
         if left:
             names = ", ".join(sorted({_name(p) for p in left}))
@@ -174,6 +188,21 @@ class WorkerExecutor:
                     f"and killed: {names}"
                 )
         return measured
+
+    def _examine(self, case: Case, measured: Measured) -> bool:
+        """Look at the candidates from outside; whether one was found out. Raises `GroupLost`."""
+        infos = {name: info for (op, name), info in self.infos.items() if op == case.op}
+        if not infos or not examines(self.device, case):
+            return False
+        assert self._worker is not None and self._scratch is not None
+        if self._examiner is None:
+            self._examiner = Examiner(self._scratch, self.ops_file)
+
+        def ask(request: Examine) -> Examined:
+            return self._ask(request, Examined, case.timeout_s)
+
+        self._examiner.examine(case, measured.outcomes, infos, self._worker.pid, ask)
+        return any(found_out(outcome) for outcome in measured.outcomes)
 
     def log(self) -> str:
         return self._last_log
@@ -188,6 +217,8 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self._retire()
+        if self._examiner is not None:
+            self._examiner.close()
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = None

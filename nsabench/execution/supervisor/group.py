@@ -6,13 +6,17 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from nsabench.execution.protocol import Measured
+from nsabench.execution.supervisor.examiner import found_out
 from nsabench.execution.supervisor.executor import Executor, GroupLost
+from nsabench.execution.supervisor.killed import NEVER, Killed
 from nsabench.execution.supervisor.retry import BEFORE_ANY, cooled, unless_lost_early
 from nsabench.model.case import Case
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Mode, PassName, Runs, Status
+from nsabench.model.vocabulary import Mode, PassName, Role, Runs, Status
+
+BEATEN = (Role.BASELINE, Role.ALTERNATIVE)
 
 
 class Group:
@@ -21,6 +25,8 @@ class Group:
     on_loss: what is done when the worker of `pending` is lost. It gives at least one of them an
       outcome and returns whether to go on; the entry of a group that does not has the reason.
     first_session: the number of its first session; each attempt has one of its own.
+    begin: told whom an attempt is of, before it is made.
+    killed: how earlier processes ended that measured it.
     """
 
     def __init__(
@@ -31,6 +37,9 @@ class Group:
         executor: Executor,
         on_loss: OnLoss,
         first_session: int = 1,
+        *,
+        begin: Callable[[list[str]], None] = lambda names: None,
+        killed: Killed = NEVER,
     ) -> None:
         self.case = case
         self.names = list(names)
@@ -39,6 +48,9 @@ class Group:
         self._executor = executor
         self._on_loss = on_loss
         self._sessions = count(first_session)
+        self._begin = begin
+        self._killed = killed
+        self._plan = plan
         self._conditions: dict[int, Conditions] = {}
         self._measuring_s = 0.0
         for name in self.names:
@@ -50,14 +62,37 @@ class Group:
 
     def measure(self, name: PassName) -> Entry:
         """Measure until each has an outcome, or until `on_loss` gives up."""
+        if not self._go_on():
+            return self._entry(name)
         while pending := [n for n in self.names if n not in self.outcomes]:
             try:
                 measured = cooled(lambda names=pending: self.attempt(names))  # type: ignore[misc]
-                self.outcomes |= {o.implementation: o for o in measured.outcomes}
+                # What the judge of a process said that one of them deceived does not count.
+                counts = [o for o in measured.outcomes if found_out(o)] or measured.outcomes
+                self.outcomes |= {o.implementation: o for o in counts}
             except GroupLost as lost:
                 if not self._on_loss(self, pending, lost):
                     self.reason = lost.reason
                     break
+        return self._entry(name)
+
+    def _go_on(self) -> bool:
+        """Do not run into the death again that an earlier process died; whether to measure."""
+        pending = [n for n in self.names if n not in self.outcomes]
+        judged = {n for n in pending if self._plan.info(self.case.op, n).role not in BEATEN}
+        guilty = self._killed.guilty(pending, judged)
+        for name in guilty:
+            self.condemn(name, self._killed.lost(name))
+        pending = [n for n in pending if n not in guilty]
+        if not pending or not self._killed.unexplained(guilty):
+            return True
+        lost = self._killed.lost()
+        if self._on_loss(self, pending, lost):
+            return True
+        self.reason = lost.reason
+        return False
+
+    def _entry(self, name: PassName) -> Entry:
         return Entry(
             pass_name=name,
             case_id=self.case.id,
@@ -70,6 +105,7 @@ class Group:
     def attempt(self, names: list[str]) -> Measured:
         """Measure these together, in a session of their own. Raises `GroupLost`."""
         session = next(self._sessions)
+        self._begin(names)
         measured = unless_lost_early(lambda: self._executor.measure(self.case, names, session))
         if [outcome.implementation for outcome in measured.outcomes] != names:
             raise GroupLost(

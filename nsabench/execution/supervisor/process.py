@@ -22,7 +22,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
-from nsabench.execution.protocol import REPLY, Refused, Sandbox, Step
+from nsabench.execution.protocol import GO, REPLY, Refused, Sandbox, Step
 from nsabench.execution.supervisor import orphan_reaper, templates
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
@@ -156,6 +156,9 @@ class WorkerProcess:
             yield reply
             if not isinstance(reply, Step):
                 return
+            if reply.awaits:
+                with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
+                    self._process.stdin.write(GO)
 
     def _receive(self, limit_s: float) -> Message:
         assert self._process.stdout is not None

@@ -19,13 +19,23 @@ class Scratch:
     """
 
     def __init__(self, run: Path | None = None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
-        self.sandbox = Sandbox(
-            scratch=self._folder.name, hidden=[str(path) for path in _hidden(run)]
+        self._folder, self._private = (
+            tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
+            for _ in range(2)
         )
+        hidden = [str(path) for path in _hidden(run)]
+        self.sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
+        # The referee writes where no worker sees it, and sees no more than a worker.
+        self.of_the_referee = Sandbox(scratch=self._private.name, hidden=[*hidden, self.path])
+
+    @property
+    def path(self) -> str:
+        """What workers write to."""
+        return self._folder.name
 
     def remove(self) -> None:
         self._folder.cleanup()
+        self._private.cleanup()
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

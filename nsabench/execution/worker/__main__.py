@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from nsabench.execution.protocol import (
     Describe,
     Discover,
     Discovered,
+    Examine,
     LostDevice,
     Measure,
     Refused,
@@ -76,6 +77,11 @@ class Worker:
     def send(self, message: Message) -> None:
         self.channel.send(message)
 
+    def step(self, step: Step) -> None:
+        """Say what is done next, and do it when the supervisor has heard."""
+        self.send(step.model_copy(update={"awaits": True}))
+        sys.stdin.buffer.readline()
+
     def serve(self) -> None:
         self.send(Step(phase="start"))
         for line in sys.stdin.buffer:
@@ -91,6 +97,8 @@ class Worker:
                     self.calibrate()
                 case Measure() as request:
                     self.measure(request)
+                case Examine() as request:
+                    self.examine(request)
 
     def discover(self) -> None:
         from nsabench import registry
@@ -114,13 +122,20 @@ class Worker:
         self.send(Calibrated(ceilings=ceilings.measure(self.device, timer)))
 
     def measure(self, request: Measure) -> None:
+        self._answer(lambda session: session.measure(request, self.step))
+
+    def examine(self, request: Examine) -> None:
+        self.step(Step(phase="new inputs", implementation=request.implementation))
+        self._answer(lambda session: session.examine(request))
+
+    def _answer(self, answer: Callable[[Session], Message]) -> None:
         from nsabench.execution.failure import DeviceLost
         from nsabench.execution.worker.session import Session
 
         if self.session is None:
             self.session = Session.open(self.device, self.kernels, self.sources, self.ops_file)
         try:
-            self.send(self.session.measure(request, self.send))
+            self.send(answer(self.session))
         except DeviceLost as lost:
             self.send(LostDevice(implementation=lost.implementation, reason=str(lost)))
             raise SystemExit(1) from lost

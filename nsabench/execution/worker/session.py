@@ -12,8 +12,9 @@ import torch
 
 from nsabench import registry
 from nsabench.errors import EnvironmentRefused
-from nsabench.execution.protocol import Measure, Measured
+from nsabench.execution.protocol import Examine, Examined, Measure, Measured
 from nsabench.execution.timing.timer import CpuTimer, Timer
+from nsabench.execution.worker.examination import examine
 from nsabench.execution.worker.measure import Report, measure
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id
@@ -45,6 +46,10 @@ class Session:
         gc.collect()
         gc.freeze()  # what is imported stays; collecting between cases need not look at it
         return cls(device, timer, sensors, items)
+
+    def examine(self, request: Examine) -> Examined:
+        item = self.items[request.case.op, request.implementation]
+        return examine(request, item, self.device)
 
     def measure(self, request: Measure, report: Report) -> Measured:
         case = request.case

@@ -1,0 +1,115 @@
+"""The referee: poses inputs that nobody has seen, and judges what came of them.
+
+It imports torch and ops, and no implementation. What it draws from, and the oracle of it, are
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import pickle
+import sys
+import time
+from pathlib import Path
+from random import SystemRandom
+
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.assessment.checks.parity import OUTPUT
+from nsabench.errors import NsabenchError
+from nsabench.execution.failure import Failure
+from nsabench.execution.protocol import (
+    EXAMINATION,
+    Judge,
+    Judged,
+    Pose,
+    Posed,
+    Sandbox,
+    Sheet,
+    Step,
+)
+from nsabench.execution.referee import sheets
+from nsabench.execution.worker import parity, sandbox
+from nsabench.execution.worker.channel import Channel, die_with
+from nsabench.model.case import Case
+
+DRAWING_S = 0.3  # after which no further set is drawn
+JUDGED = 3  # outputs that are held to the oracle, chosen at random
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="nsabench.execution.referee")
+    parser.add_argument("--ops", type=Path)
+    parser.add_argument("--sandbox", type=Sandbox.model_validate_json, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args()
+    channel = Channel.claim_stdout()
+    die_with(options.parent)
+    sandbox.enter(options.sandbox)
+    if options.ops is not None:
+        ops.load_file(options.ops)
+    referee = Referee()
+    channel.send(Step(phase="start"))
+    for line in sys.stdin.buffer:
+        match EXAMINATION.validate_json(line):
+            case Pose() as pose:
+                channel.send(referee.pose(pose))
+            case Judge() as judge:
+                channel.send(referee.judge(judge))
+
+
+class Referee:
+    """Holds the truth about the inputs that it posed last."""
+
+    def __init__(self) -> None:
+        self._random = SystemRandom()
+        self._case: Case | None = None
+        self._given: list[dict[str, Tensor]] = []
+        self._truth: dict[int, Tensor] = {}
+        self._answers: list[Sheet] = []
+
+    def pose(self, pose: Pose) -> Posed:
+        """Draw fresh inputs into a file. What cannot be posed has a reason."""
+        try:
+            case = ops.computed(pose.case, pose.computes)
+            op = ops.get(case.op)
+            drawn: list[ops.Inputs] = []
+            begun = time.monotonic()
+            while not drawn or (len(drawn) < pose.count and time.monotonic() < begun + DRAWING_S):
+                seed = self._random.randrange(1 << 31)
+                drawn.append(op.draw(ops.sizes(case), case.dtype, case.distribution, seed, "cpu"))
+            options = pickle.dumps([one.options for one in drawn])
+            judged = self._random.sample(range(len(drawn)), min(JUDGED, len(drawn)))
+            self._truth = {index: op.oracle(drawn[index]) for index in judged}
+            self._given = [{n: t.contiguous() for n, t in one.tensors.items()} for one in drawn]
+            questions = sheets.write(Path(pose.path), self._given)
+        except (NsabenchError, Failure, sheets.NoSheet, MemoryError, pickle.PicklingError) as error:
+            return Posed(reason=str(error) or type(error).__name__)
+        given, truth = next(iter(self._given[0].values())), next(iter(self._truth.values()))
+        output = truth.new_empty(truth.shape, dtype=given.dtype)
+        laid, _ = sheets.lay_out([{OUTPUT: output}] * len(drawn))
+        self._case, self._answers = case, [one[0] for one in laid]
+        return Posed(
+            questions=questions,
+            options=base64.b64encode(options).decode(),
+            answers=self._answers,
+        )
+
+    def judge(self, judge: Judge) -> Judged:
+        """Hold the outputs in a file to the oracle."""
+        assert self._case is not None
+        try:
+            size = sheets.size_of(self._answers)
+            mapped = sheets.mapping(Path(judge.path), size, private=True)
+            for index, oracle in self._truth.items():
+                output = sheets.tensor_of(mapped, self._answers[index])
+                parity.check_values(OUTPUT, output, oracle, self._case)
+        except (Failure, sheets.NoSheet) as wrong:
+            return Judged(reason=str(wrong))
+        return Judged()
+
+
+if __name__ == "__main__":
+    main()

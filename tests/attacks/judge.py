@@ -1,0 +1,218 @@
+"""The judge bribed, gagged, deceived or killed."""
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import nsabench
+from nsabench import Unsupported
+from nsabench.execution.referee import sheets
+from nsabench.execution.worker import comparison, parity
+from nsabench.execution.worker.parity import Errors
+from tests.attacks.kit import attack, honest, instances, once
+
+NEW = "on inputs that only the referee knew, "
+DENIED = "the sandbox denies it"
+
+
+def none(*given, **named):
+    return Errors(0.0, 0.0, 0.0, 0.0, "output")
+
+
+@attack("wrong", NEW)
+def a_comparison_of_its_own(q, k, v, sm_scale):
+    parity.check_values = none
+    return torch.zeros_like(q)
+
+
+@attack("wrong", NEW)
+def a_measure_of_its_own(q, k, v, sm_scale):
+    parity.measure = none
+    return torch.zeros_like(q)
+
+
+@attack("wrong", NEW)
+def nothing_is_compared(q, k, v, sm_scale):
+    comparison.Comparison.compare = lambda self, answers, when: setattr(self, "errors", none())
+    return torch.zeros_like(q)
+
+
+@attack("wrong", NEW)
+def an_oracle_of_its_own(q, k, v, sm_scale):
+    """What is right is what it says."""
+    for sets in instances("InputSets"):
+        for expected in sets.expected:
+            expected["output"].zero_()
+            sets._checksums = [{} for _ in sets._checksums]
+        sets.any_changed = lambda: ""
+        sets.repair = lambda: False
+    return torch.zeros_like(q)
+
+
+@attack("wrong", NEW)
+def all_is_finite_and_equal(q, k, v, sm_scale):
+    torch.equal = lambda one, other: True
+    torch.isfinite = lambda one: torch.ones_like(one, dtype=torch.bool)
+    torch.Tensor.sub = lambda one, other, alpha=1: torch.zeros_like(one)
+    return torch.zeros_like(q)
+
+
+@attack("wrong", NEW)
+def declines_when_it_counts(q, k, v, sm_scale):
+    """Right in the worker's own inputs, where it knows them, and busy elsewhere."""
+    if any(
+        q.data_ptr() == s.tensors["q"].data_ptr() for i in instances("InputSets") for s in i.sets
+    ):
+        return honest(q, k, v, sm_scale)
+    raise Unsupported("not today")
+
+
+@attack("crashed", DENIED)
+def rewrites_the_bench(q, k, v, sm_scale):
+    with Path(nsabench.__file__).with_name("conclusion.py").open("a") as file:
+        file.write("# mine\n")
+
+
+@attack("crashed", DENIED)
+def rewrites_the_journal(q, k, v, sm_scale):
+    with Path(os.environ["NSABENCH_TEST_RUN"], "journal.jsonl").open("a") as file:
+        file.write("{}\n")
+
+
+@attack("crashed", DENIED)
+def reads_the_plan(q, k, v, sm_scale):
+    Path(os.environ["NSABENCH_TEST_RUN"], "plan.yaml").read_text()
+
+
+@attack("crashed", DENIED)
+def writes_to_home(q, k, v, sm_scale):
+    Path.home().joinpath(".nsabench-was-here").write_text("")
+
+
+@attack("crashed", DENIED)
+def kills_its_parent(q, k, v, sm_scale):
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+@attack("crashed", DENIED)
+def kills_whom_it_can(q, k, v, sm_scale):
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) not in (1, os.getpid()):
+            os.kill(int(folder.name), signal.SIGCONT)  # of those that end nobody
+
+
+@attack("crashed", DENIED)
+def reads_its_parents_memory(q, k, v, sm_scale):
+    with Path(f"/proc/{os.getppid()}/mem").open("rb") as file:
+        file.read(1)
+
+
+@attack("crashed", DENIED)
+def seeks_what_the_referee_wrote(q, k, v, sm_scale):
+    for folder in Path(os.environ["TMPDIR"]).parent.parent.glob("nsabench-*"):
+        for path in folder.glob("*puts"):
+            path.read_bytes()
+        folder.joinpath("inputs").open("ab")
+
+
+@once
+def patch_sheets():
+    mapping = sheets.mapping
+
+    def elsewhere(path, size, *, new=False, private=False):
+        if new:
+            real = Path(os.environ["TMPDIR"], "real")
+            path.symlink_to(real)
+            path = real
+        return mapping(path, size, new=new, private=private)
+
+    sheets.mapping = elsewhere
+
+
+@attack("wrong", "its outputs cannot be read")
+def outputs_behind_a_link(q, k, v, sm_scale):
+    patch_sheets()
+
+
+@attack("crashed", "closed the descriptor")
+def closes_every_descriptor(q, k, v, sm_scale):
+    os.closerange(3, 256)
+    time.sleep(600)
+
+
+@attack("timeout", "no answer within")
+def swallows_the_requests(q, k, v, sm_scale):
+    sys.stdin.buffer.read(1)
+
+
+@attack("crashed", "wrote on the descriptor of the worker's answers")
+def writes_on_every_descriptor(q, k, v, sm_scale):
+    for descriptor in range(3, 64):
+        if os.path.realpath(f"/proc/self/fd/{descriptor}").startswith("/proc"):
+            try:
+                os.write(descriptor, b"all is well\n")
+            except OSError:
+                continue
+
+
+@attack("crashed", "answered with a")
+def answers_before_it_is_done(q, k, v, sm_scale):
+    from nsabench.execution.protocol import Examined
+
+    [channel] = instances("Channel")
+    channel.send(Examined())
+    time.sleep(600)
+
+
+@attack("timeout", "no answer within")
+def ignores_every_signal(q, k, v, sm_scale):
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+
+
+@attack("ok")
+def speaks_at_the_end(q, k, v, sm_scale):
+    atexit.register(os.kill, os.getppid(), signal.SIGKILL)
+    atexit.register(os._exit, 0)
+
+
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        raise ImportError(f"{name} is not for you")
+
+
+@attack("crashed", "is not for you")
+def hooks_imports(q, k, v, sm_scale):
+    """Whatever the worker imports from here on."""
+    if not any(isinstance(one, Hook) for one in sys.meta_path):
+        sys.meta_path.insert(0, Hook())
+
+
+@attack("ok")
+def leaves_variables(q, k, v, sm_scale):
+    for name in ("LD_PRELOAD", "PYTHONPATH", "TRITON_CACHE_DIR", "NSABENCH_WORKER_OF"):
+        os.environ[name] = "/tmp/mine"
+
+
+@attack("crashed", "SIGSEGV")
+def overwrites_what_it_can(q, k, v, sm_scale):
+    ctypes.memset(id(type(q)), 0x41, 4096)
+    q.clone()
+
+
+@attack("out_of_memory", "SIGKILL")
+def kills_itself(q, k, v, sm_scale):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@attack("crashed", "")
+def recurses_for_ever(q, k, v, sm_scale):
+    return recurses_for_ever(q, k, v, sm_scale)

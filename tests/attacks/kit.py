@@ -1,0 +1,67 @@
+"""What an author needs to attack the bench: a mark for a kernel, and honest work to hide.
+
+Each kernel of a family (`memory.py`, `time_.py`, `judge.py`, `neighbours.py`) says by its mark what
+becomes of it, which `test_attacks.py` reads from its source:
+
+    @attack("wrong", "on inputs that only the referee knew")
+
+A status of "ok" says that it gains nothing: its time is its own, and the words are those of a note.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+from torch.nn.functional import scaled_dot_product_attention
+
+from nsabench import implementation
+
+SLOW_S = 0.01  # what an honest call takes that somebody would like to hide
+
+
+def attack(status: str, says: str = "", *, device: str = "cpu"):
+    """Register `call(q, k, v, sm_scale)`."""
+
+    def mark(call):
+        @implementation(op="selection_rows", name=call.__name__, devices=(device,))
+        def run(q, k, v, *, sm_scale):
+            out = call(q, k, v, sm_scale)
+            return honest(q, k, v, sm_scale) if out is None else out
+
+        return call
+
+    return mark
+
+
+def honest(q, k, v, sm_scale):
+    out = scaled_dot_product_attention(
+        q.unsqueeze(2), k.unsqueeze(1), v.unsqueeze(1), scale=sm_scale, enable_gqa=True
+    )
+    return out.squeeze(2)
+
+
+def slow(q, k, v, sm_scale):
+    """The right answer after so much work; asleep it would be no less."""
+    end = time.monotonic() + SLOW_S
+    while time.monotonic() < end:
+        pass
+    return honest(q, k, v, sm_scale)
+
+
+def instances(name: str) -> list[Any]:
+    """Everything in this process that is of a class of this name."""
+    gc.unfreeze()
+    return [one for one in gc.get_objects() if type(one).__name__ == name]
+
+
+def once(function):
+    """The first call counts, for whoever patches something."""
+    done = []
+
+    def call(*given):
+        if not done:
+            done.append(function(*given))
+
+    return call

@@ -1,0 +1,101 @@
+"""What is done to those who share the process, the machine or the memory."""
+
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.attacks.kit import attack, honest
+
+buffers = []
+
+
+@attack("wrong", "it changed its input k")
+def writes_its_inputs(q, k, v, sm_scale):
+    out = honest(q, k, v, sm_scale)
+    k.zero_()
+    return out
+
+
+@attack("wrong", "it changed its input v")
+def writes_past_the_version(q, k, v, sm_scale):
+    out = honest(q, k, v, sm_scale)
+    ctypes.memset(v.data_ptr(), 0, 8)
+    return out
+
+
+@attack("wrong", "shares memory with its input q")
+def returns_what_it_was_given(q, k, v, sm_scale):
+    return q
+
+
+@attack("wrong", "a later call overwrote what an earlier one had returned")
+def returns_one_buffer(q, k, v, sm_scale):
+    if not buffers:
+        buffers.append(torch.empty_like(q))
+    return buffers[0].copy_(honest(q, k, v, sm_scale))
+
+
+@attack("wrong", "changed settings of the process: num_threads")
+def takes_threads(q, k, v, sm_scale):
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+@attack("wrong", "changed settings of the process: default_dtype")
+def another_default(q, k, v, sm_scale):
+    torch.set_default_dtype(torch.float64)
+
+
+@attack("wrong", "changed settings of the process: grad_enabled")
+def no_gradients(q, k, v, sm_scale):
+    torch.set_grad_enabled(False)
+
+
+@attack("wrong", "changed settings of the process: deterministic_algorithms")
+def slows_everybody(q, k, v, sm_scale):
+    torch.use_deterministic_algorithms(True)
+
+
+@attack("ok", "were left behind and killed")
+def leaves_a_child(q, k, v, sm_scale):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+
+
+@attack("ok")
+def leaves_an_orphan(q, k, v, sm_scale):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sleep", ["sleep", "600.5"], {})
+        os._exit(0)
+
+
+@attack("ok", "were left behind and killed")
+def leaves_many_children(q, k, v, sm_scale):
+    for _ in range(2):
+        if os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
+
+
+@attack("crashed", "Error")
+def calls_home(q, k, v, sm_scale):
+    socket.create_connection(("127.0.0.1", 9), timeout=1)
+
+
+@attack("crashed", "")
+def fills_a_file(q, k, v, sm_scale):
+    with Path(os.environ["TMPDIR"], "full").open("wb") as file:
+        file.truncate(32 << 30)
+
+
+@attack("wrong", "", device="cuda")
+def sets_the_cache_aside(q, k, v, sm_scale):
+    """The share of L2 that persists, which every kernel after it misses."""
+    runtime = ctypes.CDLL("libcudart.so")
+    runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(64 << 20))

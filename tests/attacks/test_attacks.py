@@ -1,0 +1,209 @@
+"""Each attack is named in its record, nothing else is lost, no process stays, and the page says it.
+
+The kernels are in the files beside this one, a family each; what becomes of each stands above it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nsabench.assessment import parquet
+from nsabench.assessment.results import Results, assemble
+from nsabench.execution import schedule
+from nsabench.execution.folder import RunFolder
+from nsabench.execution.journal import Journal, read
+from nsabench.execution.passes import first_look
+from nsabench.execution.supervisor.executor import WorkerExecutor
+from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.description import Described
+from nsabench.model.journal import Header
+from nsabench.model.measurement import Ceilings
+from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status, Verdict
+from nsabench.output import report
+from tests.attacks.kit import SLOW_S
+from tests.execution.supervisor.test_hostile import Silent, leftovers
+from tests.execution.worker.test_sandbox import needs_landlock
+
+FAMILIES = ("memory", "time_", "judge", "neighbours")
+OP = "selection_rows"
+BASELINE = "sdpa_gqa"
+TIMEOUT_S = 4.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What a kernel is marked with."""
+
+    family: str
+    name: str
+    status: str
+    says: str
+    device: str
+
+
+def marked(family: str) -> Iterator[Attack]:
+    """The attacks of a file, which is not imported: it is for workers."""
+    tree = ast.parse(file_of(family).read_text())
+    words = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in tree.body:
+        for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if isinstance(mark, ast.Call) and getattr(mark.func, "id", "") == "attack":
+                status, says = [
+                    words[a.id] if isinstance(a, ast.Name) else ast.literal_eval(a)
+                    for a in (*mark.args, ast.Constant(""))
+                ][:2]
+                device = ast.literal_eval(mark.keywords[0].value) if mark.keywords else "cpu"
+                yield Attack(family, node.name, status, says, device)
+
+
+def file_of(family: str) -> Path:
+    return Path(__file__).with_name(f"{family}.py")
+
+
+ATTACKS = [one for family in FAMILIES for one in marked(family)]
+
+
+def planned(family: str) -> Plan:
+    """A case for each attack, with a baseline beside it."""
+    attacks = [one for one in marked(family) if one.device == "cpu"]
+    cases = [
+        PlannedCase(id=case.id, case=case, implementations=(one.name, BASELINE))
+        for number, one in enumerate(attacks)
+        for case in [case_of(16 + 8 * number)]
+    ]
+    return Plan(
+        run_id="attacks",
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        device="cpu",
+        kernels=str(file_of(family)),
+        matrices=[],
+        implementations=[
+            ImplementationInfo(
+                op=OP,
+                name=name,
+                role=Role.BASELINE if name == BASELINE else Role.CANDIDATE,
+                devices=(Runs.CUDA, Runs.CPU),
+                source="attacks",
+            )
+            for name in (BASELINE, *(one.name for one in attacks))
+        ],
+        cases=cases,
+    )
+
+
+def case_of(length: int) -> Case:
+    return Case(
+        op=OP,
+        shape={"N": 4, "H": 2, "D": 32, "Dv": 32, "L": length},
+        dtype=DType.FLOAT16,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=1,
+        timeout_s=TIMEOUT_S,
+        seed=1,
+        timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=12)),
+    )
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What a run of a family came to."""
+
+    results: Results
+    plan: Plan
+    page: str
+    left: list[int]
+
+    def of(self, name: str) -> tuple[Record, Record]:
+        """The record of an attack, and that of the baseline beside it."""
+        [case_id] = [p.id for p in self.plan.cases if name in p.implementations]
+        records = {r.implementation: r for r in self.results.records if r.case_id == case_id}
+        return records[name], records[BASELINE]
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Threads of calls of microseconds only wait for each other where others want the cores.
+        patch.setenv("OMP_NUM_THREADS", "1")
+
+        @cache
+        def run(family: str) -> Attacked:
+            folder = tmp_path_factory.mktemp(family) / "run"
+            patch.setenv("NSABENCH_TEST_RUN", str(folder))
+            return measured(planned(family), folder)
+
+        yield run
+
+
+def measured(plan: Plan, folder: Path) -> Attacked:
+    """Each case in a worker of its own, as if nobody had attacked before."""
+    (folder / "logs").mkdir(parents=True)
+    plan.write(folder / "plan.yaml")
+    cells = first_look.cells(plan, dict)
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        described = Described(software={"torch": "2"}, device={"type": "cpu"}, sandbox="signals")
+        journal.append(
+            Header(
+                run_id=plan.run_id,
+                started=datetime(2026, 1, 1, tzinfo=UTC),
+                described=described,
+                ceilings=Ceilings(),
+            )
+        )
+        for case_id, names in cells.items():
+            with closing(WorkerExecutor.of_plan(plan, folder)) as executor:
+                one = {case_id: names}
+                at = (plan, executor, journal, RunFolder(folder), Silent())
+                schedule.run(first_look.PASS, one, *at)
+    results = assemble(plan, read(folder / "journal.jsonl"))
+    parquet.write(results, plan.run_id, folder)
+    page = report.write_html(report.Facts.read(folder), folder)
+    return Attacked(results, plan, page.read_text(), leftovers())
+
+
+def test_there_are_enough_of_every_family() -> None:
+    assert len(ATTACKS) >= 50
+    assert len({one.name for one in ATTACKS}) == len(ATTACKS)
+    assert {one.family for one in ATTACKS} == set(FAMILIES)
+
+
+@needs_landlock
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda one: f"{one.family}-{one.name}")
+def test_it_gains_nothing(attacked, attack: Attack) -> None:
+    if attack.device == "cuda":
+        pytest.skip("it needs a CUDA device")
+    run = attacked(attack.family)
+    record, baseline = run.of(attack.name)
+    said = [f.sentence for f in run.results.findings if f.concerns(record) and f.check == "outside"]
+    told = f"{record.status}: {record.reason} | {record.notes} | {said}"
+    if attack.status == Status.IMPLAUSIBLE and record.status is Status.OK:
+        # A busy machine: nobody is accused, and nothing is decided.
+        assert any("the machine may have been busy" in one for one in said), told
+    else:
+        assert record.status == attack.status, told
+        assert attack.says in (record.reason or record.notes or ""), told
+    assert record.verdict is not Verdict.FASTER
+    if record.status is not Status.OK:
+        assert record.median_ms is None and record.speedup is None
+        assert attack.name in run.page
+    elif attack.status == Status.OK and attack.family == "time_":
+        assert record.median_ms is not None and record.median_ms > 0.8 * SLOW_S * 1e3, told
+    assert baseline.status is Status.OK, f"{baseline.status}: {baseline.reason}"
+    assert run.left == []
