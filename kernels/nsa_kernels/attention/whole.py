@@ -9,14 +9,16 @@ from itertools import pairwise
 
 import torch
 
-from ..band.checks import check_cu
+from ..band.checks import check_band, check_cu
+from ..band.compressed import OP as COMPRESSED
 from ..band.sliding import sliding_window
 from ..launch.checks import check_strides, check_whole, require
 from ..scoring.block_scores import compressed_attention_with_scores
-from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
+from ..scoring.top_n import LOCAL_BLOCKS, choose_blocks
 from ..selection.blocks.api import block_selection_attention
 from ..selection.blocks.checks import BLOCK_SIZES
-from .compression import MeanCompression
+from .branches import sum_branches
+from .means import means_of_blocks
 
 OP = "nsa_attention"
 
@@ -42,7 +44,7 @@ def nsa_attention(
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
             multiple of H, D and Dv in 16..256.
-        gates: [B, T, HQ, 3], of compression, selection and window; rounded to q's dtype.
+        gates: [B, T, HQ, 3], of compression, selection and window, of any floating dtype.
         block, stride: tokens of a compressed key, and from one to the next.
         block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
             ``block`` is.
@@ -63,11 +65,11 @@ def nsa_attention(
     check_sizes(OP, block, stride, block_size, n_selected, window)
     _check(q, k, v, gates)
     sizes = (block, stride, block_size, n_selected)
-    compress = MeanCompression(block, stride)
     if cu_seqlens is None:
-        compressed, chosen = _compressed_and_choice(q, compress(k), compress(v), *sizes, sm_scale)
+        means = means_of_blocks(k, v, block, stride)
+        compressed, chosen = _compressed_and_choice(q, *means, *sizes, sm_scale)
     else:
-        compressed, chosen = _of_sequences(q, k, v, cu_seqlens, compress, sizes, sm_scale)
+        compressed, chosen = _of_sequences(q, k, v, cu_seqlens, sizes, sm_scale)
     return _sum(q, k, v, gates, compressed, chosen, block_size, window, sm_scale, cu_seqlens)
 
 
@@ -104,6 +106,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tenso
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} on {q.device}, {k.device}, "
         f"{v.device}",
     )
+    check_band(COMPRESSED, q, k, v)
     require(
         gates.shape == (*q.shape[:3], 3) and gates.is_floating_point() and gates.device == q.device,
         f"{OP}: expected gates {[*q.shape[:3], 3]} on q's device; got {gates.dtype} "
@@ -147,9 +150,7 @@ def _compressed_and_choice(
     compressed, _, scores = compressed_attention_with_scores(
         q, k_cmp, v_cmp, block=block, stride=stride, block_size=block_size, sm_scale=sm_scale
     )
-    ranges = select_blocks(scores, n_selected, block_size=block_size)
-    # Spans that are empty stand for no block.
-    return compressed, torch.where(ranges[..., 1] > 0, ranges[..., 0] // block_size, -1)
+    return compressed, choose_blocks(scores, n_selected, block_size)
 
 
 def _of_sequences(
@@ -157,7 +158,6 @@ def _of_sequences(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    compress: MeanCompression,
     sizes: tuple[int, int, int, int],
     sm_scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,7 +175,7 @@ def _of_sequences(
             choices.append(q.new_full((1, end - first, k.shape[2], sizes[3]), -1).int())
             continue
         out, chosen = _compressed_and_choice(
-            q[:, own], compress(k[:, own]), compress(v[:, own]), *sizes, sm_scale
+            q[:, own], *means_of_blocks(k[:, own], v[:, own], *sizes[:2]), *sizes, sm_scale
         )
         outs.append(out)
         choices.append(chosen)
@@ -199,7 +199,4 @@ def _sum(
     )
     assert isinstance(selected, torch.Tensor)
     near, _ = sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)
-    # Autocast knows its own dtype and float32 alone, and refuses a stack of another.
-    with torch.autocast(q.device.type, enabled=False):
-        branches = torch.stack([compressed, selected, near], -2)
-        return (gates.to(q.dtype).unsqueeze(-1) * branches).sum(-2)
+    return sum_branches(compressed, selected, near, gates)
