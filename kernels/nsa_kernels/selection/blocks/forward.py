@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import on_its_device
+from ...launch.launcher import launch
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, strides
 from .config import BlockConfig, beyond_int32
 from .kernels.forward import forward_kernel, merge_kernel
@@ -48,7 +49,9 @@ def block_major_forward(
         last = min(first + plan.chunk, n)
         for first_head in range(0, h, heads):
             here = min(heads, h - first_head)
-            forward_kernel[(items.shape[2], here)](
+            launch(
+                forward_kernel,
+                (items.shape[2], here),
                 *(q, k, v, part, plse),
                 *(plan.entries[c], items[c], plan.first[c], plan.count[c], plan.edges),
                 *strides(q, k, v),
@@ -66,7 +69,9 @@ def block_major_forward(
                 num_stages=1,
                 maxnreg=config.registers,
             )
-            merge_kernel[(cdiv((last - first) * g, merge_rows), here)](
+            launch(
+                merge_kernel,
+                (cdiv((last - first) * g, merge_rows), here),
                 *(part, plse, plan.places, out, lse),
                 *(h, segment, first, last, first_head),
                 S=s,

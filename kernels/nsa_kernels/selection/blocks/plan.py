@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from ...launch.device import on_its_device
+from ...launch.launcher import launch
 from ...launch.sizes import cdiv, next_power_of_2, strides
+from ...launch.tape import empty
 from .config import BITS_BYTES
 from .kernels.plan import (
     bins_kernel,
@@ -81,8 +83,16 @@ class BlockPlan:
         shape = (chunks, heads, slots, 2)
         items = torch.full(shape, -1, dtype=torch.int32, device=self.first.device)
         block = min(128, next_power_of_2(bins))
-        items_kernel[(cdiv(bins, block), chunks * heads)](
-            self.first, self.count, items, bins, slots, QUERIES=queries, BLOCK=block
+        launch(
+            items_kernel,
+            (cdiv(bins, block), chunks * heads),
+            self.first,
+            self.count,
+            items,
+            bins,
+            slots,
+            QUERIES=queries,
+            BLOCK=block,
         )
         return items
 
@@ -119,7 +129,7 @@ def build_plan(
     entries, places, first, edges = plan_sizes(block_indices.shape, sequences, block_size, chunk)
 
     def ints(shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
+        return empty(shape, torch.int32, device)
 
     plan = BlockPlan(
         # What no token chose is 0: an operator's results must not depend on old memory.
@@ -140,8 +150,14 @@ def build_plan(
     sequences = cu.numel() - 1
     chunks, n_bins = plan.chunks, plan.n_bins
     edge_block = min(256, next_power_of_2(cdiv(longest, block_size)))
-    edges_kernel[(sequences, cdiv(cdiv(longest, block_size), edge_block))](
-        cu, plan.edges, tokens, BLOCK_SIZE=block_size, BLOCK=edge_block
+    launch(
+        edges_kernel,
+        (sequences, cdiv(cdiv(longest, block_size), edge_block)),
+        cu,
+        plan.edges,
+        tokens,
+        BLOCK_SIZE=block_size,
+        BLOCK=edge_block,
     )
     words = chunk // 32
     row_bytes = heads * n_bins * words * 4
@@ -154,7 +170,9 @@ def build_plan(
         bits = torch.zeros((here, heads * n_bins, words), dtype=torch.int32, device=device)
         end = min((c + here) * chunk, tokens)
         grid = (cdiv(end - c * chunk, program_tokens), heads)
-        bins_kernel[grid](
+        launch(
+            bins_kernel,
+            grid,
             *(index, cu, plan.places, bits),
             *strides(index),
             *(heads, n_bins, sequences, c * chunk, end, chunk),
@@ -166,12 +184,21 @@ def build_plan(
             num_warps=WARPS,
         )
         count, first = plan.count[c : c + here], plan.first[c : c + here]
-        count_kernel[(here * heads * n_bins,)](
-            bits, before, count, words, BLOCK=min(1024, next_power_of_2(words)), num_warps=1
+        launch(
+            count_kernel,
+            (here * heads * n_bins,),
+            bits,
+            before,
+            count,
+            words,
+            BLOCK=min(1024, next_power_of_2(words)),
+            num_warps=1,
         )
         scan = min(SCAN, next_power_of_2(n_bins))
-        first_kernel[(here * heads,)](count, first, n_bins, BLOCK=scan, num_warps=8)
-        entries_kernel[grid](
+        launch(first_kernel, (here * heads,), count, first, n_bins, BLOCK=scan, num_warps=8)
+        launch(
+            entries_kernel,
+            grid,
             *(plan.places, bits, before, first, plan.entries[c:]),
             *(heads, n_bins, c * chunk, end, chunk),
             S=chosen,
