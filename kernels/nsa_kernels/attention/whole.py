@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 
 from ..band.checks import check_band, check_cu
 from ..band.compressed import OP as COMPRESSED
+from ..band.compressed import attend_compressed
 from ..band.sliding import sliding_window
-from ..launch.checks import check_strides, check_whole, require
-from ..scoring.block_scores import compressed_attention_with_scores
+from ..launch.checks import check_strides, check_whole, require, softmax_scale
+from ..scoring.block_scores import scores_of
 from ..scoring.top_n import LOCAL_BLOCKS, choose_blocks
 from ..selection.blocks.api import block_selection_attention
 from ..selection.blocks.checks import BLOCK_SIZES
 from .branches import sum_branches
-from .means import means_of_blocks
+from .means import key_offsets, means_of_blocks
 
 OP = "nsa_attention"
 
@@ -53,7 +52,7 @@ def nsa_attention(
         window: keys of the window branch, 1 or more.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
-            is read on the host, so such a call waits for the device, and no CUDA graph holds it.
+            must not decrease. Its values are never read on the host.
 
     Returns:
         [B, T, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
@@ -65,11 +64,13 @@ def nsa_attention(
     check_sizes(OP, block, stride, block_size, n_selected, window)
     _check(q, k, v, gates)
     sizes = (block, stride, block_size, n_selected)
-    if cu_seqlens is None:
-        means = means_of_blocks(k, v, block, stride)
-        compressed, chosen = _compressed_and_choice(q, *means, *sizes, sm_scale)
-    else:
-        compressed, chosen = _of_sequences(q, k, v, cu_seqlens, sizes, sm_scale)
+    cu_keys = None
+    if cu_seqlens is not None:
+        check_cu(OP, "cu_seqlens", cu_seqlens, q)
+        cu_seqlens = cu_seqlens.contiguous()
+        cu_keys = key_offsets(cu_seqlens, q.shape[1], block, stride)
+    means = means_of_blocks(k, v, block, stride, cu_seqlens, cu_keys)
+    compressed, chosen = _compressed_and_choice(q, *means, *sizes, sm_scale, cu_seqlens, cu_keys)
     return _sum(q, k, v, gates, compressed, chosen, block_size, window, sm_scale, cu_seqlens)
 
 
@@ -89,7 +90,7 @@ def attend_whole(
 ) -> torch.Tensor:
     """``nsa_attention`` on compressed keys k_cmp [B,Nc,H,D] and v_cmp that the caller has made."""
     compressed, chosen = _compressed_and_choice(
-        q, k_cmp, v_cmp, block, stride, block_size, n_selected, None
+        q, k_cmp, v_cmp, block, stride, block_size, n_selected, None, None, None
     )
     return _sum(q, k, v, gates, compressed, chosen, block_size, window, None, None)
 
@@ -145,41 +146,16 @@ def _compressed_and_choice(
     block_size: int,
     n_selected: int,
     sm_scale: float | None,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch [B,T,HQ,Dv], and the blocks int32 [B,T,H,n] that its scores choose."""
-    compressed, _, scores = compressed_attention_with_scores(
-        q, k_cmp, v_cmp, block=block, stride=stride, block_size=block_size, sm_scale=sm_scale
-    )
-    return compressed, choose_blocks(scores, n_selected, block_size)
-
-
-def _of_sequences(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    sizes: tuple[int, int, int, int],
-    sm_scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of packed sequences, one after the other: block scores know no packing."""
-    check_cu(OP, "cu_seqlens", cu_seqlens, q)
-    tokens = q.shape[1]
-    outs, choices = [], []
-    ends = [min(max(end, 0), tokens) for end in cu_seqlens.tolist()]
-    for first, end in pairwise([*ends, tokens]):
-        own = slice(first, end)
-        if end <= first:
-            continue
-        if first >= ends[-1]:  # tokens behind the last sequence
-            outs.append(q.new_zeros((1, end - first, q.shape[2], v.shape[3])))
-            choices.append(q.new_full((1, end - first, k.shape[2], sizes[3]), -1).int())
-            continue
-        out, chosen = _compressed_and_choice(
-            q[:, own], *means_of_blocks(k[:, own], v[:, own], *sizes[:2]), *sizes, sm_scale
-        )
-        outs.append(out)
-        choices.append(chosen)
-    return torch.cat(outs, 1), torch.cat(choices, 1)
+    """The compression branch [B,T,HQ,Dv], and the blocks int32 [B,T,H,n] that its scores choose,
+    counted from the beginning of a query's sequence."""
+    scale = softmax_scale(COMPRESSED, q, sm_scale)
+    packed = (cu_seqlens, cu_keys)
+    compressed, lse = attend_compressed(q, k_cmp, v_cmp, *packed, block, stride, scale)
+    scores = scores_of(q, k_cmp, lse, block, stride, block_size, scale, *packed, visible=True)
+    return compressed, choose_blocks(scores, n_selected, block_size, cu_seqlens)
 
 
 def _sum(
