@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from ..launch.checks import check_first_derivative
-from ..launch.device import on_its_device
+from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..launch.sizes import cdiv, next_power_of_2
+from ..launch.tape import empty
 from .kernels.gated_sum import sum_branches_backward_kernel, sum_branches_kernel
 
 OP = "the gated sum"
@@ -35,7 +37,7 @@ def _rows(block_dv: int) -> int:
     return max(1, 2048 // block_dv)
 
 
-@on_its_device
+@replayed
 def launch_sum(
     compressed: torch.Tensor,
     selected: torch.Tensor,
@@ -46,13 +48,15 @@ def launch_sum(
 ) -> torch.Tensor:
     """``sum_branches``, of ``rows`` rows a program."""
     dv = compressed.shape[-1]
-    out = torch.empty_like(compressed, memory_format=torch.contiguous_format)
+    out = empty(compressed.shape, compressed.dtype, compressed.device)
     if out.numel() == 0:
         return out
     block_dv = next_power_of_2(dv)
     rows = rows or _rows(block_dv)
     n_rows = out.numel() // dv
-    sum_branches_kernel[(cdiv(n_rows, rows),)](
+    launch(
+        sum_branches_kernel,
+        (cdiv(n_rows, rows),),
         *(out, compressed.contiguous(), selected.contiguous(), near.contiguous()),
         *(gates.contiguous(), n_rows),
         DV=dv,
@@ -63,7 +67,7 @@ def launch_sum(
     return out
 
 
-@on_its_device
+@replayed
 def launch_sum_backward(
     d_out: torch.Tensor,
     compressed: torch.Tensor,
@@ -75,9 +79,7 @@ def launch_sum_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the three branches and of the gates, contiguous."""
     branches = (compressed, selected, near)
-    results = tuple(
-        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*branches, gates)
-    )
+    results = tuple(empty(x.shape, x.dtype, x.device) for x in (*branches, gates))
     d_compressed, d_selected, d_near, d_gates = results
     dv = d_out.shape[-1]
     if d_out.numel() == 0:
@@ -85,7 +87,9 @@ def launch_sum_backward(
     block_dv = next_power_of_2(dv)
     rows = rows or _rows(block_dv)
     n_rows = d_out.numel() // dv
-    sum_branches_backward_kernel[(cdiv(n_rows, rows),)](
+    launch(
+        sum_branches_backward_kernel,
+        (cdiv(n_rows, rows),),
         *(x.contiguous() for x in (d_out, *branches, gates)),
         *(*results, n_rows),
         DV=dv,

@@ -12,6 +12,8 @@ from ..band.compressed import OP as COMPRESSED
 from ..band.compressed import attend_compressed
 from ..band.sliding import sliding_window
 from ..launch.checks import check_strides, check_whole, require, softmax_scale
+from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..scoring.block_scores import scores_of
 from ..scoring.top_n import LOCAL_BLOCKS, choose_blocks
 from ..selection.blocks.api import block_selection_attention
@@ -61,6 +63,24 @@ def nsa_attention(
         TypeError: unsupported or mixed dtypes.
         ValueError: sizes that do not fit together.
     """
+    attend = _attend if traced(q) else _launch
+    sizes = (block, stride, block_size, n_selected, window)
+    return attend(q, k, v, gates, cu_seqlens, *sizes, sm_scale)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
     check_sizes(OP, block, stride, block_size, n_selected, window)
     _check(q, k, v, gates)
     sizes = (block, stride, block_size, n_selected)
@@ -72,6 +92,9 @@ def nsa_attention(
     means = means_of_blocks(k, v, block, stride, cu_seqlens, cu_keys)
     compressed, chosen = _compressed_and_choice(q, *means, *sizes, sm_scale, cu_seqlens, cu_keys)
     return _sum(q, k, v, gates, compressed, chosen, block_size, window, sm_scale, cu_seqlens)
+
+
+_launch = replayed(_attend)
 
 
 def attend_whole(
