@@ -81,6 +81,10 @@ gpu-worst-rows seconds="600" workers="14": install
 gpu-against other *arguments: install
     {{ python }} kernels/benchmarks/against.py "{{ other }}/kernels/nsa_kernels" {{ arguments }}
 
+# How long each call of the kernels holds the CPU, beside SDPA, and where that goes (CUDA)
+gpu-host *arguments: install
+    {{ python }} kernels/benchmarks/host.py "$@"
+
 # The tests that need a CUDA device; those that time something, one at a time
 gpu-test *arguments: install
     {{ python }} -m pytest -m "gpu and not untimed" tests/gpu "$@"

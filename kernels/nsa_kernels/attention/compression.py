@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..jit.compat import CPU_ALLOWED
+from ..launch.checks import DTYPES
+from .means import means_of_blocks
+
 
 class MeanCompression(nn.Module):
     """Each ``block`` tokens, one block every ``stride``, to their mean."""
@@ -17,7 +21,10 @@ class MeanCompression(nn.Module):
         """[B, T, H, D] -> [B, (T - block) // stride + 1, H, D]; no key if T < block."""
         if x.shape[1] < self.block:
             return x[:, :0]
-        return x.unfold(1, self.block, self.stride).float().mean(-1).to(x.dtype)
+        if x.dtype not in DTYPES or not (x.is_cuda or CPU_ALLOWED):
+            return x.unfold(1, self.block, self.stride).mean(-1)
+        # Values of no heads: one tensor is compressed by the kernel for two.
+        return means_of_blocks(x, x[:, :, :0], self.block, self.stride)[0]
 
 
 class MLPCompression(nn.Module):

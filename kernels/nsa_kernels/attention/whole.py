@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 
-from ..band.checks import check_cu
+from ..band.checks import check_band, check_cu
+from ..band.compressed import OP as COMPRESSED
+from ..band.compressed import attend_compressed
 from ..band.sliding import sliding_window
-from ..launch.checks import check_strides, check_whole, require
-from ..scoring.block_scores import compressed_attention_with_scores
-from ..scoring.top_n import LOCAL_BLOCKS, select_blocks
+from ..launch.checks import check_strides, check_whole, require, softmax_scale
+from ..launch.mode import traced
+from ..launch.replay import replayed
+from ..scoring.block_scores import scores_of
+from ..scoring.top_n import LOCAL_BLOCKS, choose_blocks
 from ..selection.blocks.api import block_selection_attention
 from ..selection.blocks.checks import BLOCK_SIZES
-from .compression import MeanCompression
+from .branches import sum_branches
+from .means import key_offsets, means_of_blocks
 
 OP = "nsa_attention"
 
@@ -42,7 +45,7 @@ def nsa_attention(
     Args:
         q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
             multiple of H, D and Dv in 16..256.
-        gates: [B, T, HQ, 3], of compression, selection and window; rounded to q's dtype.
+        gates: [B, T, HQ, 3], of compression, selection and window, of any floating dtype.
         block, stride: tokens of a compressed key, and from one to the next.
         block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
             ``block`` is.
@@ -51,7 +54,7 @@ def nsa_attention(
         window: keys of the window branch, 1 or more.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
-            is read on the host, so such a call waits for the device, and no CUDA graph holds it.
+            must not decrease. Its values are never read on the host.
 
     Returns:
         [B, T, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
@@ -60,15 +63,38 @@ def nsa_attention(
         TypeError: unsupported or mixed dtypes.
         ValueError: sizes that do not fit together.
     """
+    attend = _attend if traced(q) else _launch
+    sizes = (block, stride, block_size, n_selected, window)
+    return attend(q, k, v, gates, cu_seqlens, *sizes, sm_scale)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
     check_sizes(OP, block, stride, block_size, n_selected, window)
     _check(q, k, v, gates)
     sizes = (block, stride, block_size, n_selected)
-    compress = MeanCompression(block, stride)
-    if cu_seqlens is None:
-        compressed, chosen = _compressed_and_choice(q, compress(k), compress(v), *sizes, sm_scale)
-    else:
-        compressed, chosen = _of_sequences(q, k, v, cu_seqlens, compress, sizes, sm_scale)
+    cu_keys = None
+    if cu_seqlens is not None:
+        check_cu(OP, "cu_seqlens", cu_seqlens, q)
+        cu_seqlens = cu_seqlens.contiguous()
+        cu_keys = key_offsets(cu_seqlens, q.shape[1], block, stride)
+    means = means_of_blocks(k, v, block, stride, cu_seqlens, cu_keys)
+    compressed, chosen = _compressed_and_choice(q, *means, *sizes, sm_scale, cu_seqlens, cu_keys)
     return _sum(q, k, v, gates, compressed, chosen, block_size, window, sm_scale, cu_seqlens)
+
+
+_launch = replayed(_attend)
 
 
 def attend_whole(
@@ -87,7 +113,7 @@ def attend_whole(
 ) -> torch.Tensor:
     """``nsa_attention`` on compressed keys k_cmp [B,Nc,H,D] and v_cmp that the caller has made."""
     compressed, chosen = _compressed_and_choice(
-        q, k_cmp, v_cmp, block, stride, block_size, n_selected, None
+        q, k_cmp, v_cmp, block, stride, block_size, n_selected, None, None, None
     )
     return _sum(q, k, v, gates, compressed, chosen, block_size, window, None, None)
 
@@ -104,6 +130,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tenso
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} on {q.device}, {k.device}, "
         f"{v.device}",
     )
+    check_band(COMPRESSED, q, k, v)
     require(
         gates.shape == (*q.shape[:3], 3) and gates.is_floating_point() and gates.device == q.device,
         f"{OP}: expected gates {[*q.shape[:3], 3]} on q's device; got {gates.dtype} "
@@ -142,44 +169,16 @@ def _compressed_and_choice(
     block_size: int,
     n_selected: int,
     sm_scale: float | None,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch [B,T,HQ,Dv], and the blocks int32 [B,T,H,n] that its scores choose."""
-    compressed, _, scores = compressed_attention_with_scores(
-        q, k_cmp, v_cmp, block=block, stride=stride, block_size=block_size, sm_scale=sm_scale
-    )
-    ranges = select_blocks(scores, n_selected, block_size=block_size)
-    # Spans that are empty stand for no block.
-    return compressed, torch.where(ranges[..., 1] > 0, ranges[..., 0] // block_size, -1)
-
-
-def _of_sequences(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    compress: MeanCompression,
-    sizes: tuple[int, int, int, int],
-    sm_scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of packed sequences, one after the other: block scores know no packing."""
-    check_cu(OP, "cu_seqlens", cu_seqlens, q)
-    tokens = q.shape[1]
-    outs, choices = [], []
-    ends = [min(max(end, 0), tokens) for end in cu_seqlens.tolist()]
-    for first, end in pairwise([*ends, tokens]):
-        own = slice(first, end)
-        if end <= first:
-            continue
-        if first >= ends[-1]:  # tokens behind the last sequence
-            outs.append(q.new_zeros((1, end - first, q.shape[2], v.shape[3])))
-            choices.append(q.new_full((1, end - first, k.shape[2], sizes[3]), -1).int())
-            continue
-        out, chosen = _compressed_and_choice(
-            q[:, own], compress(k[:, own]), compress(v[:, own]), *sizes, sm_scale
-        )
-        outs.append(out)
-        choices.append(chosen)
-    return torch.cat(outs, 1), torch.cat(choices, 1)
+    """The compression branch [B,T,HQ,Dv], and the blocks int32 [B,T,H,n] that its scores choose,
+    counted from the beginning of a query's sequence."""
+    scale = softmax_scale(COMPRESSED, q, sm_scale)
+    packed = (cu_seqlens, cu_keys)
+    compressed, lse = attend_compressed(q, k_cmp, v_cmp, *packed, block, stride, scale)
+    scores = scores_of(q, k_cmp, lse, block, stride, block_size, scale, *packed, visible=True)
+    return compressed, choose_blocks(scores, n_selected, block_size, cu_seqlens)
 
 
 def _sum(
@@ -199,7 +198,4 @@ def _sum(
     )
     assert isinstance(selected, torch.Tensor)
     near, _ = sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)
-    # Autocast knows its own dtype and float32 alone, and refuses a stack of another.
-    with torch.autocast(q.device.type, enabled=False):
-        branches = torch.stack([compressed, selected, near], -2)
-        return (gates.to(q.dtype).unsqueeze(-1) * branches).sum(-2)
+    return sum_branches(compressed, selected, near, gates)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..launch.device import device_limits, on_its_device
+from ..launch.launcher import launch
 from ..launch.shares import add_shares, room_for_shares
 from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
+from ..launch.tape import empty
 from .config import Tiles, dkv_tiles, dq_tiles, walk_shares
 from .geometry import Band, tables_of
 from .kernels.backward import band_dkv_kernel, band_dq_kernel
@@ -38,7 +40,9 @@ def band_backward(
     shapes = {**head_dims(d, dv), **band.constants()}
     of_all = strides(q, k, v, grad)
     scale = sm_scale * LOG2_E
-    band_dq_kernel[(cdiv(t, for_dq.block_m), hq, b)](
+    launch(
+        band_dq_kernel,
+        (cdiv(t, for_dq.block_m), hq, b),
         *(q, k, v, grad, out, lse, dlse, rest, dq, *tables_of(band.keys, lse)),
         *of_all,
         *(dlse.stride(0), dlse.stride(2), dlse.stride(1), t, n, hq, group, band.window, scale),
@@ -57,10 +61,12 @@ def band_backward(
     shares = walk_shares(
         band, key_tiles * h * b, group * longest, device_limits(q.device).processors
     )
-    dk = torch.empty((b, n, h, d), dtype=q.dtype, device=q.device)
-    dv_ = torch.empty((b, n, h, dv), dtype=q.dtype, device=q.device)
+    dk = empty((b, n, h, d), q.dtype, q.device)
+    dv_ = empty((b, n, h, dv), q.dtype, q.device)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
-    band_dkv_kernel[(key_tiles, h, b * shares)](
+    launch(
+        band_dkv_kernel,
+        (key_tiles, h, b * shares),
         *(q, k, v, grad, lse, rest, dk_parts, dv_parts, *tables_of(band.keys, lse)),
         *tables_of(band.queries, lse),
         *of_all,

@@ -9,6 +9,7 @@ import torch
 from ..launch.checks import MAX_TOKENS, check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from .attend import attend
 from .backward import band_backward
 from .checks import check_band, check_cu
@@ -87,6 +88,7 @@ def _band(
     return packed_band(q, keys, cu_seqlens, cu_keys, block, stride, 0)
 
 
+@replayed
 def _launch(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..launch.device import on_its_device
+from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
+from ..launch.tape import empty
 from .config import Tiles, forward_tiles
 from .geometry import Band, tables_of
 from .kernels.forward import band_forward_kernel
@@ -23,12 +25,14 @@ def band_forward(
     """out [B,T,HQ,Dv] and lse [B,HQ,T] float32 (natural; -inf and out = 0 where no key is seen)."""
     b, t, hq, _ = q.shape
     n, h, dv = v.shape[1:]
-    out = torch.empty((b, t, hq, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((b, hq, t), dtype=torch.float32, device=q.device)
+    out = empty((b, t, hq, dv), q.dtype, q.device)
+    lse = empty((b, hq, t), torch.float32, q.device)
     if lse.numel() == 0:
         return out, lse
     tiles = tiles or forward_tiles(q, v, band)
-    band_forward_kernel[(cdiv(t, tiles.block_m), hq, b)](
+    launch(
+        band_forward_kernel,
+        (cdiv(t, tiles.block_m), hq, b),
         *(q, k, v, out, lse, *tables_of(band.keys, lse)),
         *strides(q, k, v),
         *(t, n, hq, hq // h, band.window, sm_scale * LOG2_E),

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from ..launch.device import on_its_device
+from ..launch.launcher import launch
 from ..launch.sizes import cdiv
+from ..launch.tape import empty
 from .kernels.geometry import band_tables_kernel
 
 
@@ -48,11 +50,13 @@ def packed_band(
     A query behind the last sequence sees no key; ``cu_keys`` is clamped to [0, ``keys``].
     """
     total = q.shape[1]
-    of_query = torch.empty((2, total), dtype=torch.int32, device=q.device)
-    of_key = torch.empty((2, keys), dtype=torch.int32, device=q.device)
+    of_query = empty((2, total), torch.int32, q.device)
+    of_key = empty((2, keys), torch.int32, q.device)
     sequences = cu_seqlens.shape[0] - 1
     tile = 128
-    band_tables_kernel[(max(1, cdiv(max(total, keys), tile)),)](
+    launch(
+        band_tables_kernel,
+        (max(1, cdiv(max(total, keys), tile)),),
         *(cu_seqlens.contiguous(), cu_keys.contiguous()),
         *(of_query[0], of_query[1], of_key[0], of_key[1]),
         *(total, keys, sequences, window),

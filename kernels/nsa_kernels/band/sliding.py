@@ -9,6 +9,7 @@ import torch
 from ..launch.checks import check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from .attend import attend
 from .backward import band_backward
 from .checks import check_band, check_cu
@@ -60,6 +61,7 @@ def _band(q: torch.Tensor, cu_seqlens: torch.Tensor | None, window: int) -> Band
     return packed_band(q, q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
 
 
+@replayed
 def _launch(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -14,7 +14,8 @@ class Mode(enum.Enum):
 
     - EAGER: anything; launchers are called directly, since the dispatcher costs more than they do.
     - CAPTURED: launches only; nothing may wait for the device.
-    - TRACED: the tensors have no values, or Dynamo reads the code; a call must be an operator.
+    - TRACED: the tensors have no values, Dynamo reads the code, or a dispatch mode watches the
+      operators (make_fx, FlopCounterMode); a call must be an operator.
     """
 
     EAGER = "eager"
@@ -24,7 +25,11 @@ class Mode(enum.Enum):
 
 def traced(x: torch.Tensor) -> bool:
     """Whether ``mode(x)`` is TRACED, without asking for a capture: 0.1 us."""
-    return type(x) not in _WITH_VALUES or torch.compiler.is_dynamo_compiling()
+    return (
+        type(x) not in _WITH_VALUES
+        or torch.compiler.is_dynamo_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def mode(x: torch.Tensor) -> Mode:

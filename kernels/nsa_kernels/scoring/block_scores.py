@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from ..band.compressed import OP, attend_compressed
-from ..band.config import Tiles
 from ..band.geometry import Band
 from ..launch.checks import check_strides, softmax_scale
 from ..launch.device import on_its_device
+from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..launch.sizes import LOG2_E, cdiv, next_power_of_2, strides
+from ..launch.tape import empty
 from .kernels.block_scores import block_scores_kernel
 
 
@@ -41,9 +46,28 @@ def compressed_attention_with_scores(
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)
     out, lse = attend_compressed(q, k_cmp, v_cmp, None, None, block, stride, scale)
-    score = _scores if traced(q) else _launch_scores
-    scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
+    scores = scores_of(q, k_cmp, lse, block, stride, block_size, scale)
     return out, lse.transpose(1, 2), scores
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTiles:
+    """Queries and compressed keys a program looks at together, and how it is launched."""
+
+    queries: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+PADDED = 16
+"""The fewest blocks of a tile: what the tensor cores take."""
+
+
+def _tiles(q: torch.Tensor) -> ScoreTiles:
+    if q.shape[3] > 128 or q.element_size() == 4:
+        return ScoreTiles(32, 64, 4, 1)
+    return ScoreTiles(64, 128, 4, 3)
 
 
 @on_its_device
@@ -54,38 +78,54 @@ def block_scores(
     band: Band,
     block_size: int,
     sm_scale: float,
-    tiles: Tiles | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_keys: torch.Tensor | None = None,
+    visible: bool = False,
+    tiles: ScoreTiles | None = None,
 ) -> torch.Tensor:
     """float32 [B, T, H, ceil(T / block_size)], 0 where a query sees no key of a block.
 
     Args:
         q: [B, T, HQ, D]. k: compressed keys [B, N, H, D].
         lse: [B, HQ, T] float32, of the compressed attention, natural.
-        band: dense and without a window; its stride divides ``block_size`` and its block.
+        band: without a window; its stride divides ``block_size`` and its block.
+        cu_seqlens, cu_keys: int32 [sequences + 1], of sequences packed in B = 1 and of their
+            compressed keys; blocks are counted from the beginning of a query's sequence.
+        visible: blocks that begin behind a query may be left unwritten.
     """
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]
     n_blocks = cdiv(t, block_size)
-    scores = torch.empty((b, t, h, n_blocks), dtype=torch.float32, device=q.device)
+    scores = empty((b, t, h, n_blocks), torch.float32, q.device)
     if scores.numel() == 0:
         return scores
-    # Of 64 queries, which are staged, and up to 128 blocks: those of the first half of a sequence
-    # see too few blocks to fill more.
-    wide = min(128, max(16, next_power_of_2(n_blocks)))
-    small = d > 128 or q.element_size() == 4
-    tiles = tiles or (Tiles(32, 16, 4, 1) if small else Tiles(64, wide, 4, 3))
-    grid = (cdiv(t, tiles.block_m), cdiv(n_blocks, tiles.block_n), b * h)
-    block_scores_kernel[grid](
-        *(q, k, lse, scores),
+    tiles = tiles or _tiles(q)
+    span, reach = block_size // band.stride, band.block // band.stride
+    blocks, chunks = (tiles.keys - reach + 1) // span, 1
+    if blocks < 1:  # keys of a block that are walked one tile after another
+        blocks = PADDED
+        chunks = cdiv(blocks * span + reach - 1, tiles.keys)
+    sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    packed = cu_seqlens is not None and cu_keys is not None
+    launch(
+        block_scores_kernel,
+        (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), b * h),
+        *(q, k, lse, cu_seqlens if packed else lse, cu_keys if packed else lse, scores),
         *strides(q, k),
-        *(t, n, hq, hq // h, n_blocks, sm_scale * LOG2_E),
+        *(t, n, hq, hq // h, n_blocks, sequences, sm_scale * LOG2_E),
         D=d,
         BLOCK_D=next_power_of_2(d),
-        BLOCK_M=tiles.block_m,
-        BLOCK_J=tiles.block_n,
-        BLOCK=band.block,
+        BLOCK_M=tiles.queries,
+        KEYS=tiles.keys,
+        CHUNKS=chunks,
+        BLOCKS=blocks,
+        PAD_BLOCKS=max(PADDED, next_power_of_2(blocks)),
+        REACH=reach,
+        SPAN=span,
         STRIDE=band.stride,
-        SPAN=block_size // band.stride,
+        PACKED=packed,
+        STEPS=max(1, sequences.bit_length()),
+        VISIBLE=visible,
         PRECISION="ieee",
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -93,6 +133,28 @@ def block_scores(
     return scores
 
 
+def scores_of(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_keys: torch.Tensor | None = None,
+    visible: bool = False,
+) -> torch.Tensor:
+    """``block_scores`` of tensors that autograd may watch, traced or not."""
+    score = _scores if traced(q) else _launch_scores
+    scores: torch.Tensor = score(
+        *(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, sm_scale),
+        *(cu_seqlens, cu_keys, visible),
+    )
+    return scores
+
+
+@replayed
 def _launch_scores(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -101,8 +163,12 @@ def _launch_scores(
     stride: int,
     block_size: int,
     sm_scale: float,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    visible: bool,
 ) -> torch.Tensor:
-    return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
+    band = Band(block, stride, 0)
+    return block_scores(q, k, lse, band, block_size, sm_scale, cu_seqlens, cu_keys, visible)
 
 
 _scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, mutates_args=())
@@ -110,13 +176,8 @@ _scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, m
 
 @_scores.register_fake
 def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lse: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float,
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, block: int, stride: int, block_size: int,
+    *others: Any,
+) -> torch.Tensor:  # fmt: skip
     b, t = q.shape[:2]
     return q.new_empty((b, t, k.shape[2], -(-t // block_size)), dtype=torch.float32)

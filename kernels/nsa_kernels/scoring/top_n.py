@@ -5,6 +5,8 @@ Ties go to the lowest index, here and in everything that must agree with it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ..launch.checks import (
@@ -15,9 +17,12 @@ from ..launch.checks import (
     check_whole,
     require,
 )
-from ..launch.device import launch_options, on_its_device
+from ..launch.device import device_limits, launch_options, on_its_device
+from ..launch.launcher import launch
 from ..launch.mode import traced
-from ..launch.sizes import next_power_of_2
+from ..launch.replay import replayed
+from ..launch.sizes import cdiv, next_power_of_2
+from ..launch.tape import empty
 from .kernels.top_n import select_blocks_kernel
 
 LOCAL_BLOCKS = 2
@@ -64,6 +69,7 @@ def select_blocks(
     return _launch(scores, count, block_size, first_position, local)
 
 
+@replayed
 def _launch(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
@@ -82,6 +88,22 @@ def _launch(
     return launch_top_n(scores, count, block_size, first_position, local)
 
 
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Scores of a group that is looked at together, rows a program, and its warps."""
+
+    members: int
+    rows: int
+    num_warps: int
+
+
+def _tiles(n_blocks: int, rows: int, processors: int) -> RowTiles:
+    width = next_power_of_2(n_blocks)
+    # A warp a row, so that no reduction waits for another; rows beyond a full device follow.
+    at_once = 1 if rows < 256 * processors else 4
+    return RowTiles(32 if width <= 4096 else 64, at_once, max(1, min(16, width // 2048)))
+
+
 @on_its_device
 def launch_top_n(
     scores: torch.Tensor,
@@ -91,9 +113,16 @@ def launch_top_n(
     local: int = LOCAL_BLOCKS,
     window: int = 0,
     pdl: bool = False,
+    spans: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    tiles: RowTiles | None = None,
 ) -> torch.Tensor:
     """``select_blocks``; with a ``window``, for T = 1, int32 [B, 2, H, count, 2]: what is selected
     and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
+
+    Without ``spans`` int32 [B, T, H, count], the blocks themselves, -1 where there are fewer. With
+    ``cu_seqlens``, int32 [sequences + 1], for B = 1, blocks are counted from the beginning of a
+    query's sequence, and a query in no sequence selects none.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)
@@ -102,24 +131,36 @@ def launch_top_n(
     )
     require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
     sets = 2 if window else t
-    ranges = torch.empty((b, sets, h, count, 2), dtype=torch.int32, device=scores.device)
-    if ranges.numel() == 0:
-        return ranges
-    width = max(16, next_power_of_2(n_blocks))
-    select_blocks_kernel[(b * t * h,)](
-        *(scores.contiguous(), ranges),
-        *(t, h, n_blocks, first_position, window),
+    shape = (b, sets, h, count, 2) if spans else (b, sets, h, count)
+    chosen = empty(shape, torch.int32, scores.device)
+    if chosen.numel() == 0:
+        return chosen
+    rows = b * t * h
+    tiles = tiles or _tiles(n_blocks, rows, device_limits(scores.device).processors)
+    sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    launch(
+        select_blocks_kernel,
+        (cdiv(rows, tiles.rows),),
+        *(scores.contiguous(), chosen, chosen if cu_seqlens is None else cu_seqlens),
+        *(rows, t, h, n_blocks, sequences, first_position, window),
         COUNT=count,
         SIZE=block_size,
         LOCAL=local,
-        BLOCK=width,
+        PAD_FORCED=next_power_of_2(local + 1),
+        GROUPS=cdiv(next_power_of_2(n_blocks), tiles.members),
+        MEMBERS=tiles.members,
+        ROWS=tiles.rows,
+        ALIGNED=n_blocks % 16 == 0,
+        PACKED=cu_seqlens is not None,
+        STEPS=max(1, sequences.bit_length()),
+        SPANS=spans,
         WITH_WINDOW=window > 0,
         PDL=pdl,
-        num_warps=max(1, min(8, width // 256)),
+        num_warps=tiles.num_warps,
         num_stages=1,
         **launch_options(pdl),
     )
-    return ranges
+    return chosen
 
 
 _operator = torch.library.custom_op("nsa_kernels::select_blocks", _launch, mutates_args=())
@@ -130,3 +171,34 @@ def _(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
     return scores.new_empty((*scores.shape[:3], count, 2), dtype=torch.int32)
+
+
+def choose_blocks(
+    scores: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The blocks of ``select_blocks`` themselves: int32 [B, T, H, count], -1 where there are fewer.
+
+    Args:
+        scores: as ``block_scores`` makes them, and with the same ``cu_seqlens``, int32
+            [sequences + 1], from where the blocks of each sequence are counted.
+    """
+    choose = _choose if traced(scores) else _launch_choice
+    chosen: torch.Tensor = choose(scores, count, block_size, cu_seqlens)
+    return chosen
+
+
+@replayed
+def _launch_choice(
+    scores: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    return launch_top_n(scores, count, block_size, 0, spans=False, cu_seqlens=cu_seqlens)
+
+
+_choose = torch.library.custom_op("nsa_kernels::choose_blocks", _launch_choice, mutates_args=())
+
+
+@_choose.register_fake
+def _(
+    scores: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
+    return scores.new_empty((*scores.shape[:3], count), dtype=torch.int32)

@@ -3,63 +3,77 @@
 A compressed key covers ``REACH`` strides of tokens and a selection block ``SPAN``; a block gets
 from each compressed key its attention weight times the number of their common strides, summed over
 the heads of the group. The weights are made again from the logits and the LSE: a logit costs less
-than moving it through memory. Key ``SPAN * j + OFFSET`` of all blocks j of a tile at once makes
-each sum a plain accumulation, without shuffles inside a tile.
+than moving it through memory. They are summed over the heads first, where they lie, and what keys
+share with blocks is a matrix of small whole numbers that they are multiplied by once a tile.
 """
 
 from __future__ import annotations
 
-from ...band.kernels.geometry import band_of
-from ...jit.compat import dot, tl, triton
+from ...jit.compat import dot, narrow, tl, triton
+from ...jit.sequences import sequence_of
 from ...jit.tiles import base_2, load_tile
 
 
 @triton.jit
-def add_place(
+def _add_weights(
     acc,
-    q_base,
-    k_base,
-    lse_ptrs,
-    blocks,
+    q_ptr,
+    k,
+    lse_ptr,
+    keys,
+    seen,
+    edge,
     inside,
-    lo,
-    hi,
-    end,
-    first_head,
     group,
     q_st,
     q_sh,
     q_sd,
-    k_sn,
-    k_sd,
     T,
     scale_log2,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    REACH: tl.constexpr,
-    SPAN: tl.constexpr,
-    OFFSET: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """``acc`` and the weights of key ``SPAN * j + OFFSET`` of each block j, of ``group`` heads."""
-    # Strides that the key, from OFFSET to OFFSET + REACH, shares with the block, from 0 to SPAN.
-    END: tl.constexpr = OFFSET + REACH if OFFSET + REACH < SPAN else SPAN
-    SHARED: tl.constexpr = END - OFFSET if OFFSET > 0 else END
-    of_tile = tl.arange(0, acc.shape[0])
+    """``acc`` [queries, keys] and the weights of ``group`` heads; on an ``edge``, of those ``keys``
+    alone that each query has ``seen``."""
+    row = tl.arange(0, acc.shape[0])
     d = tl.arange(0, BLOCK_D)
-    keys = blocks * SPAN + OFFSET
-    valid = (keys >= 0) & (keys < end)
-    k = load_tile(k_base, keys.to(tl.int64), d, k_sn, k_sd, valid, D, BLOCK_D, True)
-    seen = (keys[None, :] >= lo[:, None]) & (keys[None, :] < hi[:, None])
     for i in range(group):
-        q_head = q_base + (first_head + i).to(tl.int64) * q_sh
-        q = load_tile(q_head, of_tile, d, q_st, q_sd, inside, D, BLOCK_D, True)
-        lse = base_2(tl.load(lse_ptrs + i * T, mask=inside, other=0.0))
+        head = q_ptr + tl.cast(i, tl.int64) * q_sh
+        q = load_tile(head, row, d, q_st, q_sd, inside, D, BLOCK_D, True)
+        lse = base_2(tl.load(lse_ptr + tl.cast(i, tl.int64) * T + row, mask=inside, other=0.0))
         s = tl.zeros([acc.shape[0], acc.shape[1]], dtype=tl.float32)
         s = dot(q, tl.trans(k), s, PRECISION)
-        p = tl.where(seen, tl.exp2(s * scale_log2 - lse[:, None]), 0.0)
-        acc += p * SHARED
+        p = tl.exp2(s * scale_log2 - lse[:, None])
+        if edge:
+            p = tl.where(keys[None, :] < seen[:, None], p, 0.0)
+        acc += p
     return acc
+
+
+@triton.jit
+def _shared_strides(
+    first,
+    KEYS: tl.constexpr,
+    PAD_BLOCKS: tl.constexpr,
+    REACH: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """bfloat16 [KEYS, PAD_BLOCKS]: the strides that key ``first + i``, counted from the first block
+    of a tile, shares with block j; SPAN at most, which bfloat16 holds."""
+    begin = first + tl.arange(0, KEYS)[:, None] - tl.arange(0, PAD_BLOCKS)[None, :] * SPAN
+    shared = tl.minimum(begin + REACH, SPAN) - tl.maximum(begin, 0)
+    return tl.maximum(shared, 0).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def _sum_of_keys(acc, shared, scores):
+    """``scores`` and ``acc @ shared`` as exact as float32: in three parts that bfloat16 holds."""
+    for _ in tl.static_range(3):
+        part = narrow(acc, tl.bfloat16)
+        scores = dot(part, shared, scores, "ieee")
+        acc -= part.to(tl.float32)
+    return scores
 
 
 @triton.jit
@@ -67,6 +81,8 @@ def block_scores_kernel(
     q_ptr,
     k_ptr,
     lse_ptr,
+    cu_ptr,
+    cu_keys_ptr,
     scores_ptr,
     q_sb,
     q_st,
@@ -81,65 +97,97 @@ def block_scores_kernel(
     HQ,
     GROUP,
     n_blocks,
+    sequences,
     scale_log2,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STRIDE: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PAD_BLOCKS: tl.constexpr,
+    REACH: tl.constexpr,
     SPAN: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PACKED: tl.constexpr,
+    STEPS: tl.constexpr,
+    VISIBLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (query tile, block tile, batch and key head): scores [B,T,H,n_blocks]."""
-    REACH: tl.constexpr = BLOCK // STRIDE
+    """Program (query tile, BLOCKS blocks, batch and key head): scores [B,T,H,n_blocks].
+
+    The keys of a tile are walked in CHUNKS times KEYS. PACKED: blocks and keys are counted from
+    the beginning of a query's sequence. VISIBLE: what no query of a tile sees is not written.
+    """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     H = HQ // GROUP
     batch = (tl.program_id(2) // H).to(tl.int64)
     kv_head = tl.program_id(2) % H
-    of_tile = tl.arange(0, BLOCK_M)
-    of_blocks = tl.arange(0, BLOCK_J)
-    t = first + of_tile
+    row = tl.arange(0, BLOCK_M)
+    t = first + row
     inside = t < T
-    blocks = tl.program_id(1) * BLOCK_J + of_blocks
-    lo, hi = band_of(t, inside, lse_ptr, lse_ptr, N, 0, BLOCK, STRIDE, False, False)
     last = tl.minimum(first + BLOCK_M, T) - 1
-    _, hi1 = band_of(last, True, lse_ptr, lse_ptr, N, 0, BLOCK, STRIDE, False, False)
-    k_base = k_ptr + batch * k_sb + kv_head.to(tl.int64) * k_sh
-    q_base = q_ptr + batch * q_sb + first.to(tl.int64) * q_st
-    acc = tl.zeros([BLOCK_M, BLOCK_J], dtype=tl.float32)
-    # No query of the tile sees a key of these blocks: nothing to add up.
-    group = tl.where(tl.program_id(1) * (BLOCK_J * SPAN) - REACH + 1 < hi1, GROUP, 0)
-    for PLACE in tl.static_range(SPAN + REACH - 1):
-        acc = add_place(
-            acc,
-            q_base,
-            k_base,
-            lse_ptr + (batch * HQ + kv_head * GROUP) * T + t,
-            blocks,
-            inside,
-            lo,
-            hi,
-            hi1,
-            kv_head * GROUP,
-            group,
-            q_st,
-            q_sh,
-            q_sd,
-            k_sn,
-            k_sd,
-            T,
-            scale_log2,
-            D,
-            BLOCK_D,
-            REACH,
-            SPAN,
-            PLACE - REACH + 1,
-            PRECISION,
-        )
-    row = ((batch * T + first) * H + kv_head) * n_blocks
-    tl.store(
-        scores_ptr + row + of_tile[:, None] * (H * n_blocks) + blocks[None, :],
-        acc,
-        mask=inside[:, None] & (blocks[None, :] < n_blocks),
-    )
+    block = tl.program_id(1) * BLOCKS
+    q_ptr += batch * q_sb + first.to(tl.int64) * q_st + (kv_head * GROUP).to(tl.int64) * q_sh
+    k_ptr += batch * k_sb + kv_head.to(tl.int64) * k_sh
+    lse_ptr += (batch * HQ + kv_head * GROUP) * T + first
+    s0 = 0
+    s1 = 0
+    if PACKED:
+        s0 = sequence_of(cu_ptr, first, sequences, STEPS)
+        s1 = sequence_of(cu_ptr, last, sequences, STEPS)
+    d = tl.arange(0, BLOCK_D)
+    scores = tl.zeros([BLOCK_M, PAD_BLOCKS], dtype=tl.float32)
+    farthest = -1  # position of a query in its sequence
+    for chunk in range(CHUNKS):
+        from_block = chunk * KEYS - (REACH - 1)
+        keys = block * SPAN + from_block + tl.arange(0, KEYS)
+        acc = tl.zeros([BLOCK_M, KEYS], dtype=tl.float32)
+        for s in range(s0, s1 + 1):
+            begin = 0
+            end = T
+            n = N
+            key0 = 0
+            if PACKED:
+                begin = tl.load(cu_ptr + s)
+                end = tl.load(cu_ptr + s + 1)
+                key0 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + s), 0), N)
+                n = tl.minimum(tl.load(cu_keys_ptr + s + 1), N) - key0
+            position = tl.where((t >= begin) & (t < end) & inside, t - begin, -1)
+            farthest = tl.maximum(farthest, tl.minimum(last, end - 1) - begin)
+            seen = tl.minimum(tl.maximum(position + 1 - REACH * STRIDE + STRIDE, 0) // STRIDE, n)
+            most = tl.max(seen, 0)
+            least = tl.min(tl.where(inside, seen, most), 0)
+            low = block * SPAN + from_block
+            if low < most:
+                valid = (keys >= 0) & (keys < most)
+                at = (key0 + keys).to(tl.int64)
+                k = load_tile(k_ptr, at, d, k_sn, k_sd, valid, D, BLOCK_D, True)
+                acc = _add_weights(
+                    acc,
+                    q_ptr,
+                    k,
+                    lse_ptr,
+                    # Before the first key of a sequence lies nothing.
+                    tl.where(keys >= 0, keys, N),
+                    seen,
+                    (low < 0) | (low + KEYS > least),
+                    inside,
+                    GROUP,
+                    q_st,
+                    q_sh,
+                    q_sd,
+                    T,
+                    scale_log2,
+                    D,
+                    BLOCK_D,
+                    PRECISION,
+                )
+        shared = _shared_strides(from_block, KEYS, PAD_BLOCKS, REACH, SPAN)
+        scores = _sum_of_keys(acc, shared, scores)
+    j = tl.arange(0, PAD_BLOCKS)
+    mask = inside[:, None] & (j[None, :] < BLOCKS) & (block + j[None, :] < n_blocks)
+    if VISIBLE:
+        mask = mask & (block * (SPAN * STRIDE) <= farthest)
+    to = ((batch * T + first) * H + kv_head) * n_blocks + block
+    tl.store(scores_ptr + to + row[:, None] * (H * n_blocks) + j[None, :], scores, mask=mask)

@@ -1,60 +1,152 @@
-"""The kernel of ``select_blocks``."""
+"""The kernel that chooses blocks by their scores.
+
+Two levels: a row of scores is cut into groups, of which the highest score is kept. A round takes
+the highest of those, reads its group again (from L1), takes the block, and puts the next highest of
+the group in its place. What was taken is known without a list: scores leave in descending order,
+equal ones by their index, so all that is not behind the last one is gone. One warp does a row, and
+a reduction over 32 lanes is one instruction.
+"""
 
 from __future__ import annotations
 
 from ...jit.compat import start_next_launch, tl, triton, wait_for_last_launch
+from ...jit.sequences import sequence_of
+
+
+@triton.jit
+def _rank(score, block, end):
+    """int32 in the order of the scores, what is no score above 0 as 0; -1 of what is no candidate:
+    block 0, which is taken without a score, and blocks from ``end`` on."""
+    # What is below zero, -0.0 and a NaN have bits of another order.
+    bits = tl.where(score > 0, score, 0.0).to(tl.int32, bitcast=True)
+    return tl.where((block >= 1) & (block < end), bits, -1)
+
+
+@triton.jit
+def _store(out_ptr, slot, block, position, real, SIZE: tl.constexpr, SPANS: tl.constexpr):
+    """A chosen ``block`` to a slot, as it is or as the span of its tokens up to ``position``."""
+    if SPANS:
+        start = block * SIZE
+        tl.store(out_ptr + slot * 2, start, mask=real)
+        tl.store(out_ptr + slot * 2 + 1, tl.minimum(start + SIZE, position + 1), mask=real)
+    else:
+        tl.store(out_ptr + slot, block, mask=real)
+
+
+@triton.jit
+def _choose(
+    row_ptr,
+    out_ptr,
+    position,
+    COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    LOCAL: tl.constexpr,
+    PAD_FORCED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    SPANS: tl.constexpr,
+):
+    """The blocks of one query at ``position`` of its sequence, -1: of none."""
+    held = tl.where(position >= 0, position // SIZE + 1, 0)
+    forced = tl.minimum(held, LOCAL + 1)
+    end = held - LOCAL
+    groups = tl.arange(0, GROUPS)
+    members = tl.arange(0, MEMBERS)
+    blocks = groups[:, None] * MEMBERS + members[None, :]
+    # Blocks behind the query are not read. Rounded up, the mask lets a lane read four at once.
+    behind = end
+    if ALIGNED:
+        behind = (tl.maximum(end, 0) + 15) // 16 * 16
+    score = tl.load(row_ptr + blocks, mask=blocks < behind, other=0.0)
+    highest = tl.max(_rank(score, blocks, end), 1)
+    slot = tl.arange(0, PAD_FORCED)
+    local = tl.where(slot == 0, 0, tl.maximum(end - 1, 0) + slot)
+    _store(out_ptr, slot, local, position, slot < forced, SIZE, SPANS)
+    last = 0x7FFFFFFF
+    chosen = -1
+    for i in range(forced, tl.minimum(held, COUNT)):
+        best = tl.max(highest, 0)
+        group = tl.min(tl.where(highest == best, groups, GROUPS), 0)
+        block = group * MEMBERS + members
+        rank = _rank(tl.load(row_ptr + block, mask=block < end, other=0.0), block, end)
+        rank = tl.where((rank < last) | ((rank == last) & (block > chosen)), rank, -1)
+        chosen = tl.min(tl.where(rank == best, block, 0x7FFFFFFF), 0)
+        rest = tl.max(tl.where(block == chosen, -1, rank), 0)
+        highest = tl.where(groups == group, rest, highest)
+        last = best
+        _store(out_ptr, i, chosen, position, True, SIZE, SPANS)
+    for i in range(tl.minimum(held, COUNT), COUNT):
+        if SPANS:
+            tl.store(out_ptr + i * 2, 0)
+            tl.store(out_ptr + i * 2 + 1, 0)
+        else:
+            tl.store(out_ptr + i, -1)
 
 
 @triton.jit
 def select_blocks_kernel(
     scores_ptr,
-    ranges_ptr,
+    out_ptr,
+    cu_ptr,
+    rows,
     T,
     H,
     n_blocks,
+    sequences,
     first_position,
     window,
     COUNT: tl.constexpr,
     SIZE: tl.constexpr,
     LOCAL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PAD_FORCED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PACKED: tl.constexpr,
+    STEPS: tl.constexpr,
+    SPANS: tl.constexpr,
     WITH_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (query and head of a batch): ranges int32 [B,T,H,COUNT,2] of scores [B,T,H,n_blocks].
+    """Program (ROWS queries and heads of a batch), of scores [B,T,H,n_blocks]: the chosen blocks,
+    int32 [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2].
 
-    A block that begins behind the query is never taken; what is left over is empty, (0, 0).
-    WITH_WINDOW, of one query: ranges [B,2,H,COUNT,2], the second with the last ``window`` keys as
-    its only span.
+    A block that begins behind the query is never taken; what is left over is -1, or empty, (0, 0).
+    PACKED: positions are counted from where cu_seqlens begins the query's sequence. WITH_WINDOW, of
+    one query: spans [B,2,H,COUNT,2], the second with the last ``window`` keys as its only span.
     """
     start_next_launch(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    position = first_position + (tl.program_id(0) // H) % T
-    blocks = tl.arange(0, BLOCK)
     wait_for_last_launch(PDL)
-    score = tl.load(scores_ptr + row * n_blocks + blocks, mask=blocks < n_blocks, other=0.0)
-    own = position // SIZE
-    # What is below zero, -0.0 and a NaN have bits above those of a forced block.
-    score = tl.where(score > 0, score, 0.0)
-    forced = (blocks == 0) | (blocks > own - LOCAL)
-    # One key to compare by: scores are not negative, so that their bits are in their order, those
-    # of a forced block above all, and of equal ones the lowest index is the greatest.
-    bits = tl.where(forced, 0x7FFFFFFF, score.to(tl.int32, bitcast=True))
-    key = bits.to(tl.int64) << 32
-    key = tl.where(blocks <= own, key + (BLOCK - blocks), -1)
-    if WITH_WINDOW:
-        row = row // H * (2 * H) + row % H
-        for i in range(COUNT):
-            near = tl.where(i == 0, tl.maximum(position + 1 - window, 0), 0)
-            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2, near.to(tl.int32))
-            end = tl.where(i == 0, position + 1, 0)
-            tl.store(ranges_ptr + ((row + H) * COUNT + i) * 2 + 1, end.to(tl.int32))
-    for i in range(COUNT):
-        best = tl.max(key, 0)
-        chosen = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
-        some = best >= 0
-        start = tl.where(some, chosen * SIZE, 0)
-        end = tl.where(some, tl.minimum(chosen * SIZE + SIZE, position + 1), 0)
-        tl.store(ranges_ptr + (row * COUNT + i) * 2, start)
-        tl.store(ranges_ptr + (row * COUNT + i) * 2 + 1, end)
-        key = tl.where(key == best, -1, key)
+    for i in range(ROWS):
+        row = tl.program_id(0).to(tl.int64) * ROWS + i
+        if row < rows:
+            t = ((row // H) % T).to(tl.int32)
+            position = first_position + t
+            if PACKED:
+                sequence = sequence_of(cu_ptr, t, sequences, STEPS)
+                begin = tl.load(cu_ptr + sequence)
+                inside = (begin >= 0) & (begin <= t) & (t < tl.load(cu_ptr + sequence + 1))
+                position = tl.where(inside, t - begin, -1)
+            to = row
+            if WITH_WINDOW:
+                to = row // H * (2 * H) + row % H
+                near = out_ptr + (to + H) * COUNT * 2
+                for slot in range(COUNT):
+                    begin = tl.where(slot == 0, tl.maximum(position + 1 - window, 0), 0)
+                    tl.store(near + slot * 2, begin)
+                    tl.store(near + slot * 2 + 1, tl.where(slot == 0, position + 1, 0))
+            _choose(
+                scores_ptr + row * n_blocks,
+                out_ptr + to * (COUNT * (2 if SPANS else 1)),
+                position,
+                COUNT,
+                SIZE,
+                LOCAL,
+                PAD_FORCED,
+                GROUPS,
+                MEMBERS,
+                ALIGNED,
+                SPANS,
+            )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import on_its_device
+from ...launch.launcher import launch
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
 from .config import BlockConfig, beyond_int32
 from .kernels.backward import backward_kernel, delta_kernel, dq_kernel, spill_kernel
@@ -42,8 +43,18 @@ def block_major_backward(
     dims = head_dims(d, dv)
     floats = {"dtype": torch.float32, "device": q.device}
     delta = torch.empty((n, hq), **floats)
-    delta_kernel[(cdiv(n * hq, 32),)](
-        out, do, delta, n * hq, hq, *do.stride(), DV=dv, BLOCK_DV=dims["BLOCK_DV"], ROWS=32
+    launch(
+        delta_kernel,
+        (cdiv(n * hq, 32),),
+        out,
+        do,
+        delta,
+        n * hq,
+        hq,
+        *do.stride(),
+        DV=dv,
+        BLOCK_DV=dims["BLOCK_DV"],
+        ROWS=32,
     )
     queries = config.queries
     items = plan.items(queries)
@@ -63,7 +74,9 @@ def block_major_backward(
             first = c * plan.chunk
             last = min(first + plan.chunk, n)
             lists = (plan.first[c], plan.count[c], plan.edges)
-            backward_kernel[(items.shape[2], here)](
+            launch(
+                backward_kernel,
+                (items.shape[2], here),
                 *(q, k, v, do, lse, delta, part, dk_here, dv_here, spill),
                 *(plan.entries[c], items[c], *lists),
                 *strides(q, k, v, do),
@@ -81,7 +94,9 @@ def block_major_backward(
                 num_stages=1,
                 maxnreg=config.registers,
             )
-            spill_kernel[(plan.n_bins, here, cdiv(d + dv, width))](
+            launch(
+                spill_kernel,
+                (plan.n_bins, here, cdiv(d + dv, width)),
                 *(spill, dk_here, dv_here, *lists),
                 *(plan.n_bins, spill_slots, first_head),
                 D=d,
@@ -90,7 +105,9 @@ def block_major_backward(
                 BLOCK_SIZE=plan.block_size,
                 QUERIES=queries,
             )
-            dq_kernel[(cdiv((last - first) * g, merge_rows), here)](
+            launch(
+                dq_kernel,
+                (cdiv((last - first) * g, merge_rows), here),
                 *(part, plan.places, dq),
                 *(h, segment, first, last, first_head, sm_scale),
                 S=s,

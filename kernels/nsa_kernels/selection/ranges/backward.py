@@ -19,6 +19,7 @@ import torch
 
 from ...jit.compat import PIPELINES_GATHERS
 from ...launch.device import device_limits, on_its_device
+from ...launch.launcher import launch
 from ...launch.shares import add_shares, room_for_shares
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2
 from .checks import check_ranges
@@ -86,7 +87,9 @@ def launch_ranges_backward(
     given = kernel_spans(ranges, s_kv)
     delta = torch.empty_like(lse)
     block_h = 16 if q.dtype == torch.float32 else min(max(16, next_power_of_2(h)), 64)
-    ranges_dq_kernel[(b * s * g, cdiv(h, block_h))](
+    launch(
+        ranges_dq_kernel,
+        (b * s * g, cdiv(h, block_h)),
         *(q, k, v, given.spans, given.before, out, grad_out, lse),
         *(delta if grad_lse is None else grad_lse.contiguous(), delta, dq),
         *given.strides,
@@ -112,14 +115,18 @@ def launch_ranges_backward(
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
     for first_tile in range(0, key_tiles, at_once):
         some = min(at_once, key_tiles - first_tile)
-        plan_kernel[(some, b * g)](
+        launch(
+            plan_kernel,
+            (some, b * g),
             *(spans_by_query, lists, bits, counts, selected),
             *(s, s_kv, n_spans, first_tile),
             BLOCK_N=tiles.block_n,
             BLOCK_S=min(max(next_power_of_2(s), 16), 1024),
             num_warps=4,
         )
-        ranges_dkdv_kernel[(some, b * g, shares)](
+        launch(
+            ranges_dkdv_kernel,
+            (some, b * g, shares),
             *(q, k, v, lists, bits, counts, selected, grad_out, lse, delta, dk_parts, dv_parts),
             *(s, g, h, s_kv, first_tile, shares, share_stride, scale, scale * LOG2_E),
             BLOCK_M=tiles.rows,

@@ -6,9 +6,12 @@ import torch
 
 from ...launch.checks import require
 from ...launch.config import Config, check_heads
-from ...launch.device import dependent_launch, launch_options, on_its_device
+from ...launch.device import dependent_launch, launch_options
+from ...launch.launcher import launch
+from ...launch.replay import replayed
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
+from ...launch.tape import empty
 from .checks import check_ranges
 from .config import ranges_config
 from .kernels.forward import ranges_kernel
@@ -18,7 +21,7 @@ MIN_SHARE = 128
 """Keys of a share at least, a multiple of every tile size used with splits."""
 
 
-@on_its_device
+@replayed
 def launch_ranges(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -56,8 +59,8 @@ def range_shares(
     s_kv, dv = v.shape[2], v.shape[3]
     n_spans = ranges.shape[3]
     rows = b * s * g
-    out = torch.empty((b, s, g, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((b, s, g, h), dtype=torch.float32, device=q.device)
+    out = empty((b, s, g, h, dv), q.dtype, q.device)
+    lse = empty((b, s, g, h), torch.float32, q.device)
     if rows == 0:
         return Shares(out, lse, lse, lse, None, 1)
     if config is None:
@@ -68,9 +71,11 @@ def range_shares(
     part = plse = table = lse
     if config.splits > 1:
         part, plse = workspace(q, rows * config.splits, h, dv)
-        table = torch.empty((rows, 2), dtype=torch.int32, device=q.device)
+        table = empty((rows, 2), torch.int32, q.device)
     given = kernel_spans(ranges, s_kv)
-    ranges_kernel[(rows, config.splits, config.head_tiles)](
+    launch(
+        ranges_kernel,
+        (rows, config.splits, config.head_tiles),
         *(q, k, v, given.spans, given.before, out, lse, part, plse, table),
         *strides(q, k, v),
         *given.strides,

@@ -11,11 +11,14 @@ import torch
 
 from ...launch.checks import check_no_backward, check_no_config, check_qkv, check_scale
 from ...launch.config import Config, check_chunks, check_heads
-from ...launch.device import dependent_launch, on_its_device
+from ...launch.device import dependent_launch
 from ...launch.fakes import rows_results
+from ...launch.launcher import launch
 from ...launch.mode import traced
+from ...launch.replay import replayed
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
+from ...launch.tape import empty
 from .config import rows_config
 from .kernels import rows_group_kernel, rows_per_head_kernel
 
@@ -71,7 +74,7 @@ def selection_rows(
     return _launch(q, k, v, sm_scale, config)
 
 
-@on_its_device
+@replayed
 def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -106,8 +109,8 @@ def row_shares(
     """The first launch of ``selection_rows``, on inputs that were checked."""
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
-    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    out = empty((n, h, dv), q.dtype, q.device)
+    lse = empty((n, h), torch.float32, q.device)
     if n == 0:
         return Shares(out, lse, lse, lse, None, 1)
     if config is None:
@@ -118,7 +121,9 @@ def row_shares(
     part = plse = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
-    rows_group_kernel[(n, config.splits, config.head_tiles)](
+    launch(
+        rows_group_kernel,
+        (n, config.splits, config.head_tiles),
         *(q, k, v, out, lse, part, plse),
         *strides(q, k, v),
         *(h, length, config.chunk, scale_log2(sm_scale, d)),
@@ -153,18 +158,20 @@ def selection_rows_per_head(
     return _launch_per_head(q, k, v, sm_scale)
 
 
-@on_its_device
+@replayed
 def _launch_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_rows(q, k, v, sm_scale)
     n, h, d = q.shape
     length, dv = v.shape[1], v.shape[2]
-    out = torch.empty((n, h, dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    out = empty((n, h, dv), q.dtype, q.device)
+    lse = empty((n, h), torch.float32, q.device)
     if n == 0:
         return out, lse
-    rows_per_head_kernel[(n, h)](
+    launch(
+        rows_per_head_kernel,
+        (n, h),
         *(q, k, v, out, lse),
         *strides(q, k, v),
         *(h, length, scale_log2(sm_scale, d)),

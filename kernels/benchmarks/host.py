@@ -1,0 +1,220 @@
+"""How long each public call holds the CPU, in microseconds, and where that goes.
+
+python kernels/benchmarks/host.py [--only TEXT] [--launches]: a line a call, on a CUDA machine.
+
+- host: a call, the device never awaited; what is queued is let run out between batches.
+- as Triton: the same with every launch by ``JITFunction.run``, as while a profiler watches.
+- allocate, launch: of the programs that the call replays, the results and the workspace, and the
+  compiled kernels. other: the rest, which is checks, the signature, and torch's operators.
+- launches: those that are replayed; with ``--launches`` also all that CUDA saw, torch's among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import nsa_kernels
+import torch
+from against import backward, blocks, compressed, decode, draw, ranges, rows, sliding, top_n, varlen
+from nsa_kernels.jit.direct import PACKS, current_stream
+from nsa_kernels.launch import launcher, replay
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+Call = Callable[[], Any]
+BATCHES, CALLS = 40, 10
+BARS = {
+    "rows": 15, "ranges": 20, "window": 25, "compressed with scores": 35,
+    "blocks": 60, "whole": 150, "decode step": 40,
+}  # fmt: skip
+
+
+def dense_rows(n: int, h: int, d: int, length: int) -> Call:
+    """SDPA on what ``rows`` has."""
+    q, k, v = (draw(n, x, length, d, dtype=torch.float16) for x in (h, 1, 1))
+    return partial(sdpa, q[:, :, :1], k, v, enable_gqa=True)
+
+
+def dense_causal(tokens: int, hq: int, h: int) -> Call:
+    """SDPA on what a prefill has."""
+    q, k, v = (draw(1, x, tokens, 128) for x in (hq, h, h))
+    return partial(sdpa, q, k, v, is_causal=True, enable_gqa=True)
+
+
+def dense_decode(s: int) -> Call:
+    """SDPA on what a decode step has."""
+    q, k, v = draw(1, 64, 1, 128), draw(1, 4, s, 128), draw(1, 4, s, 128)
+    return partial(sdpa, q, k, v, enable_gqa=True)
+
+
+def whole(tokens: int, hq: int, h: int) -> tuple[torch.Tensor, ...]:
+    """q, k, v and gates of a prefill."""
+    kv = draw(1, tokens, h, 128), draw(1, tokens, h, 128)
+    return draw(1, tokens, hq, 128), *kv, torch.rand(1, tokens, hq, 3, device="cuda").bfloat16()
+
+
+def whole_backward(tokens: int, hq: int, h: int) -> Call:
+    """Its gradients, by torch."""
+    return backward(nsa_kernels.nsa_attention, *whole(tokens, hq, h))
+
+
+def growing(s: int) -> Call:
+    """A decode step whose cache has one token more each time, in a buffer that has the room."""
+    room = 4096
+    q, gates = draw(1, 64, 128), torch.rand(1, 64, 3, device="cuda").bfloat16()
+    k, v = draw(1, 4, s + room, 128), draw(1, 4, s + room, 128)
+    k_cmp, v_cmp = draw(1, 4, (s + room) // 16, 128), draw(1, 4, (s + room) // 16, 128)
+    tokens = s
+
+    def step() -> torch.Tensor:
+        nonlocal tokens
+        tokens = s + (tokens - s + 1) % room
+        keys = (tokens - 32) // 16 + 1
+        return nsa_kernels.decode_step(
+            q, k[:, :, :tokens], v[:, :, :tokens], k_cmp[:, :, :keys], v_cmp[:, :, :keys], gates
+        )
+
+    return step
+
+
+def calls() -> Iterator[tuple[str, Callable[[], Call]]]:
+    """Name and maker of each call; SDPA before what it stands beside."""
+    n = nsa_kernels
+    yield "SDPA, rows 256,4,64,256", partial(dense_rows, 256, 4, 64, 256)
+    yield "rows 256,4,64,256", lambda: rows(256, 4, 64, 256)(n)
+    yield "rows 8,8,128,4096 (split)", lambda: rows(8, 8, 128, 4096)(n)
+    yield "packed rows 256,4,64,256", lambda: varlen(256, 4, 64, 256)(n)
+    yield "ranges 16,1,4,16, S 16384", lambda: ranges(16, 1, 4, 16, 128, 16384, 16, False)(n)
+    yield "SDPA causal 2048, 32/8", partial(dense_causal, 2048, 32, 8)
+    yield "window 2048, 32/8", lambda: sliding(2048, 32, 8, 128)(n)
+    yield "compressed with scores 2048, 32/8", lambda: compressed(2048, 32, 8, 128)(n)
+    yield "top 16 of 32, 2048", lambda: top_n(2048, 8)(n)
+    yield "blocks 2048, 32/8", lambda: blocks(2048, 32, 8, 128, False)(n)
+    yield "blocks 8192, 64/4", lambda: blocks(8192, 64, 4, 128, False)(n)
+    yield "blocks backward 2048, 32/8", lambda: blocks(2048, 32, 8, 128, True)(n)
+    yield "whole 2048, 32/8", lambda: partial(n.nsa_attention, *whole(2048, 32, 8))
+    yield "whole backward 2048, 32/8", partial(whole_backward, 2048, 32, 8)
+    yield "SDPA decode, S 8192", partial(dense_decode, 8192)
+    yield "decode step B 1, S 8192", lambda: decode(1, 8192)(n)
+    yield "decode step, S growing from 8192", partial(growing, 8192)
+
+
+def held(call: Call, batches: int = BATCHES) -> float:
+    """Median over batches of what a call holds the CPU, in us."""
+    taken = []
+    for _ in range(batches):
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(CALLS):
+            call()
+        taken.append((time.perf_counter_ns() - start) / 1e3 / CALLS)
+    torch.cuda.synchronize()
+    return statistics.median(taken)
+
+
+def replayed_by(call: Call) -> list[tuple[replay.Program, tuple[Any, ...], list[int]]]:
+    """The programs that a call replays, and what each was called on."""
+    found = []
+    original = replay.Program.__call__
+
+    def noted(self: replay.Program, args: tuple[Any, ...], addresses: list[int]) -> Any:
+        found.append((self, args, list(addresses)))
+        return original(self, args, addresses)
+
+    with mock.patch.object(replay.Program, "__call__", noted):
+        kept = call()
+    torch.cuda.synchronize()
+    del kept
+    return found
+
+
+def allocate(program: replay.Program) -> list[torch.Tensor]:
+    """What a program allocates."""
+    memories = [
+        torch.empty_strided(size, stride, dtype=dtype, device=device)
+        for size, stride, dtype, device in program.results
+    ]
+    if program.bytes:
+        memories.append(
+            torch.empty_strided((program.bytes,), (1,), dtype=torch.uint8, device=program.device)
+        )
+    return memories
+
+
+def launch_all(program: replay.Program, addresses: list[int]) -> None:
+    """The launches of a program, on memory that is there."""
+    stream = current_stream(torch.cuda.current_device())
+    for start, grid, before, places, tail in program.calls:
+        pointers = [addresses[memory] + offset for memory, offset in places]
+        if PACKS:
+            start(*grid, stream, *before, (*pointers, *tail))
+        else:
+            start(*grid, stream, *before, *pointers, *tail)
+
+
+def seen_by_cuda(call: Call) -> str:
+    """How many launches and fills and copies CUDA saw of one call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    found = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return str(len(found))
+
+
+def row(name: str, call: Call, count: bool) -> str:
+    """A line of the table."""
+    for _ in range(5):
+        call()
+    host = held(call)
+    with (
+        mock.patch.object(replay, "undisturbed", lambda: False),
+        mock.patch.object(launcher, "undisturbed", lambda: False),
+    ):
+        call()
+        plain = held(call, BATCHES // 4)
+    programs = replayed_by(call)
+    made = starts = 0.0
+    launches = 0
+    for program, args, addresses in programs:
+        memories = allocate(program)
+        room = [*addresses, *(x.data_ptr() for x in memories)]
+        made += held(partial(allocate, program), BATCHES // 4)
+        starts += held(partial(launch_all, program, room), BATCHES // 4)
+        launches += len(program.calls)
+        del args
+    bar = next((bar for start, bar in BARS.items() if name.startswith(start)), None)
+    text = f"{name:36} {host:8.1f} {plain:10.1f} {made:9.1f} {starts:7.1f} "
+    text += f"{host - made - starts:7.1f} {len(programs):9} {launches:9} {bar or '':>5}"
+    return text + (f" {seen_by_cuda(call):>6}" if count else "")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="calls whose name holds this text")
+    parser.add_argument("--launches", action="store_true", help="also count what CUDA saw")
+    options = parser.parse_args()
+    import triton
+
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}, Triton {triton.__version__}; us a call")
+    print(
+        f"{'call':36} {'host':>8} {'as Triton':>10} {'allocate':>9} {'launch':>7} {'other':>7} "
+        f"{'programs':>9} {'launches':>9} {'bar':>5}{' CUDA saw' if options.launches else ''}"
+    )
+    for label, make in calls():
+        if options.only in label:
+            torch.manual_seed(0)
+            call = make()
+            print(row(label, call, options.launches), flush=True)
+            del call
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Means of keys and values over overlapping blocks, both in one launch, and their gradients.
+
+A program takes some compressed keys (backward: some tokens) of one head, of keys or of values. The
+forward adds up, token by token of the block, one row of each; what blocks share comes from L1. The
+backward adds up for each token the few blocks that it is in. Nothing is shared between programs.
+"""
+
+from __future__ import annotations
+
+from ...jit.compat import narrow, tl, triton
+from ...jit.sequences import sequence_of
+
+
+@triton.jit
+def key_offsets_kernel(
+    cu_ptr,
+    cu_keys_ptr,
+    sequences,
+    T,
+    LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: where the compressed keys of each sequence begin, int32 [sequences + 1].
+
+    BLOCK sequences at a time; a key needs LENGTH tokens, STRIDE or more. Where cu_seqlens, clamped
+    to [0, T], does not decrease, there are T // STRIDE keys at most.
+    """
+    total = 0
+    tl.store(cu_keys_ptr, 0)
+    for first in range(0, sequences, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        real = i < sequences
+        end = tl.minimum(tl.maximum(tl.load(cu_ptr + i + 1, mask=real, other=0), 0), T)
+        begin = tl.minimum(tl.maximum(tl.load(cu_ptr + i, mask=real, other=0), 0), T)
+        tokens = tl.where(real, end - begin, 0)
+        keys = tl.maximum(tokens - LENGTH + STRIDE, 0) // STRIDE
+        tl.store(cu_keys_ptr + 1 + i, total + tl.cumsum(keys, 0), mask=real)
+        total += tl.sum(keys, 0)
+
+
+@triton.jit
+def _mean_of_rows(
+    x_ptr,
+    first,
+    real,
+    T,
+    x_st,
+    x_sd,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LENGTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """The mean of LENGTH rows of x from each ``first`` on; 0 where it is not ``real``."""
+    d = tl.arange(0, BLOCK_D)
+    total = tl.zeros([first.shape[0], BLOCK_D], dtype=tl.float32)
+    for begin in range(0, LENGTH, UNROLL):
+        for step in tl.static_range(UNROLL):
+            token = first + begin + step
+            inside = real & (token >= 0) & (token < T)
+            if LENGTH % UNROLL != 0:
+                inside = inside & (begin + step < LENGTH)
+            total += tl.load(
+                x_ptr + token.to(tl.int64)[:, None] * x_st + d[None, :] * x_sd,
+                mask=inside[:, None] & (d[None, :] < D),
+                other=0.0,
+            ).to(tl.float32)
+    return total / LENGTH
+
+
+@triton.jit
+def compress_kernel(
+    k_ptr,
+    v_ptr,
+    k_cmp_ptr,
+    v_cmp_ptr,
+    cu_ptr,
+    cu_keys_ptr,
+    k_sb,
+    k_st,
+    k_sh,
+    k_sd,
+    v_sb,
+    v_st,
+    v_sh,
+    v_sd,
+    T,
+    N,
+    H,
+    sequences,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    UNROLL: tl.constexpr,
+    KEYS: tl.constexpr,
+    PACKED: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Program (KEYS compressed keys, head of k and then of v, batch): k_cmp [B,N,H,D], v_cmp.
+
+    PACKED: key i is the (i - cu_keys[s])-th of its sequence s; rows that are of none get 0.
+    """
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    key = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    held = key < N
+    first = key * STRIDE
+    real = held
+    if PACKED:
+        i = sequence_of(cu_keys_ptr, key, sequences, STEPS)
+        real = held & (key < tl.load(cu_keys_ptr + sequences))
+        first = tl.load(cu_ptr + i) + (key - tl.load(cu_keys_ptr + i)) * STRIDE
+    if head < H:
+        d = tl.arange(0, BLOCK_D)
+        mean = _mean_of_rows(
+            k_ptr + batch * k_sb + head.to(tl.int64) * k_sh,
+            first,
+            real,
+            T,
+            k_st,
+            k_sd,
+            D,
+            BLOCK_D,
+            LENGTH,
+            UNROLL,
+        )
+        row = (batch * N + key) * H + head
+        tl.store(
+            k_cmp_ptr + row[:, None] * D + d[None, :],
+            narrow(mean, k_cmp_ptr.dtype.element_ty),
+            mask=held[:, None] & (d[None, :] < D),
+        )
+    else:
+        head -= H
+        d = tl.arange(0, BLOCK_DV)
+        mean = _mean_of_rows(
+            v_ptr + batch * v_sb + head.to(tl.int64) * v_sh,
+            first,
+            real,
+            T,
+            v_st,
+            v_sd,
+            DV,
+            BLOCK_DV,
+            LENGTH,
+            UNROLL,
+        )
+        row = (batch * N + key) * H + head
+        tl.store(
+            v_cmp_ptr + row[:, None] * DV + d[None, :],
+            narrow(mean, v_cmp_ptr.dtype.element_ty),
+            mask=held[:, None] & (d[None, :] < DV),
+        )
+
+
+@triton.jit
+def _sum_of_keys(
+    grad_ptr,
+    place,
+    keys,
+    first_key,
+    g_sn,
+    g_sd,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+):
+    """What tokens at each ``place`` of their sequence, of ``keys`` compressed keys from
+    ``first_key`` on, get of the gradients of those that they are in."""
+    d = tl.arange(0, BLOCK_D)
+    total = tl.zeros([place.shape[0], BLOCK_D], dtype=tl.float32)
+    # The keys that began last come last, so that they are added in ascending order.
+    for before in range((LENGTH + STRIDE - 1) // STRIDE):
+        key = place // STRIDE - ((LENGTH + STRIDE - 1) // STRIDE - 1) + before
+        within = (key >= 0) & (key < keys) & (place - key * STRIDE < LENGTH)
+        total += tl.load(
+            grad_ptr + (first_key + key).to(tl.int64)[:, None] * g_sn + d[None, :] * g_sd,
+            mask=within[:, None] & (d[None, :] < D),
+            other=0.0,
+        ).to(tl.float32)
+    return total / LENGTH
+
+
+@triton.jit
+def compress_backward_kernel(
+    dk_cmp_ptr,
+    dv_cmp_ptr,
+    dk_ptr,
+    dv_ptr,
+    cu_ptr,
+    cu_keys_ptr,
+    k_sb,
+    k_sn,
+    k_sh,
+    k_sd,
+    v_sb,
+    v_sn,
+    v_sh,
+    v_sd,
+    T,
+    N,
+    H,
+    sequences,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PACKED: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Program (TOKENS tokens, head of dk and then of dv, batch): dk [B,T,H,D] and dv, of the
+    gradients of k_cmp [B,N,H,D], whose strides are k_*, and of v_cmp; 0 of tokens in no sequence.
+    """
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    held = t < T
+    place = t
+    first_key = t * 0
+    keys = tl.where(held, N, 0)
+    if PACKED:
+        i = sequence_of(cu_ptr, t, sequences, STEPS)
+        begin = tl.load(cu_ptr + i)
+        inside = held & (begin >= 0) & (begin <= t) & (t < tl.load(cu_ptr + i + 1))
+        place = t - begin
+        first_key = tl.load(cu_keys_ptr + i)
+        keys = tl.where(inside, tl.minimum(tl.load(cu_keys_ptr + i + 1), N) - first_key, 0)
+    if head < H:
+        d = tl.arange(0, BLOCK_D)
+        total = _sum_of_keys(
+            dk_cmp_ptr + batch * k_sb + head.to(tl.int64) * k_sh,
+            place,
+            keys,
+            first_key,
+            k_sn,
+            k_sd,
+            D,
+            BLOCK_D,
+            LENGTH,
+            STRIDE,
+        )
+        row = (batch * T + t) * H + head
+        tl.store(
+            dk_ptr + row[:, None] * D + d[None, :],
+            narrow(total, dk_ptr.dtype.element_ty),
+            mask=held[:, None] & (d[None, :] < D),
+        )
+    else:
+        head -= H
+        d = tl.arange(0, BLOCK_DV)
+        total = _sum_of_keys(
+            dv_cmp_ptr + batch * v_sb + head.to(tl.int64) * v_sh,
+            place,
+            keys,
+            first_key,
+            v_sn,
+            v_sd,
+            DV,
+            BLOCK_DV,
+            LENGTH,
+            STRIDE,
+        )
+        row = (batch * T + t) * H + head
+        tl.store(
+            dv_ptr + row[:, None] * DV + d[None, :],
+            narrow(total, dv_ptr.dtype.element_ty),
+            mask=held[:, None] & (d[None, :] < DV),
+        )

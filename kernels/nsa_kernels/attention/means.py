@@ -1,0 +1,263 @@
+"""Means over overlapping blocks of tokens, of keys and values in one launch, differentiable.
+
+What the compression branch of NSA needs (arXiv 2502.11089, section 3.3.1, with a mean in the place
+of its MLP). Sequences that are packed are told apart on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..band.compressed import OP
+from ..launch.checks import check_device, check_first_derivative, check_transforms
+from ..launch.launcher import launch
+from ..launch.mode import traced
+from ..launch.replay import replayed
+from ..launch.sizes import cdiv, head_dims, next_power_of_2, strides
+from ..launch.tape import empty
+from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
+
+UNROLL = 8
+"""Tokens of a block whose loads are on their way together."""
+
+
+def keys_of(tokens: int, block: int, stride: int, packed: bool) -> int:
+    """How many compressed keys T tokens have; of packed sequences, how many they have at most."""
+    if packed:
+        return tokens // stride
+    return (tokens - block) // stride + 1 if tokens >= block else 0
+
+
+def means_of_blocks(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block: int,
+    stride: int,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_keys: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k_cmp [B, N, H, D] and v_cmp [B, N, H, Dv] of k [B, T, H, D] and v [B, T, H, Dv], summed in
+    float32.
+
+    Args:
+        k, v: float16, bfloat16 or float32, any strides; v may be of no heads.
+        block, stride: tokens of a compressed key, and from one to the next.
+        cu_seqlens: int32 [sequences + 1], of sequences packed in B = 1; cu_keys: ``key_offsets`` of
+            it. Then N = T // stride, ``stride`` must divide ``block``, and keys of no sequence are
+            0.
+    """
+    check_transforms(OP, k, v)
+    call = _means if traced(k) else _Means.apply
+    k_cmp, v_cmp = call(k, v, block, stride, cu_seqlens, cu_keys)
+    return k_cmp, v_cmp
+
+
+@replayed
+def _launch_key_offsets(
+    cu_seqlens: torch.Tensor, tokens: int, block: int, stride: int
+) -> torch.Tensor:
+    cu_keys = empty(cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device)
+    sequences = cu_seqlens.shape[0] - 1
+    launch(
+        key_offsets_kernel,
+        (1,),
+        *(cu_seqlens.contiguous(), cu_keys, sequences, tokens),
+        LENGTH=block,
+        STRIDE=stride,
+        BLOCK=min(1024, next_power_of_2(sequences)),
+        num_warps=4,
+    )
+    return cu_keys
+
+
+_key_offsets = torch.library.custom_op(
+    "nsa_kernels::key_offsets", _launch_key_offsets, mutates_args=()
+)
+_key_offsets.register_fake(lambda cu_seqlens, tokens, block, stride: torch.empty_like(cu_seqlens))
+
+
+def key_offsets(cu_seqlens: torch.Tensor, tokens: int, block: int, stride: int) -> torch.Tensor:
+    """Where the compressed keys of each of the sequences packed in T ``tokens`` begin: int32
+    [sequences + 1], made on the device."""
+    call = _key_offsets if traced(cu_seqlens) else _launch_key_offsets
+    offsets: torch.Tensor = call(cu_seqlens, tokens, block, stride)
+    return offsets
+
+
+def _dims(k: torch.Tensor, v: torch.Tensor) -> dict[str, int]:
+    return head_dims(k.shape[3], v.shape[3])
+
+
+def _rows(*heads: torch.Tensor) -> int:
+    """Rows a program that give each of 128 threads sixteen elements."""
+    return max(1, 2048 // next_power_of_2(max(x.shape[3] for x in heads)))
+
+
+@replayed
+def launch_means(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block: int,
+    stride: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    keys: int | None = None,
+    unroll: int = UNROLL,
+    warps: int = 4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The forward of ``means_of_blocks``, of ``keys`` keys a program."""
+    check_device(OP, k)
+    b, t, h, d = k.shape
+    n = keys_of(t, block, stride, cu_seqlens is not None)
+    k_cmp = empty((b, n, h, d), k.dtype, k.device)
+    v_cmp = empty((b, n, *v.shape[2:]), v.dtype, v.device)
+    if k_cmp.numel() + v_cmp.numel() == 0:
+        return k_cmp, v_cmp
+    keys = keys or _rows(k, v)
+    sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    cu = k if cu_seqlens is None else cu_seqlens.contiguous()
+    launch(
+        compress_kernel,
+        (cdiv(n, keys), h + v.shape[2], b),
+        *(k, v, k_cmp, v_cmp, cu, k if cu_keys is None else cu_keys),
+        *strides(k, v),
+        *(t, n, h, sequences),
+        **_dims(k, v),
+        LENGTH=block,
+        STRIDE=stride,
+        UNROLL=min(unroll, block),
+        KEYS=keys,
+        PACKED=cu_seqlens is not None,
+        STEPS=max(1, sequences.bit_length()),
+        num_warps=warps,
+    )
+    return k_cmp, v_cmp
+
+
+@replayed
+def launch_means_backward(
+    dk_cmp: torch.Tensor,
+    dv_cmp: torch.Tensor,
+    tokens: int,
+    block: int,
+    stride: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    rows: int | None = None,
+    warps: int = 4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dk [B, T, H, D] and dv, of ``rows`` tokens a program."""
+    b, n, h, _ = dk_cmp.shape
+    dk, dv = (empty((b, tokens, *x.shape[2:]), x.dtype, x.device) for x in (dk_cmp, dv_cmp))
+    if n == 0 or dk.numel() + dv.numel() == 0:
+        return dk.zero_(), dv.zero_()
+    rows = rows or _rows(dk_cmp, dv_cmp)
+    sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    cu = dk if cu_seqlens is None else cu_seqlens.contiguous()
+    launch(
+        compress_backward_kernel,
+        (cdiv(tokens, rows), h + dv_cmp.shape[2], b),
+        *(dk_cmp, dv_cmp, dk, dv, cu, dk if cu_keys is None else cu_keys),
+        *strides(dk_cmp, dv_cmp),
+        *(tokens, n, h, sequences),
+        **_dims(dk_cmp, dv_cmp),
+        LENGTH=block,
+        STRIDE=stride,
+        TOKENS=rows,
+        PACKED=cu_seqlens is not None,
+        STEPS=max(1, sequences.bit_length()),
+        num_warps=warps,
+    )
+    return dk, dv
+
+
+class _Means(torch.autograd.Function):
+    """The launches, differentiable in eager mode."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        block: int,
+        stride: int,
+        cu_seqlens: torch.Tensor | None,
+        cu_keys: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(cu_seqlens, cu_keys)
+        ctx.sizes = (k.shape[1], block, stride)
+        return launch_means(k, v, block, stride, cu_seqlens, cu_keys)
+
+    @staticmethod
+    def backward(
+        ctx: Any, dk_cmp: torch.Tensor, dv_cmp: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        check_first_derivative(OP)
+        gradients = launch_means_backward(dk_cmp, dv_cmp, *ctx.sizes, *ctx.saved_tensors)
+        return (*gradients, None, None, None, None)
+
+
+@torch.library.custom_op("nsa_kernels::means_of_blocks", mutates_args=())
+def _means(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block: int,
+    stride: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return launch_means(k, v, block, stride, cu_seqlens, cu_keys)
+
+
+@_means.register_fake
+def _(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block: int,
+    stride: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b, t, h, d = k.shape
+    n = keys_of(t, block, stride, cu_seqlens is not None)
+    return k.new_empty((b, n, h, d)), v.new_empty((b, n, *v.shape[2:]))
+
+
+@torch.library.custom_op("nsa_kernels::means_of_blocks_backward", mutates_args=())
+def _means_backward(
+    dk_cmp: torch.Tensor,
+    dv_cmp: torch.Tensor,
+    tokens: int,
+    block: int,
+    stride: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return launch_means_backward(dk_cmp, dv_cmp, tokens, block, stride, cu_seqlens, cu_keys)
+
+
+@_means_backward.register_fake
+def _(
+    dk_cmp: torch.Tensor, dv_cmp: torch.Tensor, tokens: int, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dk, dv = (x.new_empty((x.shape[0], tokens, *x.shape[2:])) for x in (dk_cmp, dv_cmp))
+    return dk, dv
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    k, _, block, stride, cu_seqlens, cu_keys = inputs
+    ctx.save_for_backward(cu_seqlens, cu_keys)
+    ctx.sizes = (k.shape[1], block, stride)
+
+
+def _differentiate(
+    ctx: Any, dk_cmp: torch.Tensor, dv_cmp: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative(OP)
+    gradients = _means_backward(dk_cmp, dv_cmp, *ctx.sizes, *ctx.saved_tensors)
+    return (*gradients, None, None, None, None)
+
+
+_means.register_autograd(_differentiate, setup_context=_keep)

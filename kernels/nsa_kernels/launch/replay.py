@@ -1,0 +1,271 @@
+"""Calls whose work on the host is done once a signature, and only replayed from then on.
+
+    @replayed
+    def _forward(q, k, v, sm_scale):
+        ...check, choose tiles...
+        out = empty(size, dtype, device)
+        launch(kernel, grid, q, k, v, out, ...)
+        return out
+
+The first call of a signature is run as it is; the second as well, and on the way each launch and
+each allocation is noted (``tape``). From the third on only those are done: results are allocated,
+everything else the call needs is one allocation, and the compiled kernels are called on addresses.
+
+A signature holds all that such a function may look at: of each tensor the shape, strides, dtype,
+device and alignment; the other arguments themselves. The values of tensors it must not read. A
+call that does more than launch kernels on its arguments and on memory from ``empty`` (torch copies,
+fills or sorts something) is noticed, and never replayed. Nor is a call of which a gradient is
+wanted, one while somebody watches launches (``jit.direct``), one under a transform of torch.func,
+or one with arguments that are no plain tensors, numbers or None: those run as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from ..jit.compat import INTERPRETED
+from ..jit.direct import AVAILABLE, PACKS, current_stream, undisturbed
+from .device import on_its_device
+from .tape import Memory, Place, Tape, record_on, recording, tensors_of, view
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST = 1024
+"""Signatures a function remembers; with one more it forgets all."""
+ALIGNMENT = 256
+"""Bytes, of parts of a workspace."""
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_PLAIN = frozenset((int, float, bool, type(None)))
+_ONCE, _NEVER = object(), object()
+"""Signatures that were seen once, and that cannot be replayed."""
+
+
+def replayed(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorates a function of tensors and numbers that returns a tensor or a tuple of them.
+
+    It runs on the device of its first tensor.
+    """
+    as_it_is = on_its_device(function)
+    if not (AVAILABLE or INTERPRETED):
+        return as_it_is
+    programs: dict[tuple[Any, ...], Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if kwargs or torch._C._are_functorch_transforms_active() or recording() is not None:
+            return as_it_is(*args, **kwargs)
+        grad = torch.is_grad_enabled()
+        key: list[Any] = []
+        addresses: list[int] = []
+        low = 0
+        device = -2
+        x: Any
+        for x in args:
+            of = x.__class__
+            if of in _TENSORS:
+                if grad and x.requires_grad:
+                    return as_it_is(*args, **kwargs)
+                there = x.get_device()
+                key.append((x.shape, x.stride(), x.dtype, there))
+                address = x.data_ptr()
+                low |= address
+                addresses.append(address)
+                if device == -2:
+                    device = there
+            elif of in _PLAIN:
+                key.append(of)  # 1, 1.0 and True are equal
+                key.append(x)
+            else:
+                return as_it_is(*args, **kwargs)
+        # Tensors of torch begin at multiples of 512 bytes: most calls are aligned.
+        key.append(None if low & 15 == 0 else tuple([x & 15 for x in addresses]))
+        signature = tuple(key)
+        program = programs.get(signature)
+        if program is None or program is _NEVER or not undisturbed():
+            if program is None:
+                if len(programs) >= MOST:
+                    programs.clear()
+                programs[signature] = _ONCE
+            return as_it_is(*args, **kwargs)
+        if program is _ONCE:
+            programs[signature] = _NEVER  # should the call raise
+            result, program = record(as_it_is, args)
+            programs[signature] = program or _NEVER
+            return result
+        if device < 0 or device == torch.cuda.current_device():
+            return program(args, addresses)
+        with torch.cuda.device(device):
+            return program(args, addresses)
+
+    call.programs = programs  # type: ignore[attr-defined]
+    return call
+
+
+def record(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Program | None]:
+    """What a call gives, and what it did, to be done again; None if that cannot be."""
+    storages: set[int] = set()
+    own: list[Any] = []
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            storage = x.untyped_storage()._cdata
+            # Whose a pointer is must be plain, also where q, k and v are parts of one tensor.
+            own.append(_of_its_own(x) if storage in storages else x)
+            storages.add(storage)
+        else:
+            own.append(x)
+    tape = Tape([x for x in own if isinstance(x, torch.Tensor)])
+    record_on(tape)
+    try:
+        # Tensors made in inference mode do not count what is written to them.
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                result = function(*own)
+        else:
+            result = function(*own)
+    finally:
+        record_on(None)
+    return result, _program(tape, result)
+
+
+def _of_its_own(x: torch.Tensor) -> torch.Tensor:
+    """The same memory under a storage of its own."""
+    capsule = torch.utils.dlpack.to_dlpack(x.detach())
+    other: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
+    return other.as_strided(x.size(), x.stride())
+
+
+def _program(tape: Tape, result: Any) -> Program | None:
+    returned = tensors_of(result)
+    if not returned or not tape.complete or any(x.requires_grad for x in returned):
+        return None
+    if AVAILABLE and any(made.direct is None for made, _ in tape.launches):
+        return None
+    places = [tape.place(x) for x in returned]
+    if any(place is None or place.memory < tape.inputs for place in places):
+        return None
+    return Program(tape, [x for x in places if x is not None], isinstance(result, tuple))
+
+
+def packed(tape: Tape, numbers: set[int], apart: bool) -> tuple[dict[int, int], int]:
+    """Where in one workspace each of these memories is, and how many bytes that has.
+
+    Memories that no launch works on together, nor one between, may be in one place; ``apart``: they
+    may not, since launches overlap.
+    """
+    used: dict[int, tuple[int, int]] = {}
+    for step, (_, places) in enumerate(tape.launches):
+        for place in places:
+            if place.memory in numbers:
+                used[place.memory] = (used.get(place.memory, (step, 0))[0], step)
+    offsets: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for number in sorted(used, key=lambda number: (used[number][0], -tape.memories[number].bytes)):
+        first, last = used[number]
+        room = max(1, -(-tape.memories[number].bytes // ALIGNMENT)) * ALIGNMENT
+        others = [
+            other
+            for other in offsets
+            if apart or not (used[other][1] < first or last < used[other][0])
+        ]
+        at = 0
+        for other in sorted(others, key=offsets.__getitem__):
+            if at + room <= offsets[other]:
+                break
+            at = max(at, ends[other])
+        offsets[number], ends[number] = at, at + room
+    return offsets, max(ends.values(), default=0)
+
+
+class Program:
+    """The launches of a call, and where everything they work on is."""
+
+    def __init__(self, tape: Tape, returned: list[Place], several: bool) -> None:
+        self.several = several
+        self.inputs = tape.inputs
+        numbers: dict[int, int] = {number: number for number in range(tape.inputs)}
+        results: list[Memory] = []
+        for place in returned:
+            if place.memory not in numbers:
+                numbers[place.memory] = tape.inputs + len(results)
+                results.append(tape.memories[place.memory])
+        workspace = tape.inputs + len(results)
+        between = {number for number in range(len(tape.memories)) if number not in numbers}
+        overlap = any(made.constants.get("launch_pdl") for made, _ in tape.launches)
+        offsets, self.bytes = packed(tape, between, apart=overlap)
+
+        def moved(place: Place) -> Place:
+            behind = offsets.get(place.memory)
+            if behind is None:
+                return place._replace(memory=numbers[place.memory])
+            return place._replace(memory=workspace, offset=behind + place.offset)
+
+        self.results = [(x.size, x.stride, x.dtype, x.device) for x in results]
+        self.device = results[0].device
+        self.launches = [(made, [moved(x) for x in places]) for made, places in tape.launches]
+        # None: the memory as it was allocated, of which no view needs to be made.
+        self.returned: list[tuple[int, Place | None]] = []
+        for place in map(moved, returned):
+            number = place.memory - tape.inputs
+            whole = (place.offset, *place[2:]) == (0, place.dtype, *results[number][1:3])
+            same = whole and place.dtype == results[number].dtype
+            self.returned.append((number, None if same else place))
+        self.hooks = [getattr(made.kernel, "pre_run_hooks", ()) for made, _ in self.launches]
+        self.calls = [
+            (
+                made.direct.call,
+                made.grid,
+                made.direct.before,
+                [(place.memory, place.offset) for place in places],
+                made.tail,
+            )
+            for made, places in self.launches
+            if made.direct is not None
+        ]
+
+    def __call__(self, args: tuple[Any, ...], addresses: list[int]) -> Any:
+        memories = [
+            torch.empty_strided(size, stride, dtype=dtype, device=device)
+            for size, stride, dtype, device in self.results
+        ]
+        workspace = None
+        if self.bytes:
+            workspace = torch.empty_strided(
+                (self.bytes,), (1,), dtype=torch.uint8, device=self.device
+            )
+        if not AVAILABLE or any(self.hooks):
+            self._as_triton_does(args, memories, workspace)
+        else:
+            for x in memories:
+                addresses.append(x.data_ptr())
+            if workspace is not None:
+                addresses.append(workspace.data_ptr())
+            stream = current_stream(memories[0].get_device())
+            if PACKS:
+                for start, grid, before, places, tail in self.calls:
+                    pointers = [addresses[memory] + offset for memory, offset in places]
+                    start(*grid, stream, *before, (*pointers, *tail))
+            else:
+                for start, grid, before, places, tail in self.calls:
+                    pointers = [addresses[memory] + offset for memory, offset in places]
+                    start(*grid, stream, *before, *pointers, *tail)
+        found = [
+            memories[number] if part is None else view(memories[number], part)
+            for number, part in self.returned
+        ]
+        return tuple(found) if self.several else found[0]
+
+    def _as_triton_does(
+        self, args: tuple[Any, ...], results: list[torch.Tensor], workspace: torch.Tensor | None
+    ) -> None:
+        """The same launches by ``kernel[grid]``, on tensors."""
+        memories = [x for x in args if isinstance(x, torch.Tensor)] + results
+        if workspace is not None:
+            memories.append(workspace)
+        for made, places in self.launches:
+            pointers = [view(memories[place.memory], place) for place in places]
+            made.kernel[made.grid](*pointers, *made.numbers, **made.constants)

@@ -1,0 +1,215 @@
+"""The kernels that only move bytes: gated sum, means of blocks, and the choice of blocks."""
+
+from __future__ import annotations
+
+import nsa_kernels
+import pytest
+import torch
+from nsa_kernels.attention.branches import launch_sum, launch_sum_backward, sum_branches
+from nsa_kernels.attention.means import key_offsets, keys_of, launch_means, means_of_blocks
+from nsa_kernels.scoring.naive import naive_select_blocks
+from nsa_kernels.scoring.top_n import RowTiles, choose_blocks, launch_top_n
+from torch.library import opcheck
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 2e-6}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def branches(dtype: torch.dtype, gates: torch.dtype, *shape: int) -> list[torch.Tensor]:
+    of = [draw(*shape, dtype=dtype, seed=i) for i in range(3)]
+    return [*of, draw(*shape[:-1], 3, dtype=gates, seed=3)]
+
+
+def weighted(branches: list[torch.Tensor]) -> torch.Tensor:
+    *three, gates = (x.double() for x in branches)
+    return (torch.stack(three, -2) * gates.unsqueeze(-1)).sum(-2)
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 21, 3, 48), (1, 9, 4, 256)])
+def test_the_gated_sum_and_its_gradients(dtype, gates, shape) -> None:
+    given = [x.requires_grad_() for x in branches(dtype, gates, *shape)]
+    weight = draw(*shape, dtype=dtype, seed=9)
+    out = sum_branches(*given)
+    want = weighted(given)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), want, atol=ROUNDED[dtype], rtol=ROUNDED[dtype])
+    got = torch.autograd.grad(out, given, weight)
+    exact = torch.autograd.grad(want, given, weight.double())
+    for a, b, x in zip(got, exact, given, strict=True):
+        assert a.dtype == x.dtype and a.shape == x.shape
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=2 * ROUNDED[x.dtype])
+
+
+def test_the_gated_sum_takes_what_lies_apart_in_memory() -> None:
+    given = branches(torch.float32, torch.float32, 2, 5, 3, 16)
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
+    apart[3] = apart[3][..., :1].expand(-1, -1, -1, 3)
+    torch.testing.assert_close(sum_branches(*apart).double(), weighted(apart), atol=1e-5, rtol=1e-5)
+
+
+def test_rows_a_program_do_not_change_a_bit_of_the_gated_sum() -> None:
+    given = branches(torch.bfloat16, torch.float32, 1, 37, 2, 64)
+    grad = draw(1, 37, 2, 64, dtype=torch.bfloat16)
+    one = (launch_sum(*given, rows=1), *launch_sum_backward(grad, *given, rows=1))
+    many = (launch_sum(*given, rows=16), *launch_sum_backward(grad, *given, rows=16))
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 16), (2, 0, 2, 16)])
+def test_the_gated_sum_of_nothing(shape) -> None:
+    given = [x.requires_grad_() for x in branches(torch.float32, torch.float32, *shape)]
+    out = sum_branches(*given)
+    assert out.shape == shape
+    assert all(g.numel() == 0 for g in torch.autograd.grad(out.sum(), given))
+
+
+def mean(x: torch.Tensor, block: int, stride: int) -> torch.Tensor:
+    return x.double().unfold(1, block, stride).mean(-1) if x.shape[1] >= block else x[:, :0]
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize(("block", "stride"), [(32, 16), (8, 4), (4, 4), (12, 3), (3, 5), (1, 1)])
+def test_means_and_their_gradients(dtype, block, stride) -> None:
+    k = draw(2, 70, 2, 24, dtype=dtype).requires_grad_()
+    v = draw(2, 2, 70, 40, dtype=dtype).transpose(1, 2).requires_grad_()
+    results = means_of_blocks(k, v, block, stride)
+    want = mean(k, block, stride), mean(v, block, stride)
+    for a, b in zip(results, want, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=ROUNDED[dtype], rtol=ROUNDED[dtype])
+    weights = [draw(*x.shape, dtype=dtype, seed=5) for x in results]
+    got = torch.autograd.grad(results, (k, v), weights)
+    exact = torch.autograd.grad(want, (k, v), [x.double() for x in weights])
+    for a, b in zip(got, exact, strict=True):
+        torch.testing.assert_close(a, b, atol=ROUNDED[dtype], rtol=2 * ROUNDED[dtype])
+
+
+def test_the_module_of_the_mean_is_the_same() -> None:
+    from nsa_kernels.attention.compression import MeanCompression
+
+    x = draw(1, 21, 2, 16)
+    compress = MeanCompression(8, 4)
+    assert torch.equal(compress(x), means_of_blocks(x, x, 8, 4)[0])
+    assert compress(x[:, :7]).shape == (1, 0, 2, 16)
+    double = x.double().requires_grad_()
+    assert torch.autograd.gradcheck(compress, double)
+    torch.testing.assert_close(compress(x), compress(double).float(), atol=1e-6, rtol=1e-6)
+
+
+LENGTHS = [7, 0, 8, 40, 3, 12]
+
+
+@pytest.mark.parametrize(("block", "stride"), [(8, 4), (4, 4)])
+def test_means_of_packed_sequences_stay_in_their_sequence(block, stride) -> None:
+    cu = torch.tensor([0, *LENGTHS], device=DEVICE).cumsum(0).int()
+    total = int(cu[-1])
+    k = draw(1, total + 9, 2, 16).requires_grad_()
+    v = draw(1, total + 9, 2, 32).requires_grad_()
+    offsets = key_offsets(cu, k.shape[1], block, stride)
+    each = [keys_of(n, block, stride, False) for n in LENGTHS]
+    assert offsets.tolist() == torch.tensor([0, *each]).cumsum(0).tolist()
+    results = means_of_blocks(k, v, block, stride, cu, offsets)
+    keys = int(offsets[-1])
+    assert results[0].shape[1] == (total + 9) // stride >= keys
+    edges = list(zip(cu.tolist(), cu.tolist()[1:], strict=False))
+    want = [torch.cat([mean(x[:, a:b], block, stride) for a, b in edges], 1) for x in (k, v)]
+    weights = [draw(*x.shape, seed=5) for x in results]
+    for a, b in zip(results, want, strict=True):
+        torch.testing.assert_close(a[:, :keys].double(), b.double(), atol=1e-6, rtol=1e-6)
+        assert not a[:, keys:].any()
+    got = torch.autograd.grad(results, (k, v), weights)
+    exact = torch.autograd.grad(want, (k, v), [x[:, :keys].double() for x in weights])
+    for a, b in zip(got, exact, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+        assert not a[:, total:].any()
+
+
+def test_a_mean_does_not_depend_on_where_its_program_begins() -> None:
+    k, v = draw(1, 90, 1, 16), draw(1, 90, 1, 16)
+    whole = launch_means(k, v, 8, 4, None, None)
+    shifted = launch_means(k[:, 20:], v[:, 20:], 8, 4, None, None, keys=1, unroll=3)
+    assert all(torch.equal(a[:, 5:], b) for a, b in zip(whole, shifted, strict=True))
+
+
+def scores(kind: str, t: int, blocks: int) -> torch.Tensor:
+    x = draw(2, t, 2, blocks).exp()
+    if kind == "few values":  # ties within a group, between groups, and at the last place
+        x = (x * 2).round() / 2
+    elif kind == "hostile":
+        x[..., ::3] = float("nan")
+        x[..., 1::7] = float("inf")
+        x[..., 2::5] *= -1
+    elif kind == "all equal":
+        x = torch.ones_like(x)
+    return x
+
+
+@pytest.mark.parametrize("kind", ["any", "few values", "hostile", "all equal"])
+@pytest.mark.parametrize(
+    ("first", "t", "count", "tiles"),
+    [
+        (0, 40, 5, RowTiles(32, 1, 1)),
+        (0, 40, 5, RowTiles(32, 3, 1)),
+        (0, 40, 24, RowTiles(4, 4, 1)),
+        (370, 5, 16, RowTiles(8, 2, 2)),
+        (640, 3, 9, RowTiles(64, 1, 1)),
+        (700, 4, 40, RowTiles(32, 1, 1)),
+    ],
+)
+def test_chosen_blocks_are_those_of_a_stable_sort(kind, first, t, count, tiles) -> None:
+    blocks = (first + t + 7) // 8
+    given = scores(kind, t, blocks)
+    want = naive_select_blocks(given, count, block_size=8, first_position=first)
+    want = torch.nn.functional.pad(want, (0, count - want.shape[-1]), value=-1)
+    got = launch_top_n(given, count, 8, first, spans=False, tiles=tiles)
+    assert torch.equal(got.long(), want)
+    spans = launch_top_n(given, count, 8, first, tiles=tiles)
+    position = first + torch.arange(t, device=DEVICE)[:, None, None]
+    ends = torch.minimum(want * 8 + 8, position + 1)
+    assert torch.equal(spans[..., 0].long(), torch.where(want >= 0, want * 8, 0))
+    assert torch.equal(spans[..., 1].long(), torch.where(want >= 0, ends, 0))
+
+
+@pytest.mark.parametrize("local", [0, 1, 5])
+def test_blocks_with_another_number_of_last_ones(local) -> None:
+    given = scores("few values", 60, 16)
+    got = nsa_kernels.select_blocks(given, 7, block_size=4, local=local)
+    want = naive_select_blocks(given, 7, block_size=4, local=local)
+    assert torch.equal(torch.where(got[..., 1] > 0, got[..., 0] // 4, -1).long(), want)
+
+
+def test_blocks_behind_a_query_are_never_read() -> None:
+    given = scores("any", 48, 16)
+    behind = torch.arange(16)[None, :] > torch.arange(48)[:, None] // 8
+    hidden = given.masked_fill(behind[None, :, None].to(DEVICE), float("inf"))
+    assert torch.equal(choose_blocks(given, 4, 8), choose_blocks(hidden, 4, 8))
+
+
+def test_blocks_of_packed_sequences_are_those_of_each_alone() -> None:
+    cu = torch.tensor([0, *LENGTHS], device=DEVICE).cumsum(0).int()
+    total = int(cu[-1])
+    given = draw(1, total + 5, 2, 16).exp()
+    got = choose_blocks(given, 4, 4, cu)
+    assert (got[:, total:] == -1).all()
+    for a, b in zip(cu.tolist(), cu.tolist()[1:], strict=False):
+        assert torch.equal(got[:, a:b], choose_blocks(given[:, a:b].contiguous(), 4, 4))
+
+
+@pytest.mark.parametrize("op", ["sum_branches", "means_of_blocks", "choose_blocks", "key_offsets"])
+def test_operators_keep_what_they_promise(op) -> None:
+    cu = torch.tensor([0, 9, 24], device=DEVICE, dtype=torch.int32)
+    k = draw(1, 24, 2, 16).requires_grad_()
+    given = {
+        "sum_branches": tuple(x.requires_grad_() for x in branches(k.dtype, k.dtype, 1, 6, 2, 16)),
+        "means_of_blocks": (k, k, 8, 4, cu, key_offsets(cu, 24, 8, 4)),
+        "choose_blocks": (draw(1, 24, 2, 6).exp(), 3, 4, None),
+        "key_offsets": (cu, 24, 8, 4),
+    }[op]
+    opcheck(getattr(torch.ops.nsa_kernels, op).default, given)

@@ -1,0 +1,292 @@
+"""Launches: what tells one kind of launch from another, and calls that are replayed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import nsa_kernels
+import pytest
+import test_conformance
+import torch
+import triton
+from conformance import CALLS
+from nsa_kernels.jit.compat import tl
+from nsa_kernels.launch import replay
+from nsa_kernels.launch.launcher import kind, launch
+from nsa_kernels.launch.replay import replayed
+from nsa_kernels.launch.tape import empty
+from triton.runtime.jit import JITFunction
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def many_kinds(a_ptr, b_ptr, n, m, fixed, scale, SIZE: tl.constexpr, FLAG: tl.constexpr):
+    """Never run: only its parameters are looked at."""
+
+
+def specialised(of: JITFunction, *arguments: Any, **constants: Any) -> str:
+    """What Triton keys such a launch by."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    if not hasattr(jit, "create_function_from_signature"):
+        pytest.skip("an older Triton makes its keys elsewhere")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    binder = jit.create_function_from_signature(of.signature, of.params, backend)
+    _, specialization, options = binder(*arguments, **constants)
+    return f"{specialization} {options}"
+
+
+def test_launches_that_triton_tells_apart_are_of_different_kinds() -> None:
+    of = JITFunction(many_kinds, do_not_specialize=["fixed"])
+    choose = random.Random(0).choice
+    room = torch.zeros(64, dtype=torch.int64)
+    numbers = (0, 1, 2, 15, 16, 17, -16, -1, 48, 2**31 - 1, 2**31, 2**31 + 16, -(2**31) - 1, 2**40)
+    found: dict[Any, str] = {}
+    for _ in range(4000):
+        dtypes = [choose((torch.float16, torch.bfloat16, torch.float32)) for _ in "ab"]
+        tensors = tuple(room.view(dtype)[choose((0, 1, 8)) :] for dtype in dtypes)
+        rest = (choose(numbers), choose((*numbers, True, False)), choose(numbers))
+        rest = (*rest, choose((0.5, 2.0)))
+        constants = {
+            "SIZE": choose((1, 16, 32)),
+            "FLAG": choose((True, False, 1, 0, None, "ieee")),
+            "num_warps": choose((1, 4)),
+        }
+        if choose((True, False)):
+            constants["maxnreg"] = choose((None, 128))
+        key = specialised(of, *tensors, *rest, **constants)
+        assert found.setdefault(kind(tensors, rest, constants), key) == key
+    assert len(found) > 2000
+
+
+@triton.jit
+def weighted_kernel(out_ptr, x_ptr, y_ptr, n, weight, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    y = tl.load(y_ptr + at, mask=at < n)
+    tl.store(out_ptr + at, x + weight * y, mask=at < n)
+
+
+def weigh(out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weight: float) -> None:
+    launch(weighted_kernel, (-(-x.numel() // 16),), out, x, y, x.numel(), weight, BLOCK=16)
+
+
+def made(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A replayed function of its own."""
+    return replayed(body)
+
+
+def chain(x: torch.Tensor, y: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two results, the first a part of what was allocated, and memory in between."""
+    once = empty((2, *x.shape), x.dtype, x.device)
+    twice, result = (empty(x.shape, x.dtype, x.device) for _ in range(2))
+    weigh(once[1], x, y, weight)
+    weigh(twice, once[1], y, weight)
+    weigh(result, twice, x, weight)
+    return once[1], result
+
+
+def want(x: torch.Tensor, y: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+    once = x + weight * y
+    return once, (once + weight * y) + weight * x
+
+
+def randn(*size: int) -> torch.Tensor:
+    return torch.randn(size).to(DEVICE)
+
+
+def programs(of: Any) -> list[Any]:
+    return [p for p in of.programs.values() if isinstance(p, replay.Program)]
+
+
+def check(call: Callable[..., Any], *args: Any) -> None:
+    for a, b in zip(call(*args), want(*args), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
+    call = made(chain)
+    for _ in range(4):
+        check(call, randn(5, 7), randn(5, 7), 2.0)
+    assert len(programs(call)) == 1
+    kept = call(randn(5, 7), randn(5, 7), 2.0)
+    before = [x.clone() for x in kept]
+    call(randn(5, 7), randn(5, 7), 2.0)
+    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+
+
+@pytest.mark.parametrize("record_on_one", [True, False])
+def test_arguments_of_one_storage_are_told_apart(record_on_one) -> None:
+    call = made(chain)
+    both = randn(2, 32)
+    x = randn(32)
+    recorded = (x, x) if record_on_one else (both[0], both[1])
+    for _ in range(2):
+        check(call, *recorded, 3.0)
+    assert len(programs(call)) == 1
+    check(call, randn(32), randn(32), 3.0)
+    check(call, both[1], both[0], 3.0)
+    check(call, x, x, 3.0)
+
+
+def test_other_strides_alignments_and_numbers_are_other_programs() -> None:
+    call = made(chain)
+    room = randn(80)
+    for x, y in ((randn(16), randn(16)), (room[1:17], randn(16)), (randn(16), room[1:17])):
+        for weight in (2, 2.0):
+            for _ in range(3):
+                check(call, x, y, weight)
+    assert len(programs(call)) == 6
+
+
+def test_what_torch_does_on_the_way_is_not_replayed() -> None:
+    def copies(x: torch.Tensor, weight: float) -> torch.Tensor:
+        out = empty(x.shape, x.dtype, x.device)
+        weigh(out, x, x.contiguous(), weight)
+        return out
+
+    def fills(x: torch.Tensor, weight: float) -> torch.Tensor:
+        return empty(x.shape, x.dtype, x.device).zero_()
+
+    def fills_a_part(x: torch.Tensor, weight: float) -> torch.Tensor:
+        out = empty(x.shape, x.dtype, x.device)
+        weigh(out, x, x, weight)
+        out.view(-1)[:3].zero_()
+        return out
+
+    def gives_its_own(x: torch.Tensor, weight: float) -> torch.Tensor:
+        return x * weight
+
+    def gives_an_argument(x: torch.Tensor, weight: float) -> torch.Tensor:
+        return x
+
+    for body in (copies, fills, fills_a_part, gives_its_own, gives_an_argument):
+        call = made(body)
+        with torch.inference_mode(body is fills):
+            x = randn(4, 4).t()
+            for _ in range(4):
+                assert torch.equal(call(x, 2.0), body(x, 2.0))
+        assert not programs(call), body.__name__
+
+
+def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:
+    call = made(chain)
+    x, y = randn(16), randn(16)
+    for _ in range(3):
+        check(call, x, y, 2.0)
+    seen: list[bool] = []
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.requires_grad)
+        out = empty(x.shape, x.dtype, x.device)
+        weigh(out, x, x, 1.0)
+        return out
+
+    call = made(watched)
+    leaf = x.clone().requires_grad_()
+    for _ in range(3):
+        call(leaf)
+    assert seen == [True] * 3
+    with torch.no_grad():
+        for _ in range(4):
+            call(leaf)
+    assert len(seen) == 5
+
+
+def test_an_error_is_raised_by_every_call() -> None:
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    call = made(refuses)
+    for _ in range(4):
+        with pytest.raises(ValueError, match="no"):
+            call(randn(4))
+
+
+def test_a_replay_in_inference_mode_gives_what_such_a_call_gives() -> None:
+    call = made(chain)
+    with torch.inference_mode():
+        for _ in range(4):
+            results = call(randn(16), randn(16), 2.0)
+            check(call, randn(16), randn(16), 2.0)
+        assert results[1].is_inference() and programs(call)
+
+
+def test_no_more_signatures_are_kept_than_there_is_room_for(monkeypatch) -> None:
+    monkeypatch.setattr(replay, "MOST", 3)
+    call = made(chain)
+    for n in range(1, 9):
+        for _ in range(2):
+            check(call, randn(n), randn(n), 2.0)
+    assert len(call.programs) <= 3
+
+
+def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:
+    def long(x: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
+        for _ in range(5):
+            out = empty(x.shape, x.dtype, x.device)
+            weigh(out, x, y, weight)
+            x = out
+        return x
+
+    call = made(long)
+    for _ in range(4):
+        x, y = randn(1000), randn(1000)
+        torch.testing.assert_close(call(x, y, 0.5), long(x, y, 0.5))
+    (program,) = programs(call)
+    assert len(program.launches) == 5 and program.bytes == 2 * 4096
+
+
+NOT_REPLAYED = {
+    "packed_sdpa": "is torch's operations alone",
+    "NSAttention": "projects by torch",
+    "NSAttention with a cache": "projects by torch",
+    "plan_blocks": "has a plan, and its call",
+}
+
+
+@pytest.mark.parametrize("name", [call for call in CALLS if call not in NOT_REPLAYED])
+def test_every_public_call_is_replayed_as_one(name) -> None:
+    case = test_conformance.MAKE[name](name, 2, 4, torch.float32)
+    launches = mock.Mock(wraps=replay.Program.__call__)
+
+    def count(self: Any, *args: Any) -> Any:
+        return launches(self, *args)
+
+    for turn in range(4):
+        tensors = {
+            key: (x.roll(turn) if x.is_floating_point() else x) for key, x in case.tensors.items()
+        }
+        with torch.no_grad(), mock.patch.object(replay.Program, "__call__", count):
+            launches.reset_mock()
+            got = test_conformance.results(case.call(**tensors))
+        if name == "decode_scores":
+            continue  # its log-sum-exp would be one of other keys
+        doubled = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
+        want = test_conformance.results(case.formula(**doubled))
+        test_conformance.check(name, got, want, torch.float32)
+    assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
+
+
+def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
+    found = 0
+    for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):
+        if ".integrations" in module.name or ".cuda" in module.name:
+            continue
+        for name, x in vars(importlib.import_module(module.name)).items():
+            if name.endswith("_kernel") and hasattr(x, "fn"):
+                kinds = [
+                    "constexpr" in str(p.annotation)
+                    for p in inspect.signature(x.fn).parameters.values()
+                ]
+                assert kinds == sorted(kinds), name
+                found += 1
+    assert found > 20

@@ -1,0 +1,118 @@
+"""``nsa_attention``: packed sequences, gradients, what a compiler and a graph need."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import nsa_kernels
+import pytest
+import torch
+from nsa_kernels.attention.naive import naive_nsa
+from nsa_kernels.band.compressed import attend_compressed
+from nsa_kernels.band.geometry import Band
+from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores, scores_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}
+
+
+def inputs(t: int, b: int = 1, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed + t)
+    q, k, v = (torch.randn(b, t, h, 16, generator=generator) * 1.5 for h in (4, 2, 2))
+    gates = torch.rand(b, t, 4, 3, generator=generator)
+    return [x.to(DEVICE).requires_grad_() for x in (q, k, v, gates)]
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """The paper's formula in float64."""
+    q, k, v, gates = (x.double() for x in (q, k, v, gates))
+    means = [x.unfold(1, 8, 4).mean(-1) if x.shape[1] >= 8 else x[:, :0] for x in (k, v)]
+    return naive_nsa(q, k, v, *means, gates, **SIZES)
+
+
+def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), atol=5e-5, rtol=5e-4)
+
+
+def test_the_whole_and_its_gradients_are_those_of_the_paper() -> None:
+    given = inputs(90, b=2)
+    out, want = nsa_kernels.nsa_attention(*given, **SIZES), exact(*given)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    agree([out], [want])
+    got = torch.autograd.grad(out, given, weight)
+    agree(got, torch.autograd.grad(want, given, weight.double()))
+
+
+LENGTHS = [33, 0, 5, 1, 70, 16]
+
+
+def offsets(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+
+
+@pytest.mark.parametrize("tail", [0, 9])
+def test_packed_sequences_are_each_on_its_own(tail) -> None:
+    cu = offsets(LENGTHS)
+    given = inputs(sum(LENGTHS) + tail)
+    out = nsa_kernels.nsa_attention(*given, **SIZES, cu_seqlens=cu)
+    alone = [exact(*(x[:, a:b] for x in given)) for a, b in pairwise(cu.tolist())]
+    behind = out.new_zeros((1, tail, *out.shape[2:]))
+    want = torch.cat([*alone, behind], 1)
+    agree([out], [want])
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got = torch.autograd.grad(out, given, weight)
+    agree(got, torch.autograd.grad(want, given, weight.double()))
+
+
+def test_packed_sequences_are_one_graph_without_a_read_on_the_host() -> None:
+    """A read of cu_seqlens would end the graph, as it would end a capture."""
+    torch._dynamo.reset()
+    given, cu = inputs(60), offsets([25, 35])
+    call = partial(nsa_kernels.nsa_attention, **SIZES)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out, want = compiled(*given, cu_seqlens=cu), call(*given, cu_seqlens=cu)
+    assert torch.equal(out, want)
+    got = torch.autograd.grad(out.sum(), given)
+    agree(got, torch.autograd.grad(want.sum(), given))
+
+
+def scored(t: int, block: int, stride: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, *_ = (x.detach() for x in inputs(t))
+    k_cmp = k.unfold(1, block, stride).mean(-1) if t >= block else k[:, :0]
+    _, lse = attend_compressed(q, k_cmp, k_cmp, None, None, block, stride, 0.25)
+    return q, k_cmp, lse
+
+
+@pytest.mark.parametrize(
+    ("block", "stride", "block_size", "keys"),
+    [(8, 4, 16, 32), (32, 4, 16, 32), (8, 2, 64, 16), (64, 2, 16, 16), (4, 4, 16, 16)],
+)
+def test_tiles_of_scores_do_not_show(block, stride, block_size, keys) -> None:
+    """Blocks that begin in the middle of a tile, and blocks whose keys fill more than one."""
+    of = scored(150, block, stride)
+    band = Band(block, stride, 0)
+    whole = block_scores(*of, band, block_size, 0.25)
+    small = block_scores(*of, band, block_size, 0.25, tiles=ScoreTiles(16, keys, 4, 1))
+    torch.testing.assert_close(small, whole, atol=1e-6, rtol=1e-5)
+    seen = block_scores(*of, band, block_size, 0.25, visible=True)
+    blocks = torch.arange(whole.shape[3], device=DEVICE)
+    visible = blocks[None, :] <= torch.arange(150, device=DEVICE)[:, None] // block_size
+    assert torch.equal(seen[0, :, 0][visible], whole[0, :, 0][visible])
+    assert not whole[0, :, 0][~visible].any()
+
+
+def test_scores_of_packed_sequences_are_those_of_each_alone() -> None:
+    cu = offsets(LENGTHS)
+    parts = [scored(n, 8, 4) if n else None for n in LENGTHS]
+    some = [x for x in parts if x]
+    q, k = (torch.cat([x[i] for x in some], 1) for i in (0, 1))
+    lse = torch.cat([x[2] for x in some], 2)
+    keys = offsets([x[1].shape[1] if x else 0 for x in parts])
+    got = scores_of(q, k, lse, 8, 4, 16, 0.25, cu, keys)
+    for (a, b), part in zip(pairwise(cu.tolist()), parts, strict=True):
+        if part:
+            want = scores_of(*part, 8, 4, 16, 0.25)
+            torch.testing.assert_close(got[:, a:b, :, : want.shape[3]], want, atol=1e-6, rtol=1e-5)
+            assert not got[:, a:b, :, want.shape[3] :].any()
