@@ -62,7 +62,7 @@ class Repository:
 def folder() -> Path:
     """Where repositories lie."""
     named = os.environ.get(FOLDER)
-    return Path(named) if named else user_cache() / "packages"
+    return Path(named).absolute() if named else user_cache() / "packages"
 
 
 def at(repository: Repository) -> Path:

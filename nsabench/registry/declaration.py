@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsabench.errors import UsageError
 from nsabench.model.least import LeastWork
+from nsabench.model.origin import Origin
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, Kind, Mode, Role, Runs
 from nsabench.packages import Package
@@ -61,6 +62,11 @@ class Implementation:
     computes: str = ""
     kind: Kind = Kind.SPECIALISED
     package: Package | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """The library that it calls, as far as it is here; empty where it calls none."""
+        return self.package.origin if self.package is not None else Origin()
 
 
 collected: list[Implementation] = []

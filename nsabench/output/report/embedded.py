@@ -33,6 +33,10 @@ TEXTS = (
     "notes",
     "best_baseline",
     "caught",
+    "caution",
+    "package",
+    "package_version",
+    "licence",
 )
 NUMBERS = (
     "length",

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.assessment import labels
+from nsabench.assessment.caution import NO_SPECIALISED
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status, Verdict
 from nsabench.text import shown
@@ -26,6 +27,11 @@ STYLES = {
 }
 
 
+# What stands behind a verdict, and what it means.
+MARKS = {
+    "*": "* no control showed that each check behind it works: see `unproven`",
+    "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
+}
 WIDE = 120  # a terminal that has room for every column
 VERY_WIDE = 160  # one that has room for a verdict beside its regime
 NARROW = ("case", "candidate", "ms", "its ms", "speed-up", "verdict")
@@ -80,8 +86,9 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
             _standing(r, width),
         )
         table.add_row(*(cells[n] for n in kept))
-    if any(r.unproven_verdict for r in records):
-        table.caption = "* no control showed that each check behind it works: see `unproven`"
+    said = [text for mark, text in MARKS.items() if any(mark in _marks(r) for r in records)]
+    if said:
+        table.caption = "\n".join(said)
         table.caption_justify = "left"
     return table
 
@@ -102,9 +109,14 @@ def _standing(r: Record, width: int) -> Text:
     return Text(said, STYLES[r.verdict] if r.verdict else "")
 
 
+def _marks(record: Record) -> str:
+    return "*" * record.unproven_verdict + "†" * bool(record.caution and record.verdict)
+
+
 def standing(record: Record) -> str:
-    """The verdict of each regime, marked where a check behind it was not shown to work."""
-    mark = "*" if record.unproven_verdict else ""
+    """The verdict of each regime, marked where a check behind it was not shown to work, and where
+    something is to be borne in mind."""
+    mark = _marks(record)
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
     said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []
     return ", ".join(said) or "-"
