@@ -23,8 +23,9 @@ from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
+from nsabench.model.origin import Origin
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import MARGIN, Direction, DType, PassName, Role, Runs, Status
+from nsabench.model.vocabulary import MARGIN, Direction, DType, Kind, PassName, Role, Runs, Status
 from nsabench.planning.shards import ALL, canary, share
 from nsabench.signing import Signer
 
@@ -61,6 +62,8 @@ class Made:
     shard: str = "1/1"
     margin: float = MARGIN
     source: str = "x"  # of the candidates
+    kind: Kind | None = None  # of the baselines
+    origin: Origin = field(default_factory=Origin)  # of the first of them
     sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     ceilings: Ceilings = field(default_factory=Ceilings)
@@ -81,7 +84,13 @@ def make_plan(made: Made) -> Plan:
             for name in made.implementations
         ),
         ImplementationInfo(
-            op=OP, name="sdpa_gqa", role=Role.BASELINE, devices=(Runs.CUDA,), source="x"
+            op=OP,
+            name="sdpa_gqa",
+            role=Role.BASELINE,
+            devices=(Runs.CUDA,),
+            source="x",
+            kind=made.kind,
+            origin=made.origin,
         ),
         *(
             [

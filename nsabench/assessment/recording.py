@@ -41,12 +41,13 @@ def record(
     noted: Sequence[Finding],
     doubt: str,
     unproven: Sequence[str],
+    caution: str,
     catch: Catch | None,
     against: Against | None,
 ) -> Record:
     """judgement: none of what is no candidate. noted: what was found of its case. doubt: why its
     time decides nothing. unproven: checks behind its verdict that were not shown to work.
-    against: the best alternative beside it."""
+    caution: what to bear in mind beside the verdict. against: the best alternative beside it."""
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
     median = quantile(timed, 0.5) if timed else None
@@ -55,6 +56,7 @@ def record(
     notes = [f.sentence for f in noted if f.concerns(row)]
     software, device = run.header.described.software, run.header.described.device
     in_queue = judgement.queue or Judgement()
+    origin = run.plan.info(row.op, row.implementation).origin
     against = against if row.status is Status.OK else None
     return Record(
         run_id=run.plan.run_id,
@@ -114,6 +116,11 @@ def record(
         against_alternative_lo=against.ratio.lo if against else None,
         against_alternative_hi=against.ratio.hi if against else None,
         computes=row.computes,
+        kind=row.kind,
+        package=origin.package,
+        package_version=origin.version,
+        licence=origin.licence,
+        caution=caution,
         unproven=", ".join(unproven),
         time_doubt=doubt if timed else "",
         caught_by=row.caught_by,

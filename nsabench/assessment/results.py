@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from nsabench import ops
 from nsabench.assessment import checks, doubts
+from nsabench.assessment.caution import caution
 from nsabench.assessment.checks import controls, ordering, outside, parity, roofline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
@@ -107,6 +108,7 @@ class Assessed:
         against = against_alternatives(
             self.rows, DeviceClock({key: o.samples for key, o in self.outcomes.items()})
         )
+        cases = by_case(self.rows)
         records = [
             record(
                 self,
@@ -116,6 +118,9 @@ class Assessed:
                 noted=notes.get(row.case_id, []),
                 doubt=doubts.about(row, of_times),
                 unproven=unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],
+                caution=caution(row, cases[row.case_id], judgements[key])
+                if (key := (row.case_id, row.implementation)) in judgements
+                else "",
                 catch=self.catches.get((row.case_id, row.implementation)),
                 against=against.get((row.case_id, row.implementation)),
             )

@@ -14,7 +14,7 @@ from nsabench.model.case import Case
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Role, Status
 
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -46,6 +46,7 @@ def of_case(
                 caught_by=info.caught_by,
                 wraps=info.wraps,
                 computes=info.computes,
+                kind=info.kind if info.role is Role.BASELINE else None,
                 alongside=outcome.implementation in alongside,
                 status=outcome.status,
                 reason=outcome.reason,

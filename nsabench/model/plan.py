@@ -20,10 +20,11 @@ from nsabench.files import whole
 from nsabench.model.case import Case
 from nsabench.model.least import LeastWork
 from nsabench.model.moment import Moment
+from nsabench.model.origin import Origin
 from nsabench.model.run_id import RunId
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
-from nsabench.model.vocabulary import MARGIN, Direction, Mode, Role, Runs
+from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a large plan takes the other seconds
 Device = Literal["cuda", "cpu"]
@@ -46,6 +47,8 @@ class ImplementationInfo(BaseModel):
     modes: tuple[Mode, ...] = ()  # likewise
     least: LeastWork = LeastWork()
     computes: str = ""  # of an alternative: the op that it is one of
+    kind: Kind | None = None  # of a baseline; None: it was not recorded
+    origin: Origin = Origin()  # the library that it calls, if it does
 
     def concerns(self, case: Case) -> bool:
         return (
@@ -134,6 +137,12 @@ class Plan(BaseModel):
     @cached_property
     def by_id(self) -> dict[str, PlannedCase]:
         return {planned.id: planned for planned in self.cases}
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The libraries that its implementations call, each once, by name: those that were here."""
+        found = {i.origin.package: i.origin for i in self.implementations if i.origin.version}
+        return [found[name] for name in sorted(found)]
 
     def narrowed(self, cases: Iterable[PlannedCase], where: Iterable[str]) -> Plan:
         """The same with some of its cases only: those that meet the conditions `where`."""

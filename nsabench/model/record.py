@@ -19,6 +19,7 @@ from nsabench.model.vocabulary import (
     Catch,
     Direction,
     DType,
+    Kind,
     Mode,
     Regime,
     Role,
@@ -186,6 +187,21 @@ class Record:
     ] = None
     computes: Annotated[
         str, Column("", "of an alternative: the op that it computes, and is held to")
+    ] = ""
+    kind: Annotated[
+        Kind | None,
+        Column("", "of a baseline: specialised, or general (a mask, a gather, FlexAttention)"),
+    ] = None
+    package: Annotated[str, Column("", "the library that the implementation calls")] = ""
+    package_version: Annotated[str, Column("", "its version, or the commit of a repository")] = ""
+    licence: Annotated[str, Column("", "its licence, an SPDX expression")] = ""
+    caution: Annotated[
+        str,
+        Column(
+            "",
+            "beside a verdict: no specialised baseline, where a ratio is over 3 and all that it "
+            "is over is general",
+        ),
     ] = ""
     unproven: Annotated[
         str,

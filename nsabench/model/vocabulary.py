@@ -25,6 +25,13 @@ class Role(Word):
     CONTROL = "control", "wrong or dishonest on purpose, to be caught"
 
 
+class Kind(Word):
+    """What a baseline was made for: one that was made for its op says more when it is beaten."""
+
+    SPECIALISED = "specialised", "kernels that were made for this op, or for one that it is"
+    GENERAL = "general", "a mask, a gather or FlexAttention: made for any selection of keys"
+
+
 class Status(Word):
     """The outcome of one implementation on one case. Everything but `ok` carries a reason."""
 

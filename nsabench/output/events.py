@@ -101,7 +101,7 @@ def finished(run: Finished, signature: str = "") -> None:
 _TOLD = (
     *("case_id", "op", "implementation", "dtype", "direction", "distribution", "streams", "mode"),
     *("length", "status", "reason", "diagnosis", "median_ms", "best_baseline", "speedup"),
-    *("speedup_lo", "speedup_hi", "verdict"),
+    *("speedup_lo", "speedup_hi", "verdict", "caution", "package", "package_version", "licence"),
 )
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsabench.errors import UsageError
 from nsabench.model.least import LeastWork
+from nsabench.model.origin import Origin
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Direction, Mode, Role, Runs
+from nsabench.model.vocabulary import Direction, Kind, Mode, Role, Runs
+from nsabench.packages import Package
 
 if TYPE_CHECKING:
     from nsabench.ops import Op
@@ -58,6 +60,13 @@ class Implementation:
     modes: tuple[Mode, ...] = ()
     least: LeastWork = field(default_factory=LeastWork)
     computes: str = ""
+    kind: Kind = Kind.SPECIALISED
+    package: Package | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """The library that it calls, as far as it is here; empty where it calls none."""
+        return self.package.origin if self.package is not None else Origin()
 
 
 collected: list[Implementation] = []
@@ -77,6 +86,8 @@ def implementation(
     distributions: Sequence[str] = (),
     directions: Sequence[str] = (),
     computes: str = "",
+    kind: str = Kind.SPECIALISED,
+    package: Package | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
@@ -92,7 +103,10 @@ def implementation(
     directions: the only ones that it is for (`forward`, `backward`, `step`), if not for all.
     computes: for an alternative, the op that it computes: it is called as one of that, on the sizes
       that both ops have, and held to that op's oracle.
-    Raises `UsageError` for an unknown role, device or direction.
+    kind: of a baseline: `general` where it is a mask, a gather or FlexAttention, which any
+      selection of keys could be put through; else `specialised`.
+    package: the library that it calls, if that is not the one that registers it.
+    Raises `UsageError` for an unknown role, device, direction or kind.
     """
 
     lists = {"devices": devices, "distributions": distributions, "directions": directions}
@@ -108,11 +122,12 @@ def implementation(
             of_role = Role(role)
             runs_on = tuple(Runs(device) for device in devices)
             of_directions = tuple(Direction(direction) for direction in directions)
+            of_kind = Kind(kind)
         except ValueError as error:
             raise UsageError(
                 f"implementation {name!r}: {error}",
                 f"role is one of {', '.join(Role)}; devices are among {', '.join(Runs)}; "
-                f"directions are among {', '.join(Direction)}.",
+                f"directions are among {', '.join(Direction)}; kind is one of {', '.join(Kind)}.",
             ) from None
         if of_role is Role.CONTROL and not caught_by:
             raise UsageError(
@@ -140,6 +155,8 @@ def implementation(
                 tuple(distributions),
                 of_directions,
                 computes=computes,
+                kind=of_kind,
+                package=package,
             )
         )
         return call

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from nsabench import registry
+from nsabench.assessment.caution import GREAT, NO_SPECIALISED
 from nsabench.assessment.results import assemble
 from nsabench.errors import UsageError
 from nsabench.execution.protocol import Step
@@ -22,7 +23,7 @@ from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import PassName, Role, Status
+from nsabench.model.vocabulary import Kind, PassName, Role, Status
 from nsabench.trial.known_baselines import KnownBaselines
 from nsabench.trial.question import Question, plan
 
@@ -34,8 +35,8 @@ class Answer:
     """How one implementation of the file did on one case.
 
     baseline: the fastest that is right and computes the same; None where none was timed. known: it
-    was measured earlier. log: what was printed while the case was measured, and the
-    traceback of what was raised.
+    was measured earlier. log: what was printed while the case was measured, and the traceback of
+    what was raised. general: all baselines that were timed are masks, gathers or FlexAttention.
     """
 
     case: Case
@@ -43,6 +44,7 @@ class Answer:
     baseline: Record | None
     known: bool
     log: str
+    general: bool = False
 
     @property
     def is_right(self) -> bool:
@@ -54,6 +56,11 @@ class Answer:
         if self.baseline is None or not self.record.median_ms or not self.baseline.median_ms:
             return None
         return self.baseline.median_ms / self.record.median_ms
+
+    @property
+    def caution(self) -> str:
+        """What to bear in mind beside the speed-up, as the records of a run say it."""
+        return NO_SPECIALISED if self.general and (self.speedup or 0) > GREAT else ""
 
 
 def answer(question: Question, on_step: Callable[[Step], None] = lambda step: None) -> list[Answer]:
@@ -105,12 +112,13 @@ def _try(
         and record.median_ms
     ]
     best = min(timed, key=lambda record: record.median_ms or 0, default=None)
+    general = {record.kind for record in timed} == {Kind.GENERAL}
     for info in infos:
         if info.role is Role.CANDIDATE:
             outcome = next(o for o in entry.outcomes if o.implementation == info.name)
             log = "\n".join(filter(None, (outcome.log.rstrip(), outcome.traceback)))
             is_known = best is not None and best.implementation in cached
-            yield Answer(planned.case, records[info.name], best, is_known, log)
+            yield Answer(planned.case, records[info.name], best, is_known, log, general)
 
 
 def _records(

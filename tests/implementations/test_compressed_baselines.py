@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nsabench import Unsupported, ops
 from nsabench.implementations.baselines import compressed as baselines
+from nsabench.implementations.packages import flash_attn as package
 from nsabench.implementations.torch_attention import flash as _band
 from nsabench.implementations.torch_attention import flex as _flex
 from nsabench.model.vocabulary import DType
@@ -83,12 +84,14 @@ def flash(
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_band, "aten_flash", flash)
     monkeypatch.setattr(_band, "check_flash", lambda *_: None)
+    monkeypatch.setattr(package, "check_flash", lambda *_: None)
     uncompiled_flex(monkeypatch, baselines)
 
 
 def assert_right(name: str, inputs: Inputs, *, gradients: bool = True) -> None:
     leaves = [inputs.tensors[x].clone().requires_grad_(gradients) for x in ("q", "k", "v")]
-    out = getattr(baselines, name)(*leaves, *list(inputs.tensors.values())[3:], **inputs.options)
+    call = getattr(package if name.startswith("flash_attn") else baselines, name)
+    out = call(*leaves, *list(inputs.tensors.values())[3:], **inputs.options)
     torch.testing.assert_close(out.double(), OP.oracle(inputs), atol=1e-5, rtol=1e-5)
     if gradients:
         grad_out = torch.randn_like(out)
@@ -105,13 +108,13 @@ def of_the_package(
     return flash(q, k, v, None, (q.shape[1], k.shape[1]), softmax_scale)
 
 
-@pytest.mark.parametrize("name", ["flash", "flash_attn"])
+@pytest.mark.parametrize("name", ["flash", "flash_attn_compressed"])
 @pytest.mark.parametrize("T", [32, 95, 96, 100])
 @pytest.mark.parametrize(("block", "stride"), [(32, 16), (16, 16), (8, 1)])
 def test_queries_of_a_stride_are_heads(
     monkeypatch: pytest.MonkeyPatch, name: str, T: int, block: int, stride: int
 ) -> None:
-    monkeypatch.setattr(_band, "package_flash", lambda _: of_the_package)
+    monkeypatch.setattr(package, "function", lambda *_: of_the_package)
     assert_right(name, drawn("dense", B=2, T=T, block=block, stride=stride))
 
 

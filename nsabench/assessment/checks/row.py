@@ -9,7 +9,7 @@ from nsabench import ops
 from nsabench.assessment import labels
 from nsabench.model.measurement import Conditions, Outside
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import L2, Direction, DType, Mode, Regime, Role, Status
+from nsabench.model.vocabulary import L2, Direction, DType, Kind, Mode, Regime, Role, Status
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Row:
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
     computes: str = ""  # of an alternative: the op that it is one of
+    kind: Kind | None = None  # of a baseline: what it was made for
     alongside: bool = False  # of a baseline: it is there for a control that wraps it, and no more
     reason: str = ""
     session: int = 0

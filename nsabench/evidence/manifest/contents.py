@@ -45,8 +45,11 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
     if predicate is not None:
         _same("plan.yaml: run_id", plan.run_id, predicate.run_id)
         brief = brief_plan(plan)
-        if predicate.plan.ops_sha256 is None:
-            brief = brief.model_copy(update={"ops_sha256": None})
+        # Manifests that were made before it was named there say nothing of it.
+        later = ("ops_sha256", "packages")
+        brief = brief.model_copy(
+            update={name: None for name in later if getattr(predicate.plan, name) is None}
+        )
         _same("plan.yaml", brief, predicate.plan)
     return plan
 

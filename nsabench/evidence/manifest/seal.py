@@ -15,6 +15,7 @@ from nsabench.evidence.manifest import dsse, files
 from nsabench.evidence.manifest.statement import (
     Digest,
     EnvironmentBrief,
+    Library,
     PlanBrief,
     Predicate,
     SignedBy,
@@ -116,6 +117,7 @@ def brief_plan(plan: Plan) -> PlanBrief:
         matrices={m.name: m.sha256 for m in plan.matrices},
         kernels_sha256=plan.kernels_sha256,
         ops_sha256=plan.ops_sha256,
+        packages={o.package: Library(version=o.version, licence=o.licence) for o in plan.origins},
         cases=len(plan.cases),
         shards={shard.run_id: shard.manifest_sha256 for shard in plan.shards},
     )

@@ -57,6 +57,13 @@ class SignedBy(Part):
     trust: Literal[Trust.EPHEMERAL, Trust.UNPINNED]
 
 
+class Library(Part):
+    """A library that implementations call: the installed version or commit, and an SPDX licence."""
+
+    version: str
+    licence: str
+
+
 class PlanBrief(Part):
     """The plan in brief; plan.yaml, one of the subjects, holds it in full."""
 
@@ -67,6 +74,7 @@ class PlanBrief(Part):
     matrices: dict[str, str]  # name -> sha256
     kernels_sha256: str
     ops_sha256: str | None = None  # None: of a manifest made before it was named here
+    packages: dict[str, Library] | None = None  # by name, those that were there; None: likewise
     cases: Count
     shards: dict[RunId, Sha256] = {}  # of a merged run: the sha256 of the manifest of each
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nsabench.execution.protocol import Sandbox
 from nsabench.machine import capabilities, landlock, seccomp
+from nsabench.packages import repository
 
 DENIED = (
     "the sandbox denies it: a kernel writes only below $TMPDIR and sees no run; --no-sandbox is "
@@ -27,6 +28,8 @@ _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "extensions",
     "CUDA_CACHE_PATH": "cuda",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUTE_DSL_CACHE_DIR": "cute",
     "XDG_CACHE_HOME": "cache",
     "TMPDIR": "tmp",
 }
@@ -39,6 +42,7 @@ def enter(sandbox: Sandbox) -> None:
     """Restrict this process, which has one thread, and what it starts. What held says `held`."""
     global _held
     scratch = Path(sandbox.scratch)
+    os.environ[repository.FOLDER] = str(repository.folder())  # which a cache of its own would hide
     for variable, name in _CACHES.items():
         (scratch / name).mkdir(exist_ok=True)
         os.environ[variable] = str(scratch / name)

@@ -1,13 +1,11 @@
-"""Dense causal attention: each way that torch has, and the packages of FlashAttention's authors.
+"""Dense causal attention: each way that torch has.
 
 They are the baselines of `causal_attention`, and what a model could run instead of `nsa_attention`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,23 +18,37 @@ from nsabench.implementations.torch_attention import flash as _flash
 from nsabench.implementations.torch_attention.backends import only, sharing
 from nsabench.implementations.torch_attention.flex import band_mask, flex, wants_grad
 from nsabench.implementations.torch_attention.memoised import memoised
+from nsabench.packages import Package
 
 Attention = Callable[..., Tensor]
 # The scores of one head that torch's own formula may hold for all heads together.
 MOST_SCORES = 1 << 31
 
 
-def _dense(name: str, devices: Sequence[str] = ("cuda",)) -> Callable[[Attention], Attention]:
+def dense(
+    name: str,
+    devices: Sequence[str] = ("cuda",),
+    kind: str = "specialised",
+    package: Package | None = None,
+) -> Callable[[Attention], Attention]:
     """Register dense attention as a baseline of its own op, and as an alternative to NSA."""
 
     def register(call: Attention) -> Attention:
-        implementation(op="causal_attention", name=name, role="baseline", devices=devices)(call)
+        implementation(
+            op="causal_attention",
+            name=name,
+            role="baseline",
+            devices=devices,
+            kind=kind,
+            package=package,
+        )(call)
         implementation(
             op="nsa_attention",
             name=f"dense_{name}",
             role="alternative",
             computes="causal_attention",
             devices=devices,
+            package=package,
         )(call)
         return call
 
@@ -72,7 +84,7 @@ def _sdpa(
     return out.transpose(1, 2)
 
 
-@_dense("sdpa_math", ("cuda", "cpu"))
+@dense("sdpa_math", ("cuda", "cpu"))
 def sdpa_math(
     q: Tensor,
     k: Tensor,
@@ -93,7 +105,7 @@ def sdpa_math(
     return torch.cat([_sdpa("math", a, b, c, None, sm_scale) for a, b, c in parts], 1)
 
 
-@_dense("sdpa_flash")
+@dense("sdpa_flash")
 def sdpa_flash(
     q: Tensor,
     k: Tensor,
@@ -108,7 +120,7 @@ def sdpa_flash(
     return _sdpa("flash", q, k, v, cu_seqlens, sm_scale)
 
 
-@_dense("sdpa_cudnn")
+@dense("sdpa_cudnn")
 def sdpa_cudnn(
     q: Tensor,
     k: Tensor,
@@ -122,7 +134,7 @@ def sdpa_cudnn(
     return _sdpa("cudnn", q, k, v, cu_seqlens, sm_scale)
 
 
-@_dense("sdpa_efficient")
+@dense("sdpa_efficient")
 def sdpa_efficient(
     q: Tensor,
     k: Tensor,
@@ -136,7 +148,7 @@ def sdpa_efficient(
     return _sdpa("efficient", q, k, v, cu_seqlens, sm_scale, shares_heads=False)
 
 
-@_dense("flash_varlen")
+@dense("flash_varlen")
 def flash_varlen(
     q: Tensor,
     k: Tensor,
@@ -154,72 +166,6 @@ def flash_varlen(
     return _flash.aten_flash(fq, fk, fv, (cu, cu), longest, sm_scale).view_as(q)
 
 
-@_dense("flash_attn")
-def flash_attn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
-    """The package of FlashAttention's authors, version 2."""
-    packed = cu_seqlens is not None
-    attend = _flash.package_flash("flash_attn_varlen_func" if packed else "flash_attn_func")
-    _flash.check_flash(q, v)
-    return _by_package(attend, q, k, v, cu_seqlens, sm_scale, max_seqlen)
-
-
-@_dense("flash_attn_4")
-def flash_attn_4(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
-    """FlashAttention-4: `flash_attn.cute`, of the package flash-attn-4."""
-    packed = cu_seqlens is not None
-    attend = cute_flash("flash_attn_varlen_func" if packed else "flash_attn_func")
-    _flash.check_flash(q, v)
-    return _by_package(attend, q, k, v, cu_seqlens, sm_scale, max_seqlen)
-
-
-@cache
-def cute_flash(name: str) -> Any:
-    """A function of FlashAttention-4. Raises `Unsupported` where it cannot be imported."""
-    try:
-        return getattr(importlib.import_module("flash_attn.cute.interface"), name)
-    except (ImportError, AttributeError) as error:
-        raise Unsupported(f"flash_attn.cute (flash-attn-4) cannot be imported: {error}") from error
-
-
-def _by_package(
-    attend: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
-    options: dict[str, Any] = {"softmax_scale": sm_scale, "causal": True}
-    if cu_seqlens is None:
-        return _alone(attend(q, k, v, **options))
-    options |= {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
-    options |= {"max_seqlen_q": max_seqlen, "max_seqlen_k": max_seqlen}
-    return _alone(attend(q[0], k[0], v[0], **options)).unsqueeze(0)
-
-
-def _alone(returned: Any) -> Tensor:
-    """The output; some versions return the log-sum-exp with it."""
-    out: Tensor = returned[0] if isinstance(returned, tuple) else returned
-    return out
-
-
 def _block_mask(t: int, device: torch.device) -> Any:
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return ki <= qi
@@ -230,7 +176,7 @@ def _block_mask(t: int, device: torch.device) -> Any:
 _block_mask_of = memoised(2)(_block_mask)
 
 
-@_dense("flex_attention")
+@dense("flex_attention", kind="general")
 def flex_attention(
     q: Tensor,
     k: Tensor,

@@ -46,7 +46,7 @@ def _packed_keep(
     return complete & (own.unsqueeze(1) == keys_of)
 
 
-@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general")
 def masked_sdpa(
     q: Tensor,
     k: Tensor,
@@ -74,7 +74,7 @@ def _check_fold(block: int, stride: int) -> None:
         raise Unsupported("FlashAttention needs a stride that divides the block")
 
 
-def _fold(
+def fold(
     q: Tensor, k: Tensor, v: Tensor, packed: bool, block: int, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q as [B,T // stride + 1,stride * HQ,D], K and V with as many heads for each."""
@@ -87,7 +87,7 @@ def _fold(
     return q, k.repeat(1, 1, stride, 1), v.repeat(1, 1, stride, 1)
 
 
-def _unfold(out: Tensor, like: Tensor) -> Tensor:
+def unfold(out: Tensor, like: Tensor) -> Tensor:
     b, t, hq, d = like.shape
     return out.view(b, -1, hq, d)[:, 1 : t + 1]
 
@@ -107,29 +107,9 @@ def flash(
 ) -> Tensor:
     """The FlashAttention-2 that torch bundles, the queries of a stride folded into its heads."""
     _band.check_flash(q, v)
-    fq, fk, fv = _fold(q, k, v, cu_seqlens is not None, block, stride)
+    fq, fk, fv = fold(q, k, v, cu_seqlens is not None, block, stride)
     longest = (fq.shape[1], fk.shape[1])
-    return _unfold(_band.aten_flash(fq, fk, fv, None, longest, sm_scale), q)
-
-
-@implementation(op=OP, name="flash_attn", role="baseline", devices=("cuda",))
-def flash_attn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    cu_keys: Tensor | None = None,
-    *,
-    block: int,
-    stride: int,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
-    """The same with the package of FlashAttention's authors."""
-    attend = _band.package_flash("flash_attn_func")
-    _band.check_flash(q, v)
-    folded = _fold(q, k, v, cu_seqlens is not None, block, stride)
-    return _unfold(attend(*folded, softmax_scale=sm_scale, causal=True), q)
+    return unfold(_band.aten_flash(fq, fk, fv, None, longest, sm_scale), q)
 
 
 def _places(cu_seqlens: Tensor, total: int, stride: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,7 +199,7 @@ def _bounds(
     return lo, lo + complete.clamp_(min=0)
 
 
-@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
+@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",), kind="general")
 def flex_attention(
     q: Tensor,
     k: Tensor,

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsabench import implementation
-from nsabench.implementations.baselines.causal_attention import cute_flash
 from nsabench.implementations.torch_attention import flash as _flash
 from nsabench.implementations.torch_attention.backends import sharing
+from nsabench.packages import Package
 
 # q [B,HQ,D], k [B,H,L,D], v [B,H,L,Dv], the scale -> [B,HQ,Dv]
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -61,7 +61,9 @@ def newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
     return k[:, :, near], v[:, :, near]
 
 
-def _of_a_stretch(name: str, *devices: str) -> Callable[[Attention], Attention]:
+def of_a_stretch(
+    name: str, *devices: str, package: Package | None = None
+) -> Callable[[Attention], Attention]:
     """Register attention over a whole cache as a baseline of the three ops that are just that, and
     as an alternative to a decode step."""
 
@@ -75,32 +77,35 @@ def _of_a_stretch(name: str, *devices: str) -> Callable[[Attention], Attention]:
         calls: dict[str, Callable[..., Tensor]]
         calls = {"decode_compressed": whole, "decode_dense": whole, "decode_window": window}
         for op, call in calls.items():
-            implementation(op=op, name=name, role="baseline", devices=devices)(call)
+            implementation(op=op, name=name, role="baseline", devices=devices, package=package)(
+                call
+            )
         implementation(
             op="decode_step",
             name=f"dense_{name}",
             role="alternative",
             computes="decode_dense",
             devices=devices,
+            package=package,
         )(whole)
         return attention
 
     return register
 
 
-@_of_a_stretch("sdpa_heads_as_queries", "cuda", "cpu")
+@of_a_stretch("sdpa_heads_as_queries", "cuda", "cpu")
 def heads_as_queries(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """SDPA with the heads of a group as queries."""
     return attend(q, k, v, sm_scale)
 
 
-@_of_a_stretch("sdpa_gqa", "cuda", "cpu")
+@of_a_stretch("sdpa_gqa", "cuda", "cpu")
 def sdpa_gqa(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """SDPA of one query a head, which knows groups."""
     return attend_grouped(q, k, v, sm_scale)
 
 
-@_of_a_stretch("flash", "cuda")
+@of_a_stretch("flash", "cuda")
 def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """The FlashAttention-2 that torch bundles, one query against a cache."""
     _flash.check_flash(q, v)
@@ -110,40 +115,12 @@ def flash(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     return out.squeeze(1)
 
 
-@_of_a_stretch("flash_attn", "cuda")
-def flash_attn(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """The package of FlashAttention's authors, in its form for caches."""
-    attend_cache = _flash.package_flash("flash_attn_with_kvcache")
-    _flash.check_flash(q, v)
-    out: Tensor = attend_cache(
-        q.unsqueeze(1), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=sm_scale
-    )
-    return out.squeeze(1)
-
-
-def _flash_4(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int) -> Tensor:
-    attend_cache = cute_flash("flash_attn_func")
-    _flash.check_flash(q, v)
-    keys, values = k.transpose(1, 2), v.transpose(1, 2)
-    out, *_ = attend_cache(q.unsqueeze(1), keys, values, softmax_scale=sm_scale, num_splits=splits)
-    whole: Tensor = out
-    return whole.squeeze(1)
-
-
-@_of_a_stretch("flash_attn_4", "cuda")
-def flash_attn_4(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """FlashAttention-4, one query against a cache, all keys in one program."""
-    return _flash_4(q, k, v, sm_scale, 1)
-
-
-@_of_a_stretch("flash_attn_4_splits", "cuda")
-def flash_attn_4_splits(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """FlashAttention-4, the keys split over as many programs as it finds best."""
-    return _flash_4(q, k, v, sm_scale, 0)
-
-
 @implementation(
-    op="decode_selected", name="gathered_sdpa", role="baseline", devices=("cuda", "cpu")
+    op="decode_selected",
+    name="gathered_sdpa",
+    role="baseline",
+    devices=("cuda", "cpu"),
+    kind="general",
 )
 def gathered_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float

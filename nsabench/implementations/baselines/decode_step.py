@@ -47,7 +47,9 @@ def selected_ranges(
     return torch.stack([start, (start + sizes.block_size).clamp_(max=tokens)], -1).to(torch.int32)
 
 
-@implementation(op="decode_step", name="torch_step", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op="decode_step", name="torch_step", role="baseline", devices=("cuda", "cpu"), kind="general"
+)
 def torch_step(
     q: Tensor,
     k: Tensor,

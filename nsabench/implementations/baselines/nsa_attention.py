@@ -134,7 +134,9 @@ def attend(
     return torch.stack(rows)
 
 
-@implementation(op="nsa_attention", name="torch_nsa", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op="nsa_attention", name="torch_nsa", role="baseline", devices=("cuda", "cpu"), kind="general"
+)
 def torch_nsa(
     q: Tensor,
     k: Tensor,

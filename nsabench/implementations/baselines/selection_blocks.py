@@ -33,7 +33,7 @@ GATHERED_BYTES = 2 << 30  # of K and V at a time
 MAX_SAVED_BYTES = 32 << 30  # of gathered K and V that a backward needs
 
 
-def _sequences(tokens: int, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
+def sequences(tokens: int, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
     """Where the sequence of each token begins; [T]."""
     if cu_seqlens is None:
         return torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -66,7 +66,7 @@ def attend_masked(
     if b * h * t * t > MAX_MASK_ELEMENTS:
         raise Unsupported(f"the mask would take {b * h * t * t} elements")
     token = torch.arange(t, device=q.device)
-    start = _sequences(t, cu_seqlens, q.device)
+    start = sequences(t, cu_seqlens, q.device)
     table = _table(block_indices, -(-t // block_size))
     keep = table.index_select(-1, (token - start) // block_size)
     keep &= start == start[:, None]
@@ -85,7 +85,7 @@ def attend_masked(
     return out.permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
 
-@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general")
 def masked_sdpa(
     q: Tensor,
     k: Tensor,
@@ -102,7 +102,9 @@ def masked_sdpa(
     )
 
 
-@implementation(op=OP, name="gathered_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op=OP, name="gathered_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general"
+)
 def gathered_sdpa(
     q: Tensor,
     k: Tensor,
@@ -121,7 +123,7 @@ def gathered_sdpa(
     each = h * slots * block_size * (d + dv) * q.element_size()
     if wants_grad(q) and b * t * each > MAX_SAVED_BYTES:
         raise Unsupported(f"the backward would need {b * t * each / 2**30:.0f} GiB of copies")
-    start = _sequences(t, cu_seqlens, q.device)
+    start = sequences(t, cu_seqlens, q.device)
     position = torch.arange(t, device=q.device) - start
     within = torch.arange(block_size, device=q.device)
     # Keys of all KV heads in one list: KV head i of token j is at j * H + i.
@@ -151,7 +153,7 @@ def gathered_sdpa(
     return torch.cat(chunks).view(b, t, hq, dv)
 
 
-@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
+@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",), kind="general")
 def flex_attention(
     q: Tensor,
     k: Tensor,
@@ -180,7 +182,7 @@ def flex_attention(
     else:
         # Blocks of a sequence lie across tiles: let the mask alone decide.
         tiles = torch.ones(b, h, t // TILE, t // TILE, dtype=torch.bool, device=q.device)
-        start = _sequences(t, cu_seqlens, q.device)
+        start = sequences(t, cu_seqlens, q.device)
         local = (torch.arange(t, device=q.device) - start) // block_size
 
         def selected(bi: Tensor, hi: Tensor, qi: Tensor, ki: Tensor) -> Tensor:

@@ -93,7 +93,13 @@ def _refuse(elements: int, limit: int, what: str) -> None:
         raise Unsupported(f"{what} would take {elements} elements")
 
 
-@implementation(op="selection_ranges", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op="selection_ranges",
+    name="masked_sdpa",
+    role="baseline",
+    devices=("cuda", "cpu"),
+    kind="general",
+)
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
@@ -115,7 +121,13 @@ def masked_sdpa(
     return out.masked_fill(empty[..., None, None], 0)
 
 
-@implementation(op="selection_ranges", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op="selection_ranges",
+    name="packed_sdpa",
+    role="baseline",
+    devices=("cuda", "cpu"),
+    kind="general",
+)
 def packed_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
@@ -125,7 +137,11 @@ def packed_sdpa(
 
 
 @implementation(
-    op="selection_ranges", name="packed_sdpa_unmasked", role="baseline", devices=("cuda", "cpu")
+    op="selection_ranges",
+    name="packed_sdpa_unmasked",
+    role="baseline",
+    devices=("cuda", "cpu"),
+    kind="general",
 )
 def packed_sdpa_unmasked(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
@@ -170,7 +186,9 @@ def _packed(
     return out.masked_fill(counts.view(b, s, g, 1, 1) == 0, 0) if masked else out
 
 
-@implementation(op="selection_ranges", name="flash_varlen", role="baseline", devices=("cuda",))
+@implementation(
+    op="selection_ranges", name="flash_varlen", role="baseline", devices=("cuda",), kind="general"
+)
 def flash_varlen(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
@@ -180,7 +198,13 @@ def flash_varlen(
     return _flash(q, k, v, ranges, sm_scale, selected_len, (h, 1))
 
 
-@implementation(op="selection_ranges", name="flash_varlen_gqa", role="baseline", devices=("cuda",))
+@implementation(
+    op="selection_ranges",
+    name="flash_varlen_gqa",
+    role="baseline",
+    devices=("cuda",),
+    kind="general",
+)
 def flash_varlen_gqa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
@@ -217,7 +241,9 @@ def _flash(
     return out.view(b, s, g, h, d)
 
 
-@implementation(op="selection_ranges", name="flex_attention", role="baseline", devices=("cuda",))
+@implementation(
+    op="selection_ranges", name="flex_attention", role="baseline", devices=("cuda",), kind="general"
+)
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:

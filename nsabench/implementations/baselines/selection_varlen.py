@@ -101,7 +101,13 @@ def varlen_attn(
     return out.view(rows, heads, width)
 
 
-@implementation(op="selection_varlen", name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op="selection_varlen",
+    name="masked_sdpa",
+    role="baseline",
+    devices=("cuda", "cpu"),
+    kind="general",
+)
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
 ) -> Tensor:
@@ -124,7 +130,13 @@ def masked_sdpa(
     return out.squeeze(0).transpose(0, 1).masked_fill(empty[:, None, None], 0)
 
 
-@implementation(op="selection_varlen", name="packed_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(
+    op="selection_varlen",
+    name="packed_sdpa",
+    role="baseline",
+    devices=("cuda", "cpu"),
+    kind="general",
+)
 def packed_sdpa(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
 ) -> Tensor:

@@ -1,4 +1,4 @@
-"""PyTorch's and FlashAttention's own ways to attend over a sliding window.
+"""PyTorch's own ways to attend over a sliding window.
 
 Masks and block masks of sequences that are all equally long depend on sizes alone and are made
 once; those of packed sequences are made in every call.
@@ -33,7 +33,7 @@ def _tokens(t: int, device: torch.device) -> Tensor:
     return torch.arange(t, dtype=torch.int32, device=device)
 
 
-@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"))
+@implementation(op=OP, name="masked_sdpa", role="baseline", devices=("cuda", "cpu"), kind="general")
 def masked_sdpa(
     q: Tensor,
     k: Tensor,
@@ -119,36 +119,6 @@ def varlen_attn(
     return out.view_as(q)
 
 
-@implementation(op=OP, name="flash_attn", role="baseline", devices=("cuda",))
-def flash_attn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None = None,
-    *,
-    window: int,
-    sm_scale: float,
-    max_seqlen: int,
-) -> Tensor:
-    """The package of FlashAttention's authors."""
-    name = "flash_attn_func" if cu_seqlens is None else "flash_attn_varlen_func"
-    attend = _band.package_flash(name)
-    _band.check_flash(q, v)
-    if not accepts(attend, "window_size"):
-        raise Unsupported("this flash_attn takes no window (it came with 2.3)")
-    options: dict[str, Any] = {
-        "softmax_scale": sm_scale,
-        "causal": True,
-        "window_size": (window - 1, 0),
-    }
-    if cu_seqlens is None:
-        out: Tensor = attend(q, k, v, **options)
-        return out
-    cu, longest = (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen)
-    out = attend(q[0], k[0], v[0], *cu, *longest, **options)
-    return out.unsqueeze(0)
-
-
 def _block_mask(t: int, window: int, device: torch.device) -> Any:
     def seen(b: Tensor, h: Tensor, qi: Tensor, ki: Tensor) -> Tensor:
         return (ki <= qi) & (ki > qi - window)
@@ -166,7 +136,7 @@ def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:
     return torch.maximum(first, position - (window - 1)), position + 1
 
 
-@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",))
+@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",), kind="general")
 def flex_attention(
     q: Tensor,
     k: Tensor,

@@ -1,12 +1,11 @@
 """What the baselines share: FlashAttention, torch's varlen attention, FlexAttention, masks.
 
-FlashAttention is called as torch bundles it, through the aten operator, and as the `flash_attn`
-package where that is installed. Arguments that not every version has are found in the signature.
+FlashAttention is called as torch bundles it, through the aten operator. Arguments that not every
+version has are found in the signature.
 """
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from typing import Any
 
@@ -59,16 +58,6 @@ def aten_flash(
         q, k, v, *(cu or (None, None)), *longest, 0.0, causal, False, scale=sm_scale, **extra
     )[0]
     return out
-
-
-@cache
-def package_flash(name: str) -> Any:
-    """A function of the `flash_attn` package. Raises `Unsupported` when there is none."""
-    try:
-        # Alone, FlashAttention-4 leaves a `flash_attn` in which there is nothing but `cute`.
-        return getattr(importlib.import_module("flash_attn"), name)
-    except (ImportError, AttributeError) as error:
-        raise Unsupported(f"the package flash_attn cannot be imported: {error}") from error
 
 
 @cache

@@ -34,6 +34,10 @@ TEXTS = (
     "notes",
     "best_baseline",
     "caught",
+    "caution",
+    "package",
+    "package_version",
+    "licence",
 )
 NUMBERS = (
     "length",

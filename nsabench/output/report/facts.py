@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -282,6 +282,7 @@ class Standing:
     ran: int = 0  # cases that it neither declined nor was left out of
     right: int = 0  # of these, cases with a right output that no check objects to
     decisions: tuple[Decision, ...] = ()  # of what the op became, where it is retired
+    cautions: Counter[str] = field(default_factory=Counter)  # what to bear in mind, and how often
 
     @property
     def average(self) -> float | None:
@@ -300,8 +301,10 @@ class Standing:
 
     @property
     def proviso(self) -> str:
-        """How many of these verdicts rest on a check that was not shown to work."""
-        return f"; {self.unproven} rest on an unproven check" if self.unproven else ""
+        """How many of these verdicts rest on a check that was not shown to work, and what else is
+        to be borne in mind beside how many."""
+        said = f"; {self.unproven} rest on an unproven check" if self.unproven else ""
+        return said + "".join(f"; {text} in {n}" for text, n in self.cautions.items())
 
 
 def standings(facts: Facts) -> list[Standing]:
@@ -325,6 +328,7 @@ def standings(facts: Facts) -> list[Standing]:
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
             tuple(_decisions_of(facts, name, rows)),
+            Counter(r.caution for r in rows if r.caution),
         )
         for (op, name), rows in groups.items()
     ]

@@ -186,7 +186,8 @@ def _results(facts: Facts) -> Iterator[str]:
 
 def _verdict(record: Record) -> str:
     lacking = f" (unproven: {markdown(record.unproven)})" if record.unproven_verdict else ""
-    return f"{record.regime}: {record.verdict}{lacking}" if record.verdict else ""
+    bear = f" ({record.caution})" if record.caution else ""
+    return f"{record.regime}: {record.verdict}{lacking}{bear}" if record.verdict else ""
 
 
 def _in_queue(record: Record) -> str:

@@ -91,6 +91,8 @@ def _speed(rows: Sequence[Record]) -> Iterator[str]:
         judged = [one for one in of_one if one is not None]
         if judged:
             yield f"{regime}: {_ratios(judged)}"
+    cautions = Counter(r.caution for r in timed if r.caution)
+    yield from (f"{caution} in {n} of {len(timed)}" for caution, n in cautions.items())
     if not any(r.verdict for r in timed):
         yield "no verdict"
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.assessment import labels
+from nsabench.assessment.caution import NO_SPECIALISED
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status, Verdict
 from nsabench.text import shown
@@ -26,6 +27,11 @@ STYLES = {
 }
 
 
+# What stands behind a verdict, and what it means.
+MARKS = {
+    "*": "* no control showed that each check behind it works: see `unproven`",
+    "†": f"† {NO_SPECIALISED}: a ratio over 3, over masks, gathers or FlexAttention alone",
+}
 WIDE = 120  # a terminal that has room for the error, the status and the interval
 WIDER = 160  # one that has room for every column
 VERY_WIDE = 200  # one that has room for a verdict beside its regime
@@ -87,8 +93,10 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
             _standing(r, width),
         )
         table.add_row(*(cells[n] for n in kept))
-    if any(r.unproven_verdict and r.median_ms is not None for r in records):
-        table.caption = "* no control showed that each check behind it works: see `unproven`"
+    timed = [r for r in records if r.median_ms is not None]
+    said = [text for mark, text in MARKS.items() if any(mark in _marks(r) for r in timed)]
+    if said:
+        table.caption = "\n".join(said)
         table.caption_justify = "left"
     return table
 
@@ -110,11 +118,16 @@ def _standing(r: Record, width: int) -> Text:
     return Text(said, STYLES[r.verdict] if r.verdict and r.median_ms is not None else "dim")
 
 
+def _marks(record: Record) -> str:
+    return "*" * record.unproven_verdict + "†" * bool(record.caution and record.verdict)
+
+
 def standing(record: Record) -> str:
-    """The verdict of each regime, marked where a check behind it was not shown to work."""
+    """The verdict of each regime, marked where a check behind it was not shown to work, and where
+    something is to be borne in mind."""
     if record.status is Status.OK and record.median_ms is None:
         return "not timed"
-    mark = "*" if record.unproven_verdict else ""
+    mark = _marks(record)
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
     said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []
     return ", ".join(said) or "-"

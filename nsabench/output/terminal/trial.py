@@ -51,6 +51,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "baseline_queued_ms": answer.baseline.queued_ms if answer.baseline else None,
             "baseline_is_cached": answer.known,
             "speedup": answer.speedup,
+            "caution": answer.caution,
             "log": answer.log if _has_failed(answer) else "",
         }
         for answer in answers
@@ -94,7 +95,8 @@ def _outcome(answer: Answer) -> str:
         return f"{times}; no baseline was timed"
     cached = ", cached" if answer.known else ""
     against = f"{best.implementation} ({_times(best)}{cached})"
-    return f"{times}; {answer.speedup:.2f} x as fast as {against}"
+    bear = f" ({answer.caution})" if answer.caution else ""
+    return f"{times}; {answer.speedup:.2f} x as fast as {against}{bear}"
 
 
 def _times(record: Record) -> str:

@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench.assessment.tables import read_records
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, seal, verify
 from nsabench.evidence.manifest.contents import read_plan
 from nsabench.evidence.manifest.seal import BUNDLE, describe
-from nsabench.evidence.manifest.statement import Predicate, Trust
+from nsabench.evidence.manifest.statement import Library, Predicate, Trust
+from nsabench.model.origin import Origin
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
 from nsabench.signing import Signer, keys, load_signer
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
-from tests.runs import make_run
+from tests.runs import Made, make_run
 
 ORDER = [Trust.UNSIGNED, Trust.EPHEMERAL, Trust.UNPINNED, Trust.PINNED, Trust.KEYLESS]
 WHO = ("someone@example.org", "https://issuer.example.org")
@@ -120,3 +122,25 @@ def test_the_plan_in_brief_says_what_the_op_was(tmp_path: Path) -> None:
     for stated in ("", "b" * 64):
         with pytest.raises(VerificationFailed, match=r"plan\.yaml is"):
             read_plan(run, signed(stated))
+
+
+def test_the_libraries_that_were_called_are_signed(tmp_path: Path) -> None:
+    called = Origin(package="fla-core", version="0.6.0", licence="MIT")
+    run = make_run(tmp_path / "run", Made(origin=called))
+    predicate = describe(run, load_signer({})).predicate
+    packages = {"fla-core": Library(version="0.6.0", licence="MIT")}
+    assert predicate.plan.packages == packages
+    for stated, says in ((packages, ""), (None, ""), ({}, r"plan\.yaml is")):
+        brief = predicate.plan.model_copy(update={"packages": stated})
+        signed = predicate.model_copy(update={"plan": brief})
+        if says:
+            with pytest.raises(VerificationFailed, match=says):
+                read_plan(run, signed)
+        else:
+            read_plan(run, signed)
+    [of_baseline, *_] = {
+        (r.package, r.package_version, r.licence)
+        for r in read_records(run)
+        if r.implementation == "sdpa_gqa"
+    }
+    assert of_baseline == ("fla-core", "0.6.0", "MIT")

@@ -14,6 +14,7 @@ import pytest
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.worker import sandbox
 from nsabench.machine import landlock
+from nsabench.packages import repository
 
 CAP_SYS_PTRACE, CAP_MKNOD = 19, 27
 needs_landlock = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
@@ -179,9 +180,12 @@ def test_where_there_is_none_it_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sandbox, "_held", "")
     monkeypatch.setattr(sandbox.capabilities, "keep", lambda *given: None)
     monkeypatch.setattr(sandbox.resource, "setrlimit", lambda *given: None)
-    for variable in sandbox._CACHES:
+    for variable in (*sandbox._CACHES, repository.FOLDER):
         monkeypatch.setenv(variable, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
     monkeypatch.setattr("tempfile.tempdir", None)
     assert sandbox.held() == "none: it was not asked for"
     sandbox.enter(Sandbox(scratch=str(tmp_path), hidden=[]))
     assert sandbox.held() == "none: this kernel has no Landlock, sockets (seccomp)"
+    # What was brought for this user is found by a worker, whose caches are its own.
+    assert str(repository.folder()) == "/of/the/user/nsabench/packages"

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
+from nsabench.model.vocabulary import Kind
 from nsabench.output.report import Facts, statistics, write_html, write_markdown
 from nsabench.output.report.statistics import by_length
 from nsabench.signing import load_signer
@@ -79,6 +80,17 @@ def test_verdicts_with_an_unproven_check_behind_them_say_so(tmp_path: Path) -> N
     decision = page[page.index("Not every check behind these verdicts was shown to work") :]
     assert decision.index(sentence) < decision.index("of 16 cases, against the best")
     assert "; 16 rest on an unproven check</p>" in decision
+
+
+def test_a_great_ratio_over_general_baselines_says_so_beside_the_verdict(tmp_path: Path) -> None:
+    made = Made(kind=Kind.GENERAL, ratio=lambda length: 4.0 if length < 256 else 2.0)
+    facts = Facts.read(make_whole_run(tmp_path / "run", made))
+    text = write_markdown(facts, tmp_path).read_text()
+    summary = text.partition("## Environment")[0]
+    assert "; no specialised baseline in 8" in summary
+    assert text.count("(no specialised baseline) |") == 8
+    page = write_html(facts, tmp_path).read_text()
+    assert "; no specialised baseline in 8</p>" in page
 
 
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:

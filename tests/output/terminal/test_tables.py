@@ -92,6 +92,18 @@ def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
     assert "* no control showed that each check behind it works" in shown(unproven)
 
 
+def test_a_verdict_with_something_to_bear_in_mind_is_marked() -> None:
+    def shown(**changed: object) -> str:
+        file = StringIO()
+        table = terminal.candidates_table([record(status="ok", verdict="faster", **changed)])
+        Console(file=file, width=160).print(table)
+        return file.getvalue()
+
+    general = shown(caution="no specialised baseline")
+    assert "faster†" in general and "† no specialised baseline" in general
+    assert "†" not in shown()
+
+
 def test_what_others_wrote_is_no_markup() -> None:
     reason = "ImportError: [/usr/lib/x.so] of [bold]"
     console = terminal.console()

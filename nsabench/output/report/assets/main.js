@@ -19,11 +19,12 @@ const inspect = {
 // Of a control, what became of it: one that is wrong has done its work.
 const untimed = (r) => r.role === "candidate" && r.status === "ok" && r.median_ms === null;
 const outcomeOf = (r) => r.caught || (untimed(r) ? "not timed" : r.status === "ok" ? r.verdict || r.status : r.status);
-const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => tag(cell, outcomeOf(r)) };
+const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => { tag(cell, outcomeOf(r)); if (r.caution && r.verdict) cell.append(" ", Object.assign(document.createElement("small"), { textContent: r.caution })); } };
+const library = { key: "package", title: "library", text: (r) => [r.package, r.package_version, r.licence].filter(Boolean).join(", ") };
 const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
 const detail = (column) => ({ ...column, detail: true });
 const DETAILS = [
-  { key: "label", title: "case" }, { key: "case_id", title: "id" }, { key: "status" }, why, { key: "diagnosis" }, { key: "notes" },
+  { key: "label", title: "case" }, { key: "case_id", title: "id" }, { key: "status" }, why, { key: "diagnosis" }, { key: "notes" }, library,
   small("mae", "MAE"), small("rel_l2", "relative L2"), small("worst_row", "of the worst row"), time("p20_ms", "20 %"), time("p80_ms", "80 %"),
   { key: "n_samples", title: "samples", text: (r) => String(r.n_samples) },
   { key: "compile_s", title: "first call", text: (r) => (r.compile_s === null ? "–" : `${digits(r.compile_s, 2)} s`) },

@@ -1,0 +1,198 @@
+"""Adapters of public libraries: what they hand over, and what they say where a library is not as it
+was. The libraries themselves run in `tests/gpu`; here plain PyTorch stands in for their kernels."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nsabench import Unsupported, ops, registry
+from nsabench.implementations.packages import (
+    _calls,
+    cudnn,
+    flash_attn_4,
+    flashinfer,
+    fsa,
+    nsa_triton,
+)
+from nsabench.model.vocabulary import DType, Kind, Role
+from nsabench.packages import CATALOGUE, Package
+from nsabench.packages.catalogue import FLA
+from tests.implementations import libraries
+
+ADAPTERS = (cudnn, flash_attn_4, flashinfer, fsa, nsa_triton)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def function(package: Package, where: str, *takes: str) -> Callable[..., Any]:
+        found = libraries.named(where)
+        if "." not in where.partition(":")[2]:
+            _calls.refuse_changed(package, where, found, ())
+        return found
+
+    for module in ADAPTERS:
+        monkeypatch.setattr(module, "function", function)
+        if hasattr(module, "check_flash"):
+            monkeypatch.setattr(module, "check_flash", lambda *_: None)
+        if hasattr(module, "refuse_float32"):
+            monkeypatch.setattr(module, "refuse_float32", lambda *_: None)
+    yield
+    flashinfer._plans.by_sizes.clear()
+
+
+def drawn(op: str, distribution: str, **sizes: int) -> ops.Inputs:
+    found = ops.get(op)
+    shape = found.shape_model.model_validate(sizes)
+    return found.draw(shape, DType.FLOAT32, distribution, seed=5, device="cpu")
+
+
+def assert_right(call: Callable[..., Any], op: str, inputs: ops.Inputs) -> None:
+    out = call(*inputs.tensors.values(), **inputs.options)
+    torch.testing.assert_close(out.double(), ops.get(op).oracle(inputs), atol=1e-5, rtol=1e-5)
+
+
+BLOCKS = {"B": 1, "T": 128, "HQ": 4, "H": 2, "D": 64, "S": 3, "block_size": 32}
+
+
+@pytest.mark.parametrize("distribution", ["random", "packed", "skewed"])
+@pytest.mark.parametrize(
+    "call", [nsa_triton.nsa_triton, fsa.fsa, cudnn.cudnn_nsa, flashinfer.flashinfer_blocks]
+)
+def test_chosen_blocks_are_handed_over(
+    stand_ins: None, call: Callable[..., Any], distribution: str
+) -> None:
+    sizes = [{}, {"B": 2, "T": 75}] if distribution != "packed" else [{}, {"T": 75}]
+    for changed in sizes:
+        inputs = drawn("selection_blocks", distribution, **{**BLOCKS, **changed})
+        assert_right(call, "selection_blocks", inputs)
+
+
+def test_blocks_under_a_mask(stand_ins: None) -> None:
+    inputs = drawn("selection_blocks", "random", **BLOCKS)
+    assert_right(flashinfer.flashinfer_block_sparse, "selection_blocks", inputs)
+
+
+CACHE = {"B": 2, "HQ": 8, "H": 2, "D": 64, "block_size": 64, "n_selected": 4}
+
+
+@pytest.mark.parametrize("S", [256, 512, 300, 130, 64])
+def test_blocks_of_a_cache_are_pages(stand_ins: None, S: int) -> None:
+    inputs = drawn("decode_selected", ops.get("decode_selected").distributions[0], S=S, **CACHE)
+    for _ in range(2):  # the plan is kept, and the table written anew
+        assert_right(flashinfer.flashinfer_pages, "decode_selected", inputs)
+    if S in (256, 512):
+        assert_right(flash_attn_4.flash_attn_4_pages, "decode_selected", inputs)
+    else:
+        with pytest.raises(Unsupported, match="cut off"):
+            assert_right(flash_attn_4.flash_attn_4_pages, "decode_selected", inputs)
+
+
+@pytest.mark.parametrize("S", [256, 300, 30])
+def test_a_whole_cache_is_pages(stand_ins: None, S: int) -> None:
+    sizes = {"B": 2, "HQ": 8, "H": 2, "D": 64, "S": S}
+    for op, more in (("decode_dense", {}), ("decode_window", {"window": 20})):
+        item = found(op, "flashinfer")
+        inputs = drawn(op, ops.get(op).distributions[0], **sizes, **more)
+        assert_right(item.call, op, inputs)
+
+
+def found(op: str, name: str) -> registry.Implementation:
+    return next(i for i in registry.load() if (i.op, i.name) == (op, name))
+
+
+def test_one_that_is_not_installed_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NSABENCH_PACKAGES", str(tmp_path))
+    for item in registry.load():
+        if item.package is None or item.package.version:
+            continue
+        inputs = smallest(item.computes or item.op)
+        with pytest.raises(Unsupported) as raised:
+            item.call(*inputs.tensors.values(), **inputs.options)
+        assert item.package.install in str(raised.value)
+
+
+def smallest(op: str) -> ops.Inputs:
+    contract = ops.get(op)
+    text = contract.check_shapes["cpu"][0]
+    sizes = {n: int(v) for n, v in (part.split("=") for part in text.split(","))}
+    shape = contract.shape_model.model_validate(sizes)
+    return contract.draw(shape, DType.BFLOAT16, contract.distributions[0], 0, "cpu")
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module `fla` with nothing in it, installed in version 9."""
+    _calls.function.cache_clear()
+    module = types.ModuleType("fla.ops.nsa.parallel")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(Package, "version", "9.0")
+    monkeypatch.setattr(_calls.importlib, "import_module", lambda name: module)
+    yield module
+    _calls.function.cache_clear()
+
+
+WHERE = "fla.ops.nsa.parallel:parallel_nsa"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (None, "fla-core 9.0 is not one that is known here: has no fla.ops.nsa.parallel.parallel_"),
+        (lambda q, k: None, "parallel_nsa takes no v"),
+        (lambda q, k, v, *, sinks: None, "parallel_nsa wants sinks, too"),
+    ],
+)
+def test_a_version_that_changed_says_what(
+    library: types.ModuleType, call: Callable[..., Any] | None, says: str
+) -> None:
+    if call is not None:
+        library.parallel_nsa = call  # type: ignore[attr-defined]
+    with pytest.raises(Unsupported, match=says):
+        _calls.function(FLA, WHERE, "q", "k", "v")
+
+
+@pytest.mark.parametrize(
+    "call", [lambda q, k, v: None, lambda q, k, v, more=1: None, lambda *a, **o: None]
+)
+def test_a_version_that_takes_what_it_took_is_called(
+    library: types.ModuleType, call: Callable[..., Any]
+) -> None:
+    library.parallel_nsa = call  # type: ignore[attr-defined]
+    assert _calls.function(FLA, WHERE, "q", "k", "v") is call
+
+
+def test_a_library_that_fails_as_it_is_imported_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(name: str) -> None:
+        raise RuntimeError("0 active drivers")
+
+    _calls.function.cache_clear()
+    monkeypatch.setattr(Package, "version", "9.0")
+    monkeypatch.setattr(_calls.importlib, "import_module", fails)
+    with pytest.raises(Unsupported, match="fails as it is imported: RuntimeError: 0 active"):
+        _calls.function(FLA, WHERE)
+
+
+def test_every_library_has_an_implementation_and_a_licence() -> None:
+    used = {i.package for i in registry.load() if i.package is not None}
+    assert used <= set(CATALOGUE)
+    assert all(p.licence and p.site.startswith("https://") for p in CATALOGUE)
+
+
+def test_masks_gathers_and_flex_attention_are_general() -> None:
+    for item in registry.load():
+        if item.role is Role.BASELINE and item.source == "nsabench":
+            general = any(
+                word in item.name for word in ("mask", "gather", "flex", "packed_sdpa", "_sparse")
+            )
+            assert not general or item.kind is Kind.GENERAL, item
