@@ -16,22 +16,24 @@ from nsabench.model.vocabulary import BENIGN, Answer, Catch, Regime, Role, Statu
 from nsabench.output.terminal import payment
 
 MOST = 3  # candidates that are told of one by one
+PAYS = 6  # lines of what pays, an op and regime each; they come before all others
+LINES = 8  # of all that is told, if what pays takes no more than that leaves for the rest
 Candidates = dict[tuple[str, str], list[Record]]
 
 
 def lines(finished: Finished) -> list[str]:
-    """At most ten, the user's own candidates first."""
+    """At most ten: what pays, then the candidates, the user's own first, and what was decided."""
     own = of_the_user(finished)
     told = list(own or candidates(finished))
     groups = candidates(finished)
-    said = list(payment.lines(pays.decide(finished.results.records)))[:MOST]
-    said += [line for key in told[:MOST] for line in _candidate(key, groups[key])]
+    paying = list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
+    said = [line for key in told[:MOST] for line in _candidate(key, groups[key])]
     if len(told) > MOST:
         said.append(f"and {len(told) - MOST} more candidates: see the table")
     if not told:
         said.append("no candidate took part: there is nothing to decide")
     said += _decisions(finished, {name for _, name in told[:MOST]})
-    return [*said[:8], _believable(finished)]
+    return [*paying, *said[: max(LINES - len(paying), MOST)], _believable(finished)]
 
 
 def candidates(finished: Finished) -> Candidates:
