@@ -35,3 +35,26 @@ def without_controls(records: Sequence[Record]) -> dict[str, str]:
             ran = "none was caught" if catches else "none ran"
             objections[op] = f"no control shows that a mistake in {op} would be noticed: {ran}"
     return objections
+
+
+def _in_queue(record: Record) -> bool:
+    """Whether something is asked of a candidate in that regime."""
+    return record.role is Role.CANDIDATE and bool(
+        record.queue_verdict or record.queue_best_alternative
+    )
+
+
+def without_queue_controls(records: Sequence[Record]) -> dict[str, str]:
+    """Ops, as they are called today, of which no control was there to show that a slow or hidden
+    host would be noticed, each with an objection."""
+    objections = {}
+    ran = {(r.op, r.caught_by) for r in records if r.caught not in (None, Catch.UNPROVEN)}
+    for recorded, distribution in {(r.op, r.distribution) for r in records if _in_queue(r)}:
+        lacking = [check for check in proofs.QUEUE if (recorded, check) not in ran]
+        if lacking:
+            op = ops.current_name(recorded, distribution)
+            objections[op] = (
+                f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
+                f"queue nothing is decided without"
+            )
+    return objections

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from nsabench.assessment.checks.finding import Finding
@@ -16,7 +16,7 @@ from nsabench.model.journal import Header
 from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Mode, Status
+from nsabench.model.vocabulary import Catch, Mode, Regime, Status
 
 
 class Run(Protocol):
@@ -43,11 +43,12 @@ def record(
     unproven: Sequence[str],
     caution: str,
     catch: Catch | None,
-    against: Against | None,
+    against: Mapping[Regime, Against],
 ) -> Record:
     """judgement: none of what is no candidate. noted: what was found of its case. doubt: why its
     time decides nothing. unproven: checks behind its verdict that were not shown to work.
-    caution: what to bear in mind beside the verdict. against: the best alternative beside it."""
+    caution: what to bear in mind beside the verdict. against: the best alternative beside it, in
+    the regime of its samples and in the queue."""
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
     median = quantile(timed, 0.5) if timed else None
@@ -57,7 +58,8 @@ def record(
     software, device = run.header.described.software, run.header.described.device
     in_queue = judgement.queue or Judgement()
     origin = run.plan.info(row.op, row.implementation).origin
-    against = against if row.status is Status.OK else None
+    against = against if row.status is Status.OK else {}
+    own, queue = against.get(Regime.of_samples(row.mode)), against.get(Regime.QUEUE)
     return Record(
         run_id=run.plan.run_id,
         case_id=row.case_id,
@@ -111,10 +113,14 @@ def record(
         queue_speedup_hi=in_queue.speedup_hi,
         queue_verdict=in_queue.verdict,
         queue_reason=in_queue.why if row.status is Status.OK else "",
-        best_alternative=against.alternative if against else "",
-        against_alternative=against.ratio.value if against else None,
-        against_alternative_lo=against.ratio.lo if against else None,
-        against_alternative_hi=against.ratio.hi if against else None,
+        best_alternative=own.alternative if own else "",
+        against_alternative=own.ratio.value if own else None,
+        against_alternative_lo=own.ratio.lo if own else None,
+        against_alternative_hi=own.ratio.hi if own else None,
+        queue_best_alternative=queue.alternative if queue else "",
+        queue_against_alternative=queue.ratio.value if queue else None,
+        queue_against_alternative_lo=queue.ratio.lo if queue else None,
+        queue_against_alternative_hi=queue.ratio.hi if queue else None,
         computes=row.computes,
         kind=row.kind,
         package=origin.package,

@@ -15,7 +15,7 @@ from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.pays.against import DeviceClock, against_alternatives
+from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
 from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
@@ -109,6 +109,9 @@ class Assessed:
             self.rows, DeviceClock({key: o.samples for key, o in self.outcomes.items()})
         )
         cases = by_case(self.rows)
+        in_queue = against_alternatives(
+            self.rows, QueueClock({key: o.bursts for key, o in self.outcomes.items()})
+        )
         records = [
             record(
                 self,
@@ -122,7 +125,14 @@ class Assessed:
                 if (key := (row.case_id, row.implementation)) in judgements
                 else "",
                 catch=self.catches.get((row.case_id, row.implementation)),
-                against=against.get((row.case_id, row.implementation)),
+                against={
+                    regime: found[row.case_id, row.implementation]
+                    for regime, found in (
+                        (Regime.of_samples(row.mode), against),
+                        (Regime.QUEUE, in_queue),
+                    )
+                    if (row.case_id, row.implementation) in found
+                },
             )
             for row in self.rows
         ]

@@ -44,6 +44,16 @@ class Column:
     type: type = str
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An alternative, and its time over that of an implementation, with the 95 % interval."""
+
+    alternative: str
+    ratio: float
+    lo: float
+    hi: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One implementation on one case. None, or an empty text: there is none."""
@@ -185,6 +195,21 @@ class Record:
     against_alternative_hi: Annotated[
         float | None, Column("1", "upper end of the 95 % interval of against_alternative")
     ] = None
+    queue_best_alternative: Annotated[
+        str, Column("", "the valid alternative beside it with the least queued_ms")
+    ] = ""
+    queue_against_alternative: Annotated[
+        float | None,
+        Column(
+            "1", "its queued_ms over that of the implementation; otherwise as against_alternative"
+        ),
+    ] = None
+    queue_against_alternative_lo: Annotated[
+        float | None, Column("1", "lower end of the 95 % interval of queue_against_alternative")
+    ] = None
+    queue_against_alternative_hi: Annotated[
+        float | None, Column("1", "upper end of the 95 % interval of queue_against_alternative")
+    ] = None
     computes: Annotated[
         str, Column("", "of an alternative: the op that it computes, and is held to")
     ] = ""
@@ -255,6 +280,24 @@ class Record:
     def regime(self) -> Regime:
         """That of its samples, and so of `speedup` and `verdict`."""
         return Regime.of_samples(self.mode)
+
+    def timed_in(self, regime: Regime) -> float | None:
+        """Median time of a call (ms) in a regime; None where it was not timed there."""
+        if regime is self.regime:
+            return self.median_ms
+        in_queue = regime is Regime.QUEUE and self.regime is Regime.DEVICE and self.streams == 1
+        return self.queued_ms if in_queue else None
+
+    def against_in(self, regime: Regime) -> Beside | None:
+        """The ratio to the best alternative in a regime; None where there is none."""
+        if regime is self.regime and self.against_alternative is not None:
+            lo, hi = self.against_alternative_lo, self.against_alternative_hi
+            return Beside(self.best_alternative, self.against_alternative, lo or 0.0, hi or 0.0)
+        if regime is Regime.QUEUE and self.queue_against_alternative is not None:
+            lo, hi = self.queue_against_alternative_lo, self.queue_against_alternative_hi
+            name = self.queue_best_alternative
+            return Beside(name, self.queue_against_alternative, lo or 0.0, hi or 0.0)
+        return None
 
     def judged_in(self, regime: Regime) -> tuple[Verdict, float | None] | None:
         """Verdict and speed-up of a candidate in a regime; None where it has no verdict there."""

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 import yaml
@@ -16,9 +17,10 @@ from nsabench.assessment import pays
 from nsabench.assessment.tables import read_records
 from nsabench.cli.all import command as measure
 from nsabench.cli.threshold import command as ask
-from nsabench.model.vocabulary import Direction, Role, Status
+from nsabench.execution import journal
+from nsabench.model.vocabulary import Direction, Regime, Role, Status
 from nsabench.output.report import payment_chart
-from tests.assessment.pays.test_pays import SHAPE, ladder, record
+from tests.assessment.pays.test_pays import SHAPE, ladder, queued, record
 
 MATRIX = """
 op: nsa_attention
@@ -55,15 +57,42 @@ def test_an_alternative_is_held_to_its_own_op_and_is_no_baseline(run: tuple[Path
 
 def test_every_place_says_the_same(run: tuple[Path, str]) -> None:
     folder, terminal = run
-    [decided] = pays.decide(read_records(folder))
-    [line] = [one for one in terminal.splitlines() if "nsa_attention pays (device)" in one]
-    assert "4/2 forward" in line
-    [stored] = yaml.safe_load((folder / "thresholds.yaml").read_text())["pays"]
-    assert (stored["answer"], stored["from"]) == (str(decided.answer), decided.length)
+    in_queue, on_device = decided = pays.decide(read_records(folder))
+    assert (in_queue.regime, on_device.regime) == (Regime.QUEUE, Regime.DEVICE)
+    said = " ".join(terminal.split())
+    assert "nsa_attention pays from Python (queue): 4/2 forward" in said
+    assert "nsa_attention pays by its kernels alone (device): 4/2 forward" in said
+    stored = yaml.safe_load((folder / "thresholds.yaml").read_text())["pays"]
+    assert [(s["regime"], s["answer"], s["from"]) for s in stored] == [
+        (str(d.regime), str(d.answer), d.length) for d in decided
+    ]
     page = (folder / "report.html").read_text()
-    assert page.index(decided.sentence) < page.index('class="cards"')
-    assert re.search(r'<section id="pays".*<polyline', page, re.S)
-    assert decided.sentence in (folder / "selection_report.md").read_text()
+    first = page[: page.index('class="cards"')]
+    assert first.index("from Python") < first.index("by its kernels alone")
+    assert first.count(in_queue.sentence) == 2
+    assert re.search(r'<section id="pays".*from Python, in ms over T.*<polyline', page, re.S)
+    text = (folder / "selection_report.md").read_text()
+    assert all(pays.said(d).split(":")[0] in text for d in decided)
+
+
+def test_the_queue_has_its_own_alternative_and_ratio(run: tuple[Path, str]) -> None:
+    records = {r.key: r for r in read_records(run[0])}
+    whole = [r for r in records.values() if r.implementation == "torch_nsa"]
+    taken = {
+        (entry.case_id, o.implementation): o.bursts.time_ms
+        for entry in journal.read(run[0] / "journal.jsonl").entries
+        for o in entry.outcomes
+    }
+    for r in whole:
+        dense, own = taken[r.case_id, "dense_sdpa_math"], taken[r.key]
+        both = min(len(dense), len(own))  # who is slow leaves earlier
+        assert r.queue_best_alternative == "dense_sdpa_math"
+        ratio = median(dense[:both]) / median(own[:both])
+        assert r.queue_against_alternative == pytest.approx(ratio)
+        lo, hi = r.queue_against_alternative_lo, r.queue_against_alternative_hi
+        assert lo <= r.queue_against_alternative <= hi
+    in_queue, _ = pays.decide(list(records.values()))
+    assert {c.ratio for c in in_queue.cells} == {r.queue_against_alternative for r in whole}
 
 
 def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
@@ -99,6 +128,21 @@ def test_the_parts_stand_beside_the_whole_and_the_crossing_is_marked() -> None:
     assert all(b - a >= 14 for a, b in pairwise(names))
 
 
+def test_a_chart_of_the_queue_is_of_calls_that_are_queued() -> None:
+    rows = [
+        replace(r, queued_ms=r.length / 1e3 if r.role is Role.CANDIDATE else 6.0)
+        for r in queued(ladder({4096: 2.0, 8192: 2.0}), {4096: 1.5, 8192: 0.75})
+    ]
+    in_queue, on_device = pays.decide(rows)
+    [whole, dense] = payment_chart.lines(in_queue, rows)
+    assert whole.points == ((4096, 4.096), (8192, 8.192)) and dense.points[0] == (4096, 6.0)
+    assert payment_chart.lines(on_device, rows)[0].points == ((4096, 1.0), (8192, 1.0))
+    assert [c["called"] for c in payment_chart.charts([in_queue, on_device], rows)] == [
+        "from Python",
+        "by its kernels alone",
+    ]
+
+
 def test_one_length_makes_no_chart() -> None:
     rows = ladder({4096: 0.5})
     assert payment_chart.charts(pays.decide(rows), rows) == []
@@ -110,4 +154,7 @@ def test_the_command_says_it_to_programs_too(run: tuple[Path, str]) -> None:
     assert asked.exit_code == 0, asked.output
     assert "`nsa_attention` 4/2 forward" in asked.output
     data = json.loads(CliRunner().invoke(ask, [str(folder), "--json"]).output)
-    assert [(p["op"], p["heads"]) for p in data["pays"]] == [("nsa_attention", "4/2")]
+    assert [(p["op"], p["heads"], p["regime"]) for p in data["pays"]] == [
+        ("nsa_attention", "4/2", "queue"),
+        ("nsa_attention", "4/2", "device"),
+    ]

@@ -2,9 +2,10 @@
 
 from nsabench.assessment.pays.against import Against, Clock, against_alternatives
 from nsabench.assessment.pays.decide import Cell, Payment, decide
-from nsabench.assessment.pays.document import as_data, as_markdown, said
+from nsabench.assessment.pays.document import CALLED, as_data, as_markdown, said
 
 __all__ = [
+    "CALLED",
     "Against",
     "Cell",
     "Clock",

@@ -13,8 +13,8 @@ from typing import Protocol
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import MIN_ROUNDS_EVER, Ratio, paired, ratio_of_medians
-from nsabench.model.measurement import Samples
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.measurement import Bursts, Samples
+from nsabench.model.vocabulary import Mode, Regime, Role, Status
 
 Key = tuple[str, str]  # case id, implementation
 
@@ -29,6 +29,10 @@ class Against:
 
 class Clock(Protocol):
     """The times of a regime."""
+
+    def rivals(self, valid: Sequence[Row]) -> Sequence[Row]:
+        """Those of the valid rows of a case whose times may be held against each other."""
+        ...
 
     def median_ms(self, row: Row) -> float | None:
         """Of a call; None where it was not timed in this regime."""
@@ -45,13 +49,41 @@ class DeviceClock:
 
     samples: Mapping[Key, Samples]
 
+    def rivals(self, valid: Sequence[Row]) -> Sequence[Row]:
+        """Those that were sampled to the end: clocks may have moved since an early round."""
+        most = max((r.n_samples for r in valid), default=0)
+        return [r for r in valid if r.n_samples == most]
+
     def median_ms(self, row: Row) -> float | None:
         return row.timed_ms
 
     def ratio(self, other: Row, row: Row) -> Ratio | None:
-        a, b = (self.samples[r.case_id, r.implementation] for r in (other, row))
-        times = paired(a.round, a.time_ms, b.round, b.time_ms)
-        return ratio_of_medians(*times) if len(times[0]) >= MIN_ROUNDS_EVER else None
+        return _paired(*(self.samples[r.case_id, r.implementation] for r in (other, row)))
+
+
+@dataclass(frozen=True)
+class QueueClock:
+    """Bursts of calls one behind the other, paired by their round. Replays of a graph are no calls,
+    and calls at once have no bursts."""
+
+    bursts: Mapping[Key, Bursts]
+
+    def rivals(self, valid: Sequence[Row]) -> Sequence[Row]:
+        """All: who left its bursts early was hopelessly behind, or is too slow for an interval."""
+        return valid
+
+    def median_ms(self, row: Row) -> float | None:
+        if row.mode is not Mode.STREAM or row.streams != 1:
+            return None
+        return row.time_ms(Regime.QUEUE)
+
+    def ratio(self, other: Row, row: Row) -> Ratio | None:
+        return _paired(*(self.bursts[r.case_id, r.implementation] for r in (other, row)))
+
+
+def _paired(a: Samples | Bursts, b: Samples | Bursts) -> Ratio | None:
+    times = paired(a.round, a.time_ms, b.round, b.time_ms)
+    return ratio_of_medians(*times) if len(times[0]) >= MIN_ROUNDS_EVER else None
 
 
 def against_alternatives(rows: Sequence[Row], clock: Clock) -> dict[Key, Against]:
@@ -69,15 +101,13 @@ def against_alternatives(rows: Sequence[Row], clock: Clock) -> dict[Key, Against
 
 
 def _best(case: Sequence[Row], beside: Row, clock: Clock) -> Row | None:
-    """The fastest alternative that was interleaved with the row and sampled to the end."""
+    """The fastest alternative that was interleaved with the row."""
     valid = [
         r
         for r in case
         if r.role is Role.ALTERNATIVE and r.session == beside.session and _valid(r, clock)
     ]
-    most = max((r.n_samples for r in valid), default=0)
-    to_the_end = [r for r in valid if r.n_samples == most]
-    return min(to_the_end, key=lambda r: clock.median_ms(r) or 0.0, default=None)
+    return min(clock.rivals(valid), key=lambda r: clock.median_ms(r) or 0.0, default=None)
 
 
 def _valid(row: Row, clock: Clock) -> bool:

@@ -1,8 +1,8 @@
 """The decision: the smallest length from which on every tested case pays.
 
-One a GPU, op, direction, head layout and mode: dtypes, head dims, batches and packed sequences are
-cases of it, and each must pay. What implements the op is not asked: in each case the fastest valid
-implementation stands for it.
+One a GPU, op, direction, head layout and regime: dtypes, head dims, batches and packed sequences
+are cases of it, and each must pay. What implements the op is not asked: in each case the fastest
+valid implementation stands for it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from math import log
 
 from nsabench import ops
 from nsabench.assessment import labels
-from nsabench.assessment.objections import ON_A_CPU, missed, without_controls
+from nsabench.assessment.objections import (
+    ON_A_CPU,
+    missed,
+    without_controls,
+    without_queue_controls,
+)
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Direction, Mode, Pays, Regime, Role, Status
+from nsabench.model.vocabulary import BENIGN, Direction, Pays, Regime, Role, Status
 
+# As they are told: what calls from Python first, since that is how most models run.
+REGIMES = (Regime.QUEUE, Regime.DEVICE, Regime.GRAPH)
 GAIN = 1.01  # a ratio that grows by less from one length to the next does not grow
 
 
@@ -93,16 +100,19 @@ class Payment:
 
 
 def decide(records: Sequence[Record]) -> list[Payment]:
-    """Of every op in the records that has an alternative among them; those of one run. In the
-    regimes `device` and `graph`: in the queue no ratio to an alternative is recorded."""
+    """Of every op in the records that has an alternative among them; those of one run. In the queue
+    only where a ratio to an alternative was recorded there, which earlier versions did not."""
     with_alternatives = {r.op for r in records if r.role is Role.ALTERNATIVE}
-    groups: dict[tuple[str, Direction, str, Mode], list[Record]] = {}
-    for r in records:
-        if r.op in with_alternatives and r.streams == 1:
-            groups.setdefault((r.op, r.direction, heads(r), r.mode), []).append(r)
-    against = missed(records, None)
-    unproven = without_controls(records)
-    return [_decide(key, rows, against or unproven.get(key[0], "")) for key, rows in groups.items()]
+    asked = [r for r in records if r.op in with_alternatives and r.streams == 1]
+    queue = {r.op for r in asked if r.against_in(Regime.QUEUE) is not None}
+    groups: dict[tuple[str, Direction, str, Regime], list[Record]] = {}
+    for r in asked:
+        groups.setdefault((r.op, r.direction, heads(r), r.regime), []).append(r)
+        if r.op in queue and r.regime is Regime.DEVICE:
+            groups.setdefault((r.op, r.direction, heads(r), Regime.QUEUE), []).append(r)
+    order = list(dict.fromkeys(r.op for r in asked))
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), REGIMES.index(key[3])))
+    return [_decide(key, groups[key], _against(records, key[0], key[3])) for key in keys]
 
 
 def heads(record: Record) -> str:
@@ -111,13 +121,25 @@ def heads(record: Record) -> str:
     return f"{query}/{key}" if query and key else ""
 
 
-def _decide(key: tuple[str, Direction, str, Mode], rows: Sequence[Record], against: str) -> Payment:
+def _against(records: Sequence[Record], op: str, regime: Regime) -> str:
+    """Why nothing is decided of an op in a regime; empty where nothing speaks against it."""
+    against = missed(records, None) or without_controls(records).get(op, "")
+    if regime is Regime.QUEUE and not against:
+        against = missed(records, Regime.QUEUE) or without_queue_controls(records).get(op, "")
+    return against
+
+
+def _decide(
+    key: tuple[str, Direction, str, Regime], rows: Sequence[Record], against: str
+) -> Payment:
     """against: why nothing is decided of them, or nothing."""
-    op, direction, layout, mode = key
+    op, direction, layout, regime = key
     cases: dict[str, list[Record]] = {}
     for r in rows:
         cases.setdefault(r.case_id, []).append(r)
-    cells = sorted((_cell(case) for case in cases.values()), key=lambda c: (c.length, c.label))
+    cells = sorted(
+        (_cell(case, regime) for case in cases.values()), key=lambda c: (c.length, c.label)
+    )
     answer, length, why = _answer(cells)
     if rows[0].device == "cpu":
         against = ON_A_CPU
@@ -125,7 +147,6 @@ def _decide(key: tuple[str, Direction, str, Mode], rows: Sequence[Record], again
         answer, length, why = Pays.NOT_DECIDED, None, against
     elif answer is Pays.FROM:
         why = _left_out([r for r in rows if length is None or r.length >= length])
-    regime = Regime.GRAPH if mode is Mode.GRAPH else Regime.DEVICE
     gpu, axis = rows[0].gpu_name, labels.axis(op)
     return Payment(gpu, op, direction, layout, regime, axis, answer, length, why, tuple(cells))
 
@@ -140,31 +161,34 @@ def _failed(record: Record) -> bool:
     return record.role is Role.ALTERNATIVE and record.status not in BENIGN
 
 
-def _cell(case: Sequence[Record]) -> Cell:
+def _cell(case: Sequence[Record], regime: Regime) -> Cell:
     first = case[0]
     place = (first.case_id, labels.case(first), ops.ladder(first), first.length)
     ours = [
         r
         for r in case
-        if r.role in (Role.CANDIDATE, Role.BASELINE) and r.status is Status.OK and r.median_ms
+        if r.role in (Role.CANDIDATE, Role.BASELINE)
+        and r.status is Status.OK
+        and r.timed_in(regime)
     ]
-    best = min(ours, key=lambda r: r.median_ms or 0.0, default=None)
+    best = min(ours, key=lambda r: r.timed_in(regime) or 0.0, default=None)
     if best is None:
         return Cell(*place, why=f"no implementation is valid and timed at {place[1]}")
-    if best.against_alternative is None:
+    beside = best.against_in(regime)
+    if beside is None:
         why = f"no alternative is valid and timed beside it at {place[1]}"
         return Cell(*place, implementation=best.implementation, why=why)
-    alternative = next(r for r in case if r.implementation == best.best_alternative)
+    alternative = next(r for r in case if r.implementation == beside.alternative)
     doubt = best.time_doubt or alternative.time_doubt
     if doubt:
         return Cell(*place, implementation=best.implementation, why=doubt)
     return Cell(
         *place,
         implementation=best.implementation,
-        alternative=best.best_alternative,
-        ratio=best.against_alternative,
-        lo=best.against_alternative_lo,
-        hi=best.against_alternative_hi,
+        alternative=beside.alternative,
+        ratio=beside.ratio,
+        lo=beside.lo,
+        hi=beside.hi,
     )
 
 

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from nsabench.assessment.pays.decide import Payment
+from nsabench.model.vocabulary import Regime
 from nsabench.text import code, markdown
+
+# How a caller calls, in words beside the regime.
+CALLED = {
+    Regime.QUEUE: "from Python",
+    Regime.DEVICE: "by its kernels alone",
+    Regime.GRAPH: "in a CUDA graph",
+}
 
 
 def as_data(payments: Sequence[Payment]) -> list[dict[str, Any]]:

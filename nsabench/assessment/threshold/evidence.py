@@ -14,12 +14,17 @@ from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.objections import ON_A_CPU, missed, without_controls
+from nsabench.assessment.objections import (
+    ON_A_CPU,
+    missed,
+    without_controls,
+    without_queue_controls,
+)
 from nsabench.assessment.tables import read_records
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import MARGIN, Catch, Direction, Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import MARGIN, Direction, Regime, Role, Status, Verdict
 from nsabench.planning.narrow import ALL, Narrowed
 
 # The sizes that stand for what a kernel may depend on, where an op has them.
@@ -170,7 +175,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
         ],
         sources=sources,
         caveats=_caveats(records),
-        in_queue=InQueue(missed(records, Regime.QUEUE), _queue_unproven(records)),
+        in_queue=InQueue(missed(records, Regime.QUEUE), without_queue_controls(records)),
         where=plan.where if plan else (),
     )
 
@@ -267,22 +272,6 @@ def _objections(records: Sequence[Record]) -> Iterable[str]:
         yield ON_A_CPU
     if controls := missed(records, None):
         yield controls
-
-
-def _queue_unproven(records: Sequence[Record]) -> dict[str, str]:
-    """Ops, as they are called today, of which no control was there to show that a slow or hidden
-    host would be noticed, each with an objection."""
-    objections = {}
-    ran = {(r.op, r.caught_by) for r in records if r.caught not in (None, Catch.UNPROVEN)}
-    for recorded, distribution in {(r.op, r.distribution) for r in records if r.queue_verdict}:
-        lacking = [check for check in proofs.QUEUE if (recorded, check) not in ran]
-        if lacking:
-            op = ops.current_name(recorded, distribution)
-            objections[op] = (
-                f"no control shows that the checks {' and '.join(lacking)} work for {op}: in the "
-                f"queue nothing is decided without"
-            )
-    return objections
 
 
 def _caveats(records: Sequence[Record]) -> dict[str, list[str]]:

@@ -185,11 +185,15 @@ def _launches(arms: list[CaseArm], report: Report) -> dict[str, int]:
 
 
 def _contenders(arms: list[CaseArm], call_ms: Mapping[str, float]) -> set[str]:
-    """The candidates, and the baselines that are not hopelessly behind the best one."""
-    baselines = {a.name: call_ms[a.name] for a in arms if a.item.role is Role.BASELINE}
-    limit = stopping.HOPELESS * min(baselines.values(), default=0.0)
-    near = {name for name, ms in baselines.items() if ms <= limit}
-    return near | {a.name for a in arms if a.item.role is Role.CANDIDATE}
+    """The candidates, and the baselines and alternatives that are not hopelessly behind the best
+    of their kind. Where a call is so slow that its host cannot matter, who is behind at all is."""
+    near = {a.name for a in arms if a.item.role is Role.CANDIDATE}
+    for role in (Role.BASELINE, Role.ALTERNATIVE):
+        of_kind = {a.name: call_ms[a.name] for a in arms if a.item.role is role}
+        best = min(of_kind.values(), default=0.0)
+        factor = stopping.CONTENDER_MARGIN if best > bursts.SLOW_MS else stopping.HOPELESS
+        near |= {name for name, ms in of_kind.items() if ms <= factor * best}
+    return near
 
 
 def _least_ms(samples: Samples) -> float:

@@ -1,5 +1,5 @@
 """The time of a whole op and of its parts over the length, the best alternative beside it, and
-where the two cross: a drawing a head layout and direction, as SVG that needs no script.
+where the two cross: a drawing a head layout, direction and regime, as SVG that needs no script.
 
 Parts are what other ops of the run are on the same sizes: of `nsa_attention` the compressed keys,
 the chosen blocks and the window.
@@ -13,9 +13,9 @@ from itertools import pairwise
 from math import ceil, floor, log2, log10
 from typing import Any
 
-from nsabench.assessment.pays import Payment
+from nsabench.assessment.pays import CALLED, Payment
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.vocabulary import Regime, Role, Status
 
 PARTS = {
     "nsa_attention": {
@@ -57,17 +57,18 @@ def lines(p: Payment, records: Sequence[Record]) -> list[Line]:
     wholes = [by_case[c.case_id, c.implementation] for c in best]
     dense = [by_case[c.case_id, c.alternative] for c in best]
     found = [
-        Line(p.op, "whole", _points(wholes)),
-        Line("best alternative", "dense", _points(dense)),
+        Line(p.op, "whole", _points(wholes, p.regime)),
+        Line("best alternative", "dense", _points(dense, p.regime)),
     ]
     for op, name in PARTS.get(p.op, {}).items():
-        points = _points(_fastest(r for r in records if r.op == op and _is_part(r, wholes[0])))
+        parts = [r for r in records if r.op == op and _is_part(r, wholes[0], p.regime)]
+        points = _points(_fastest(parts, p.regime), p.regime)
         if len(points) > 1:
             found.append(Line(name, "part", points))
     return found
 
 
-def _is_part(record: Record, whole: Record) -> bool:
+def _is_part(record: Record, whole: Record, regime: Regime) -> bool:
     shared = {size: size for size in ALIKE} | ALSO
     return (
         all(
@@ -78,23 +79,24 @@ def _is_part(record: Record, whole: Record) -> bool:
         and record.distribution in AS_DRAWN
         and record.role is Role.CANDIDATE
         and record.status is Status.OK
-        and record.median_ms is not None
+        and record.timed_in(regime) is not None
         and (record.dtype, record.direction) == (whole.dtype, whole.direction)
         and record.streams == 1
     )
 
 
-def _fastest(records: Any) -> list[Record]:
+def _fastest(records: Sequence[Record], regime: Regime) -> list[Record]:
     fastest: dict[int, Record] = {}
     for r in records:
         known = fastest.get(r.length)
-        if known is None or (known.median_ms or 0.0) > r.median_ms:
+        if known is None or (known.timed_in(regime) or 0.0) > (r.timed_in(regime) or 0.0):
             fastest[r.length] = r
     return list(fastest.values())
 
 
-def _points(records: Sequence[Record]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted((r.length, r.median_ms) for r in records if r.median_ms))
+def _points(records: Sequence[Record], regime: Regime) -> tuple[tuple[int, float], ...]:
+    timed = ((r.length, r.timed_in(regime)) for r in records)
+    return tuple(sorted((length, ms) for length, ms in timed if ms))
 
 
 def _chart(p: Payment, records: Sequence[Record]) -> dict[str, Any] | None:
@@ -115,6 +117,7 @@ def _chart(p: Payment, records: Sequence[Record]) -> dict[str, Any] | None:
 
     return {
         "title": " ".join(filter(None, (p.op, p.heads, str(p.direction), f"({p.regime})"))),
+        "called": CALLED[p.regime],
         "sentence": p.sentence,
         "width": WIDTH,
         "height": HEIGHT,

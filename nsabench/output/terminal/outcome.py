@@ -15,28 +15,28 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Answer, Catch, Regime, Role, Status, Verdict
 from nsabench.output.terminal import payment
 
-MOST = 3  # ops whose payment is told
-ROOM = 8  # lines for what was found, between the frame and whether it is to be believed
+LEAST = 3  # lines of the candidates, however much pays
+PAYS = 6  # lines of what pays, an op and regime each; they come before all others
+ROOM = 8  # lines of all that is told, if what pays takes no more than that leaves for the rest
 Candidates = dict[tuple[str, str], list[Record]]
 
 
 def lines(finished: Finished) -> list[str]:
-    """At most ten, the user's own candidates first."""
+    """At most ten: what pays, then the candidates, the user's own first, and what was decided."""
     own = of_the_user(finished)
     groups = own or candidates(finished)
-    said = list(payment.lines(pays.decide(finished.results.records)))[:MOST]
-    if not groups:
-        said.append("no candidate took part: there is nothing to decide")
+    paying = list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
+    room = max(ROOM - len(paying), LEAST)
+    said = [] if groups else ["no candidate took part: there is nothing to decide"]
     for count in range(len(groups), 0, -1):
         told = list(groups)[:count]
-        lines_of_them = [line for key in told for line in _candidate(key, groups[key])]
+        said = [line for key in told for line in _candidate(key, groups[key])]
         if count < len(groups):
-            lines_of_them.append(f"{_more(len(groups) - count)}: see the table")
-        lines_of_them += _decisions(finished, {name for _, name in told})
-        if count == 1 or len(said) + len(lines_of_them) <= ROOM:
-            said += lines_of_them
+            said.append(f"{_more(len(groups) - count)}: see the table")
+        said += _decisions(finished, {name for _, name in told})
+        if len(said) <= room:
             break
-    return [*said[:ROOM], _believable(finished)]
+    return [*paying, *said[:room], _believable(finished)]
 
 
 def _more(count: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsabench.assessment.pays import Payment
-from nsabench.model.vocabulary import Pays
+from nsabench.assessment.pays import CALLED, Payment
+from nsabench.model.vocabulary import Pays, Regime
 
 
 def lines(payments: Sequence[Payment]) -> Iterator[str]:
-    """`nsa_attention pays (device): 64/4 forward from T = 32768, backward from T = 16384`."""
-    groups: dict[tuple[str, str], dict[str, list[Payment]]] = {}
+    """`nsa_attention pays from Python (queue): 64/4 forward from T = 32768, step from T = 8192`."""
+    groups: dict[tuple[str, Regime], dict[str, list[Payment]]] = {}
     for p in payments:
         groups.setdefault((p.op, p.regime), {}).setdefault(p.heads, []).append(p)
     for (op, regime), by_heads in groups.items():
@@ -18,7 +18,7 @@ def lines(payments: Sequence[Payment]) -> Iterator[str]:
             " ".join(filter(None, (heads, ", ".join(f"{p.direction} {_when(p)}" for p in own))))
             for heads, own in by_heads.items()
         ]
-        yield f"{op} pays ({regime}): {'; '.join(parts)}"
+        yield f"{op} pays {CALLED[regime]} ({regime}): {'; '.join(parts)}"
 
 
 def _when(p: Payment) -> str:

@@ -9,10 +9,10 @@ import pytest
 
 from nsabench.assessment import pays
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.pays.against import DeviceClock, against_alternatives
-from nsabench.model.measurement import Samples
+from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
+from nsabench.model.measurement import Bursts, Samples
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Direction, DType, Pays, Role, Status
+from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Pays, Regime, Role, Status
 from nsabench.output.terminal import payment
 
 SHAPE = {"B": 1, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "block": 32, "stride": 16}
@@ -52,6 +52,25 @@ def ladder(ratios: dict[int, float | None], **more: object) -> list[Record]:
         rows.append(record(length, "dense", Role.ALTERNATIVE, **more))
         rows.append(record(length, "zeros", Role.CONTROL, caught=Catch.CAUGHT, **more))
     return rows
+
+
+def queued(records: Sequence[Record], ratios: dict[int, float | None]) -> list[Record]:
+    """The same with what was seen of calls one behind the other, with the controls of that."""
+    found = []
+    for r in records:
+        more = {"queued_ms": 2.0}
+        ratio = ratios.get(r.length)
+        if r.role is Role.CANDIDATE and ratio is not None:
+            more |= {"queue_best_alternative": "lean", "queue_against_alternative": ratio}
+            more |= {"queue_against_alternative_lo": ratio * 0.98}
+            more |= {"queue_against_alternative_hi": ratio * 1.02}
+        found.append(replace(r, **more))
+        if r.role is Role.ALTERNATIVE:
+            found.append(replace(r, implementation="lean", queued_ms=1.0))
+    length = records[0].length
+    for name, check in (("slow", "host"), ("hidden", "burst")):
+        found.append(record(length, name, Role.CONTROL, caught=Catch.CAUGHT, caught_by=check))
+    return found
 
 
 def only(records: Sequence[Record]) -> pays.Payment:
@@ -145,8 +164,8 @@ def test_a_direction_and_a_head_layout_are_decided_each_by_itself() -> None:
     }
     [line] = payment.lines(pays.decide(rows))
     assert line == (
-        "nsa_attention pays (device): 64/4 forward from T = 16384, backward from T = 8192; "
-        "16/1 forward not tested far enough (up to T = 16384)"
+        "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 16384, "
+        "backward from T = 8192; 16/1 forward not tested far enough (up to T = 16384)"
     )
 
 
@@ -214,3 +233,69 @@ def test_what_is_written_says_the_same() -> None:
     assert pays.said(decided[0]) == (
         "nsa_attention 64/4 forward (device): pays from T = 8192 on, against dense"
     )
+
+
+def test_the_queue_is_a_decision_of_its_own() -> None:
+    rows = queued(ladder({8192: 1.5, 16384: 2.0}), {8192: 0.6, 16384: 1.4})
+    in_queue, on_device = pays.decide(rows)
+    assert (in_queue.regime, in_queue.length) == (Regime.QUEUE, 16384)
+    assert in_queue.used == (["nsa"], ["lean"])
+    assert (on_device.regime, on_device.length) == (Regime.DEVICE, 8192)
+    assert [data["regime"] for data in pays.as_data([in_queue, on_device])] == ["queue", "device"]
+    assert list(payment.lines([in_queue, on_device])) == [
+        "nsa_attention pays from Python (queue): 64/4 forward from T = 16384",
+        "nsa_attention pays by its kernels alone (device): 64/4 forward from T = 8192",
+    ]
+
+
+def test_who_is_quickest_in_the_queue_stands_for_the_op_there() -> None:
+    rows = queued(ladder({8192: 2.0}), {8192: 0.5})
+    lean = replace(rows[0], implementation="small", median_ms=9.0, queued_ms=0.5)
+    rows.append(replace(lean, queue_against_alternative=2.0, queue_against_alternative_lo=1.9))
+    in_queue, on_device = pays.decide(rows)
+    assert in_queue.cells[0].implementation == "small" and in_queue.answer is Pays.FROM
+    assert on_device.cells[0].implementation == "nsa"
+
+
+def test_a_control_of_the_queue_that_got_away_or_never_ran_decides_nothing_there() -> None:
+    rows = queued(ladder({8192: 2.0}), {8192: 2.0})
+    assert [p.answer for p in pays.decide(rows)] == [Pays.FROM, Pays.FROM]
+    missed = [replace(r, caught=Catch.MISSED) if r.caught_by == "host" else r for r in rows]
+    assert [p.answer for p in pays.decide(missed)] == [Pays.NOT_DECIDED, Pays.FROM]
+    without = [r for r in rows if r.caught_by != "burst"]
+    in_queue, _ = pays.decide(without)
+    assert in_queue.answer is Pays.NOT_DECIDED and "burst" in in_queue.why
+
+
+def test_runs_of_before_there_was_such_a_ratio_say_nothing_of_the_queue() -> None:
+    assert [p.regime for p in pays.decide(queued(ladder({8192: 2.0}), {}))] == [Regime.DEVICE]
+
+
+def test_replays_and_calls_at_once_have_no_queue() -> None:
+    bursts = Bursts(calls=[9] * 8, time_ms=[1.0] * 8)
+    for more, times in (({}, 2), ({"mode": Mode.GRAPH}, 0), ({"streams": 2}, 0)):
+        rows = [
+            row(name, role, 1.0, queued_ms=queued_ms, **more)
+            for name, role, queued_ms in (
+                ("nsa", Role.CANDIDATE, 1.0),
+                ("torch_nsa", Role.BASELINE, 5.0),
+                ("dense", Role.ALTERNATIVE, 2.0),
+            )
+        ]
+        clock = QueueClock({("c", r.implementation): bursts for r in rows})
+        assert len(against_alternatives(rows, clock)) == times
+
+
+def test_the_ratio_in_the_queue_is_of_bursts_and_of_its_own_best() -> None:
+    rows = [
+        row("nsa", Role.CANDIDATE, 2.0, queued_ms=6.0),
+        row("dense", Role.ALTERNATIVE, 3.0, queued_ms=9.0),
+        row("lean", Role.ALTERNATIVE, 8.0, queued_ms=3.0, n_samples=5),
+    ]
+    taken = {
+        ("c", r.implementation): Bursts(calls=[2] * 8, time_ms=[r.queued_ms] * 8) for r in rows
+    }
+    found = against_alternatives(rows, QueueClock(taken))["c", "nsa"]
+    assert (found.alternative, found.ratio.value) == ("lean", pytest.approx(0.5))
+    few = {**taken, ("c", "lean"): Bursts(calls=[2] * 4, time_ms=[3.0] * 4)}
+    assert against_alternatives(rows, QueueClock(few)) == {}

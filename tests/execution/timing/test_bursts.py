@@ -81,11 +81,13 @@ def test_a_burst_takes_two_milliseconds_within_its_bounds(
 def test_a_slow_arm_gets_one_burst_that_counts() -> None:
     slow, fast = CountedArm("slow", 500.0, []), CountedArm("fast", 0.01, [])
     found, _ = collect(slow, fast)
-    assert (len(slow.counts), len(fast.counts)) == (2, 9)
+    assert (len(slow.counts), len(fast.counts)) == (1, 9)
     assert len(found["slow"].time_ms) == 1
 
 
-@pytest.mark.parametrize(("call_ms", "bursts_made"), [(20.0, 6), (100.0, 6), (500.0, 2)])
+@pytest.mark.parametrize(
+    ("call_ms", "bursts_made"), [(19.0, 6), (20.0, 5), (100.0, 5), (400.0, 5), (2000.0, 1)]
+)
 def test_whose_verdict_is_asked_has_as_many_as_an_interval_needs(
     call_ms: float, bursts_made: int
 ) -> None:
