@@ -27,16 +27,17 @@ def lines(finished: Finished) -> list[str]:
     said = list(payment.lines(pays.decide(finished.results.records)))[:MOST]
     if not groups:
         said.append("no candidate took part: there is nothing to decide")
+    # What was decided is asked before how fast it is: all of it has its place first.
+    decided = list(_decisions(finished, {name for _, name in groups}))[: ROOM - MOST]
     for count in range(len(groups), 0, -1):
         told = list(groups)[:count]
-        lines_of_them = [line for key in told for line in _candidate(key, groups[key])]
+        of_them = [line for key in told for line in _candidate(key, groups[key])]
         if count < len(groups):
-            lines_of_them.append(f"{_more(len(groups) - count)}: see the table")
-        lines_of_them += _decisions(finished, {name for _, name in told})
-        if count == 1 or len(said) + len(lines_of_them) <= ROOM:
-            said += lines_of_them
+            of_them.append(f"{_more(len(groups) - count)}: see the table")
+        if count == 1 or len(said) + len(of_them) + len(decided) <= ROOM:
+            said += of_them
             break
-    return [*said[:ROOM], _believable(finished)]
+    return [*[*said, *decided][:ROOM], _believable(finished)]
 
 
 def _more(count: int) -> str:

@@ -1,5 +1,8 @@
-"""Pictures for the README: `python -m tests.output.report.screenshots PAGE docs/images`, of the
-page of a run; with `--site INDEX` of a site, and with `--run RUN` of what a terminal shows of it."""
+"""Pictures for the README: `python -m tests.output.report.screenshots PAGE docs/images`.
+
+Of the page of a run; with `--site INDEX` of a site, with `--run RUN` of what a terminal shows of
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import io
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rich.color import ColorSystem
 from rich.console import Console
+from rich.text import Text
 
 from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
@@ -16,7 +21,7 @@ from nsabench.output import terminal
 from nsabench.output.report import Facts
 from tests.output.report.browser import Browser, chromium
 
-WIDE = 100  # columns of the terminal
+WIDE, HIGH = 100, 34  # columns and lines of the terminal
 # Name, width and height in pixels, dark, what is on top.
 OF_A_PAGE = (
     ("report", 1200, 1150, False, "header"),
@@ -68,13 +73,17 @@ def _of_a_terminal(browser: Browser, run: Path, picture: Path) -> None:
 
 
 def shown(run: Path) -> Console:
-    """A recording of the last table and panel of a run."""
+    """A recording of the last screen: the end of the table, and the panel below it."""
     facts = Facts.read(run)
-    console = terminal.console()
-    console.file, console.record, console.width = io.StringIO(), True, WIDE
+    whole = terminal.console()
+    whole.file, whole.width = io.StringIO(), WIDE
+    whole._color_system = ColorSystem.TRUECOLOR  # as of a terminal, which a file is not
     finished = Finished(facts.folder, Plan.read(run / "plan.yaml"), facts.results, *took(facts))
-    terminal.print_summary(finished, console)
-    return console
+    terminal.print_summary(finished, whole)
+    screen = Console(file=io.StringIO(), record=True, width=WIDE)
+    for line in whole.file.getvalue().splitlines()[-HIGH:]:
+        screen.print(Text.from_ansi(line), no_wrap=True, crop=True)
+    return screen
 
 
 def took(facts: Facts) -> tuple[float, float]:
