@@ -108,21 +108,24 @@ install:
     {{ pip }} -e '.[dev]' -e kernels
     touch "$stamp"
 
-# Add a finished, signed run to docs/results/archive, and take the README's screenshots of its page
+# Add a finished, signed run to docs/results/archive, and take the README's pictures of it
 publish run: install
     #!/bin/sh
     set -eu
     .venv/bin/nsabench archive add "{{ run }}" --to docs/results/archive
-    page="{{ run }}/report.html"
-    if [ ! -e "$page" ]; then
-        # The machine that measured could not make it, and nothing is added to what was signed.
-        pages="results/pages/$(basename "{{ run }}")"
-        .venv/bin/nsabench report "{{ run }}" --out "$pages"
-        page="$pages/report.html"
-    fi
-    {{ python }} -m tests.output.report.screenshots "$page" docs/images
     .venv/bin/nsabench archive verify docs/results/archive
-    echo "its page: $page; screenshots: docs/images"
+    {{ just_executable() }} pictures "{{ run }}"
+
+# The README's pictures, of the page and the terminal of a run and of the site, into docs/images
+pictures run: site
+    #!/bin/sh
+    set -eu
+    # As this version shows it: the page of a signed run is what it was, or was never made.
+    pages="results/pages/$(basename "{{ run }}")"
+    .venv/bin/nsabench report "{{ run }}" --out "$pages"
+    {{ python }} -m tests.output.report.screenshots "$pages/report.html" docs/images \
+        --site results/site/index.html --run "{{ run }}"
+    echo "its page: $pages/report.html; pictures: docs/images"
 
 # The site of the published runs, into results/site: open its index.html, or copy it to any host
 site: install

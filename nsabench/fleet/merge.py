@@ -23,6 +23,7 @@ from nsabench.assessment.threshold import decide_all
 from nsabench.assessment.threshold.evidence import Evidence, together
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import shards as kept
+from nsabench.evidence.manifest import signed_around
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
@@ -70,6 +71,11 @@ def merge(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty", "give --out another folder.")
+    signed = signed_around(out)
+    if signed is not None:
+        raise UsageError(
+            f"{out} lies in {signed}, which is signed as it is", "give --out another folder."
+        )
     shards, plan = _admit(folders, frozenset(trusted), require, note)
     refuse_gaps(shards)
     plan = _plan(shards, plan)

@@ -229,6 +229,13 @@ def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signe
     assert "its cases are not those of its plan" in broken
 
 
+def test_a_merged_run_is_not_put_into_what_is_signed(shards: list[Path], signer: Signer) -> None:
+    before = sorted(shards[0].rglob("*"))
+    with pytest.raises(UsageError, match="is signed as it is"):
+        merge(shards, shards[0] / "whole", signer)
+    assert sorted(shards[0].rglob("*")) == before
+
+
 def test_the_command(shards: list[Path]) -> None:
     out = shards[0].parent / "whole"
     done = CliRunner().invoke(command, [*map(str, shards), "--out", str(out), "--json"])

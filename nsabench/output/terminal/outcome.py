@@ -27,16 +27,17 @@ def lines(finished: Finished) -> list[str]:
     groups = own or candidates(finished)
     paying = list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
     room = max(ROOM - len(paying), LEAST)
+    # What was decided is asked before how fast it is: it has its place first.
+    decided = list(_decisions(finished, {name for _, name in groups}))[: room - 1]
     said = [] if groups else ["no candidate took part: there is nothing to decide"]
     for count in range(len(groups), 0, -1):
-        told = list(groups)[:count]
-        said = [line for key in told for line in _candidate(key, groups[key])]
+        said = [line for key in list(groups)[:count] for line in _candidate(key, groups[key])]
         if count < len(groups):
             said.append(f"{_more(len(groups) - count)}: see the table")
-        said += _decisions(finished, {name for _, name in told})
-        if len(said) <= room:
+        if len(said) + len(decided) <= room:
             break
-    return [*paying, *said[:room], _believable(finished)]
+    said = said[: room - len(decided)]
+    return [*paying, *said, *decided, _believable(finished)]
 
 
 def _more(count: int) -> str:

@@ -1,28 +1,96 @@
-"""Screenshots for the README: `python -m tests.output.report.screenshots PAGE docs/images`."""
+"""Pictures for the README: `python -m tests.output.report.screenshots PAGE docs/images`.
+
+Of the page of a run; with `--site INDEX` of a site, with `--run RUN` of what a terminal shows of
+it.
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import io
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tests.output.report.browser import chromium
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.text import Text
+
+from nsabench.execution.run import Finished
+from nsabench.model.plan import Plan
+from nsabench.output import terminal
+from nsabench.output.report import Facts
+from tests.output.report.browser import Browser, chromium
+
+WIDE, HIGH = 100, 34  # columns and lines of the terminal
+# Name, width and height in pixels, dark, what is on top.
+OF_A_PAGE = (
+    ("report", 1200, 1150, False, "header"),
+    ("report-phone", 375, 760, True, "#faster"),
+)
+OF_A_SITE = (("site", 1200, 900, False, "header"),)
 
 
-def main(page: Path, folder: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--site", type=Path)
+    parser.add_argument("--run", type=Path)
+    given = parser.parse_args()
     with chromium() as browser:
-        for name, width, height, dark, where, padding in (
-            ("report", 1200, 1150, False, "header", "0"),
-            ("report-phone", 375, 760, True, "#faster", "0"),
-        ):
-            browser.open(page.resolve(), width=width, height=height, dark=dark)
-            browser.js(
-                "document.documentElement.style.scrollPaddingTop = arguments[1];"
-                "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})",
-                where,
-                padding,
-            )
-            browser.screenshot(folder / f"{name}.png", full=False)
+        for name, width, height, dark, top in OF_A_PAGE:
+            browser.open(given.page.resolve(), width=width, height=height, dark=dark)
+            _shoot(browser, given.folder / f"{name}.png", top)
+        for name, width, height, dark, top in OF_A_SITE if given.site else ():
+            browser.open(given.site.resolve(), width=width, height=height, dark=dark)
+            _shoot(browser, given.folder / f"{name}.png", top)
+        if given.run:
+            _of_a_terminal(browser, given.run, given.folder / "terminal.png")
+
+
+def _shoot(browser: Browser, picture: Path, top: str) -> None:
+    browser.js(
+        "document.documentElement.style.scrollPaddingTop = '0';"
+        "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})",
+        top,
+    )
+    browser.screenshot(picture, full=False)
+
+
+def _of_a_terminal(browser: Browser, run: Path, picture: Path) -> None:
+    """What `nsabench all` printed last, drawn by rich as a terminal would."""
+    console = shown(run)
+    with TemporaryDirectory() as scratch:
+        page = Path(scratch) / "terminal.svg"
+        # Its font is somewhere on a network: a picture has what is here.
+        svg = console.export_svg(title="nsabench all")
+        page.write_text(svg.replace("Fira Code", "DejaVu Sans Mono"))
+        box = svg.partition('viewBox="0 0 ')[2].partition('"')[0].split()
+        width, height = (round(float(side)) for side in box)
+        browser.size(width, height)
+        browser.driver.get(page.as_uri())
+        browser.screenshot(picture, full=False)
+
+
+def shown(run: Path) -> Console:
+    """A recording of the last screen: the end of the table, and the panel below it."""
+    facts = Facts.read(run)
+    whole = terminal.console()
+    whole.file, whole.width = io.StringIO(), WIDE
+    whole._color_system = ColorSystem.TRUECOLOR  # as of a terminal, which a file is not
+    finished = Finished(facts.folder, Plan.read(run / "plan.yaml"), facts.results, *took(facts))
+    terminal.print_summary(finished, whole)
+    screen = Console(file=io.StringIO(), record=True, width=WIDE)
+    for line in whole.file.getvalue().splitlines()[-HIGH:]:
+        screen.print(Text.from_ansi(line), no_wrap=True, crop=True)
+    return screen
+
+
+def took(facts: Facts) -> tuple[float, float]:
+    """Seconds that the run took, and that it measured."""
+    entries = facts.contents.entries
+    return sum(entry.wall_s for entry in entries), sum(entry.measuring_s for entry in entries)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

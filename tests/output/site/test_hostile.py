@@ -11,9 +11,18 @@ from click.testing import CliRunner
 from nsabench.cli import group
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal
+from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import reproduction, site
+from nsabench.output.site import archived
+from nsabench.output.site.runs import SiteRun
+from nsabench.output.site.write import index
 from nsabench.signing import load_signer
+from tests.assessment.pays.test_pays import record
+from tests.output.report.browser import Browser
+from tests.output.report.conftest import HOSTILE
+from tests.output.report.conftest import browser as browser
 from tests.runs import Made, make_run
 
 
@@ -72,6 +81,27 @@ def test_pages_of_an_unsigned_run_are_not_the_publishers(run: Path, tmp_path: Pa
     kept = {path.name for path in (tmp_path / "site" / "runs").rglob("*") if path.is_file()}
     assert {"plan.yaml", "journal.jsonl", "records.parquet"} <= kept
     assert not kept & {"report.html", "more.svg"}
+
+
+def test_what_a_kernel_says_is_text_on_every_page_of_a_site(
+    tmp_path: Path, browser: Browser
+) -> None:
+    ours = [
+        record(
+            64, HOSTILE, Role.CANDIDATE, status=Status.CRASHED, reason=HOSTILE, gpu_name=HOSTILE
+        ),
+        record(64, "zeros", Role.CONTROL, caught=Catch.MISSED),
+    ]
+    run = SiteRun("20260401T000000Z-dddddd", "2026-04-01 00:00", Trust.UNPINNED, HOSTILE, ours, [])
+    for name, text in (
+        ("index.html", index([run], trends=False)),
+        ("page.html", archived.render(run)),
+    ):
+        (tmp_path / name).write_text(text)
+        assert "<script>window.hacked" not in text and "<img src=x" not in text
+        browser.open(tmp_path / name)
+        assert browser.js("return window.hacked") is None and browser.errors() == []
+        assert "onerror=window.hacked=1" in browser.js("return document.body.textContent")
 
 
 def test_no_name_of_a_plan_is_code_in_a_script(run: Path) -> None:
