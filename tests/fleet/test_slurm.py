@@ -17,6 +17,9 @@ from nsabench.evidence.manifest import verify
 from nsabench.execution.journal import read
 from nsabench.fleet.folder import FleetFolder
 from nsabench.fleet.status import Progress, Stage, of_fleet
+from nsabench.model.plan import PlannedCase
+from nsabench.planning import resolve
+from nsabench.planning.shards import share
 from tests.fleet.cluster import Cluster, lacking, wait
 
 pytestmark = [
@@ -26,11 +29,23 @@ pytestmark = [
 COUNT = 5
 MATRIX = """
 op: selection_rows
-axes: {N: 4, H: [1, 2, 3, 4, 5], D: 32, L: [8, 16, 32]}
-implementations: {only: [sdpa_gqa, bmm_softmax]}
+axes: {N: 4, H: [1, 2, 3, 4, 5], D: 32, L: [8, 16, 32, 64]}
+implementations: {only: [sdpa_gqa, bmm_softmax, unhurried]}
 timing:
   warmup_s: 0.005
   stopping: {kind: fixed_count, rounds: 5}
+"""
+# Slurm looks every half a minute whose time is nearly up: one shard must take longer than that.
+KERNELS = """
+import time
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="unhurried", role="candidate", devices=("cpu",))
+def unhurried(q, k, v, *, sm_scale):
+    if q.shape[1] == {heads}:
+        time.sleep(0.25)
+    weights = ((q @ k.transpose(-1, -2)) * sm_scale).float().softmax(-1)
+    return weights.to(v.dtype) @ v
 """
 FAILED_NODE, CANCELLED, REQUEUED, LATE, FULL = range(1, COUNT + 1)
 
@@ -62,10 +77,20 @@ def nsabench(cluster: Cluster, *words: str) -> str:
 def make(cluster: Cluster, folder: Path, *words: str) -> FleetFolder:
     matrix = folder.with_suffix(".yaml")
     matrix.write_text(MATRIX)
+    kernels = folder.with_suffix(".py")
+    kernels.write_text(KERNELS.format(heads=_heads_of(LATE, matrix)))
+    words = ("--kernels", str(kernels), *words)
     where = ("--shards", str(COUNT), "--out", str(folder), "--cpus", "1", "--memory", "500M")
     nsabench(cluster, "fleet", "slurm", str(matrix), "--device", "cpu", *where, *words)
     matrix.write_text("what is written here later is not what is measured")
     return FleetFolder(folder)
+
+
+def _heads_of(number: int, matrix: Path) -> int:
+    """Of the cases that a shard has."""
+    cases = [case for loaded in resolve.load_matrices([str(matrix)]) for case in loaded.cases]
+    planned = [PlannedCase(id=case.id, case=case, implementations=()) for case in cases]
+    return share(planned, f"{number}/{COUNT}")[0].case.shape["H"]
 
 
 def merged(fleet: FleetFolder) -> bool:
@@ -97,7 +122,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> F
 
 def test_a_fleet_is_measured_and_merged(cluster: Cluster, undisturbed: FleetFolder) -> None:
     assert verify(undisturbed.whole).broken is None
-    assert len({case for case, _ in cells(undisturbed)}) == 15
+    assert len({case for case, _ in cells(undisturbed)}) == 20
     shown = json.loads(nsabench(cluster, "fleet", "status", str(undisturbed.path), "--json"))
     assert shown["merged"] and {s["stage"] for s in shown["shards"]} == {"whole"}
     assert {s["host"] for s in shown["shards"]} == set(cluster.nodes)
@@ -126,32 +151,39 @@ def test_what_befalls_its_tasks_is_not_seen_in_the_run(
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+def _befall_one(
+    cluster: Cluster, fleet: FleetFolder, number: int, task: str, lost: list[str]
+) -> None:
+    if number == FULL:
+        other = fleet.shard(FULL) / "other"
+        subprocess.run(["dd", "if=/dev/zero", f"of={other}", "bs=1M"], capture_output=True)
+    elif number == FAILED_NODE:
+        lost.append(shard(fleet, number).host)
+        cluster.down(lost[0])
+    elif number == CANCELLED:
+        cluster.ask("scancel", task)
+    elif number == REQUEUED:
+        cluster.ask("scontrol", "requeue", task)
+    else:
+        cluster.ask("scontrol", "update", f"jobid={task}", "timelimit=1")
+
+
 def _befall(cluster: Cluster, fleet: FleetFolder) -> None:
     nsabench(cluster, "fleet", "submit", str(fleet.path))
     array, merging = fleet.jobs.read_text().split()
-    disturbed = (FULL, FAILED_NODE, CANCELLED, REQUEUED, LATE)
-    before = {}
+    before: dict[int, bytes] = {}
     lost: list[str] = []
-    for number in disturbed:
-        task = f"{array}_{number}"
-        wait(lambda n=number: shard(fleet, n).measured > 0, 90, f"a case of shard {number}")  # type: ignore[misc]
-        if number == FULL:
-            subprocess.run(
-                ["dd", "if=/dev/zero", f"of={fleet.shard(FULL)}/other", "bs=1M"],
-                capture_output=True,
-            )
-        elif number == FAILED_NODE:
-            node = shard(fleet, number).host
-            cluster.down(node)
-            lost.append(node)
-        elif number == CANCELLED:
-            cluster.ask("scancel", task)
-        elif number == REQUEUED:
-            cluster.ask("scontrol", "requeue", task)
-        else:
-            cluster.ask("scontrol", "update", f"jobid={task}", "timelimit=1")
-        run = fleet.shard(number)
-        before[number] = (run / "journal.jsonl").read_bytes().rpartition(b"\n")[0]
+    waiting = {FULL, FAILED_NODE, CANCELLED, REQUEUED, LATE}
+
+    def befallen() -> bool:
+        for number in [n for n in sorted(waiting) if shard(fleet, n).measured > 0]:
+            waiting.remove(number)
+            _befall_one(cluster, fleet, number, f"{array}_{number}", lost)
+            journal = fleet.shard(number) / "journal.jsonl"
+            before[number] = journal.read_bytes().rpartition(b"\n")[0]
+        return not waiting
+
+    wait(befallen, 120, "a case of each shard")
 
     def through() -> bool:
         cluster.hasten()
