@@ -18,11 +18,13 @@ from nsabench.evidence.manifest import MANIFEST
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.fleet import folder as folders
-from nsabench.fleet import kubernetes, slurm, status, stored, task
+from nsabench.fleet import kubernetes, modal, slurm, status, stored, task
 from nsabench.fleet.folder import FleetFolder
 from nsabench.fleet.kubernetes import Kubernetes
 from nsabench.fleet.merge import merge
+from nsabench.fleet.modal import Modal
 from nsabench.fleet.slurm import Engine, Slurm
+from nsabench.images import combos
 from nsabench.output import terminal
 from nsabench.planning import resolve
 from nsabench.planning.narrow import Narrowed
@@ -208,6 +210,28 @@ def kubernetes_(
     say(f"{shards} shards: {fleet.path}")
     say(f"begin them with: kubectl apply -k {fleet.path / 'overlay'}")
     say(f"then, when all have ended: nsabench fleet collect {fleet.path}")
+    return 0
+
+
+@command.command("modal")
+@_asking
+@click.option("--gpu", required=True, metavar="TYPE", help="As Modal calls it, such as H100!.")
+@click.option("--combo", required=True, metavar="COMBO", help="Whose lock the image is made of.")
+@click.option("--secret", default="", metavar="NAME", help="One with NSABENCH_SIGNING_KEY.")
+@click.option("--volume", default="nsabench-results", show_default=True, help="Where shards go.")
+def modal_(matrices: tuple[str, ...], shards: int, out: Path, **given: Any) -> int:
+    """Write an app that measures a plan on GPUs that Modal rents out.
+
+    Example: nsabench fleet modal selection_rows --shards 4 --out fleets/rows --gpu H100!
+    --combo torch2.11.0-cu130
+    """
+    own = {name: given.pop(name) for name in ("gpu", "combo", "secret", "volume")}
+    checkout = combos.checkout()
+    index = checkout.combos().get(own["combo"]).index
+    fleet = _make(out, shards, {"matrices": matrices, **given})
+    modal.write(fleet, Modal(checkout=str(checkout.root), index=index, **own))
+    say(f"{shards} shards: {fleet.path}")
+    say(f"begin them with: modal run {fleet.path / modal.APP}")
     return 0
 
 

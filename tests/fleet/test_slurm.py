@@ -183,7 +183,7 @@ def _befall(cluster: Cluster, fleet: FleetFolder) -> None:
             before[number] = journal.read_bytes().rpartition(b"\n")[0]
         return not waiting
 
-    wait(befallen, 120, "a case of each shard")
+    wait(befallen, 240, "a case of each shard")
 
     def through() -> bool:
         cluster.hasten()
@@ -197,7 +197,7 @@ def _befall(cluster: Cluster, fleet: FleetFolder) -> None:
             and merging not in cluster.ask("squeue", "-h", "-o", "%A").split()
         )
 
-    wait(through, 200, "shards that were requeued")
+    wait(through, 300, "shards that were requeued")
     cluster.up(lost.pop())
     assert shard(fleet, CANCELLED).stage is Stage.STOPPED
     assert shard(fleet, FULL).code == 3
@@ -206,7 +206,7 @@ def _befall(cluster: Cluster, fleet: FleetFolder) -> None:
     assert "queued again" in (fleet.logs / f"shard-{LATE}.log").read_text()
     (fleet.shard(FULL) / "other").unlink()
     nsabench(cluster, "fleet", "submit", str(fleet.path))
-    wait(lambda: merged(fleet), 120, "the merged run")
+    wait(lambda: merged(fleet), 240, "the merged run")
     for number, journaled in before.items():
         journal = fleet.shard(number) / "journal.jsonl"
         assert journal.read_bytes().startswith(journaled), number
