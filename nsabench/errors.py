@@ -36,3 +36,9 @@ class VerificationFailed(NsabenchError):
     """A run folder is not what it claims to be."""
 
     exit_code = 4
+
+
+class BegunElsewhere(VerificationFailed):
+    """A run was begun on another machine, or on another device of this one, and goes on there."""
+
+    exit_code = 5

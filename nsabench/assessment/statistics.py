@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
+FEW = 200  # samples that are sorted faster than an array is made of them
 # Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
 
@@ -35,7 +36,17 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 
 def quantile(samples: ArrayLike, q: float) -> float:
-    return float(np.quantile(np.asarray(samples, dtype=np.float64), q))
+    """The same number as numpy's, which takes twenty times as long for a few samples."""
+    if not isinstance(samples, list) or not 0 < len(samples) <= FEW:
+        return float(np.quantile(np.asarray(samples, dtype=np.float64), q))
+    ordered = sorted(map(float, samples))
+    if any(map(math.isnan, ordered)):
+        return math.nan
+    place = (len(ordered) - 1) * q
+    below = min(int(place), len(ordered) - 1)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    part = place - below
+    return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
 
 
 def ratio_of_medians(

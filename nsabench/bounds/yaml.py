@@ -36,10 +36,11 @@ def load(data: bytes, most: int, nodes: int) -> Any:
     what no file of ours has: a type by tag, a key that is given twice or is no text.
     """
     build = _Builder()
+    take = build.take
     for event in _bounded(yaml.parse(whole(data, most), Loader=_LOADER), nodes):
-        if isinstance(event, yaml.DocumentEndEvent):
+        if type(event) is yaml.DocumentEndEvent:
             break
-        build.take(event)
+        take(event)
     return build.root
 
 
@@ -48,7 +49,14 @@ def _bounded(events: Iterable[yaml.Event], nodes: int) -> Iterator[yaml.Event]:
     count, sizes = 0, dict[str, int]()
     begun: list[tuple[str | None, int]] = []  # anchor and count of every open collection
     for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
+        # Most are scalars, and most of those are short.
+        if isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > limits.NUMBER:
+                _refuse_long_number(event)
+            count += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
             begun.append((event.anchor, count))
             if len(begun) > limits.DEPTH:
                 raise OutOfBounds(f"is nested too deeply, over {limits.DEPTH} levels")
@@ -57,11 +65,6 @@ def _bounded(events: Iterable[yaml.Event], nodes: int) -> Iterator[yaml.Event]:
             anchor, before = begun.pop()
             if anchor is not None:
                 sizes[anchor] = count - before
-        elif isinstance(event, yaml.ScalarEvent):
-            _refuse_long_number(event)
-            count += 1
-            if event.anchor is not None:
-                sizes[event.anchor] = 1
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in begun):
                 raise OutOfBounds("refers to itself")

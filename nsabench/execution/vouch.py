@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from nsabench import bounds
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
 from nsabench.execution.chain import Origin
 from nsabench.execution.folder import RunFolder
 from nsabench.model.journal import Contents
@@ -55,10 +55,10 @@ def same_signer(
 
 
 def same_machine(machine: str, contents: Contents) -> None:
-    """Raises `VerificationFailed` when an earlier sitting was on another machine."""
+    """Raises `BegunElsewhere` when an earlier sitting was on another machine."""
     for sitting in contents.sittings:
         if sitting.machine != machine:
-            raise VerificationFailed(
+            raise BegunElsewhere(
                 "this run was begun on another machine, or on another device of this one",
                 "go on where it was begun, with the same CUDA_VISIBLE_DEVICES; or start a new run.",
             )

@@ -28,10 +28,10 @@ class Samples(Message):
     @model_validator(mode="after")
     def _even(self) -> Samples:
         count = len(self.time_ms)
-        lists = (getattr(self, name) for name in type(self).model_fields)
-        if len(self.round) != count or any(len(values) not in (0, count) for values in lists):
+        lengths = {len(values) for values in self.__dict__.values()}
+        if len(self.round) != count or not lengths <= {0, count}:
             raise ValueError("the lists of samples differ in length")
-        if any(time <= 0 for time in self.time_ms):
+        if any(map((0.0).__ge__, self.time_ms)):
             raise ValueError("a time is not above 0")
         return self
 
@@ -52,7 +52,7 @@ class Bursts(Message):
     def _even(self) -> Bursts:
         if len(self.calls) != len(self.time_ms):
             raise ValueError("the lists of bursts differ in length")
-        if any(time <= 0 for time in self.time_ms) or any(calls < 1 for calls in self.calls):
+        if any(map((0.0).__ge__, self.time_ms)) or any(map((1).__gt__, self.calls)):
             raise ValueError("a burst has no calls, or took no time")
         return self
 

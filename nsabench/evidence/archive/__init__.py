@@ -11,6 +11,7 @@ manifests alone: a run is there as a whole or not at all, whoever else writes, o
 """
 
 from nsabench.evidence.archive.archive import Added, Archive, ArchivedRun, Surveyed
+from nsabench.evidence.archive.leftovers import leftovers, remove
 from nsabench.evidence.archive.query import query
 
-__all__ = ["Added", "Archive", "ArchivedRun", "Surveyed", "query"]
+__all__ = ["Added", "Archive", "ArchivedRun", "Surveyed", "leftovers", "query", "remove"]

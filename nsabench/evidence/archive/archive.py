@@ -58,7 +58,7 @@ class ArchivedRun:
 
     def object(self, table: str) -> str:
         """Name of the object that holds a table of the run."""
-        return self.prefix + _object(table, self.digest(table))
+        return self.prefix + object_name(table, self.digest(table))
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,22 @@ class Archive:
         for name in self.store.names():
             if name.endswith(f"/run={predicate.run_id}/{MANIFEST}") and name != prefix + MANIFEST:
                 self._refuse_another(predicate.run_id)
+        tables = {}
         for table in TABLES:
             data = bounds.read(run / f"{table}.parquet", limits.TABLE)
             digest = hashlib.sha256(data).hexdigest()
             if digest != report.digests[f"{table}.parquet"]:
                 raise VerificationFailed(f"{run}/{table}.parquet changed while it was read")
-            self.store.create(prefix + _object(table, digest), data)
-        if self.store.create(prefix + MANIFEST, manifest):
-            return Added.ADDED, prefix
-        if self.store.read(prefix + MANIFEST, limits.MANIFEST) != manifest:
+            tables[prefix + object_name(table, digest)] = data
+        for name, data in tables.items():
+            self.store.create(name, data)
+        added = self.store.create(prefix + MANIFEST, manifest)
+        if not added and self.store.read(prefix + MANIFEST, limits.MANIFEST) != manifest:
             self._refuse_another(predicate.run_id)
-        return Added.THERE, prefix
+        # What an earlier writer had left may have been removed since it was found there.
+        for name in tables.keys() - set(self.store.names()):
+            self.store.create(name, tables[name])
+        return Added.ADDED if added else Added.THERE, prefix
 
     def _refuse_another(self, run_id: str) -> NoReturn:
         raise VerificationFailed(
@@ -216,5 +221,5 @@ def _prefix(predicate: Predicate) -> str:
     return f"schema={predicate.results_schema}/gpu={gpu}/run={predicate.run_id}/"
 
 
-def _object(table: str, digest: str) -> str:
+def object_name(table: str, digest: str) -> str:
     return f"{table}-{digest[:16]}.parquet"

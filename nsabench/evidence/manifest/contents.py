@@ -7,7 +7,7 @@ whole run. Each takes a folder and the signed predicate, and raises `Verificatio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +115,33 @@ class Journaled:
             self.samples += sum(counts.values())
 
 
-def read_journal(folder: Path, plan: Plan) -> Journaled:
-    """What the journal holds, which is one of this run and not of another, and who vouches."""
+def read_journal(
+    folder: Path, plan: Plan, seen: Callable[[Line], None] = lambda _: None
+) -> Journaled:
+    """What the journal holds, which is one of this run and not of another, and who vouches. seen:
+    is handed each line."""
     journaled = Journaled(plan)
+
+    def take(line: Line) -> None:
+        journaled.take(line)
+        seen(line)
+
     try:
         path = folder / "journal.jsonl"
         if plan.shards:
-            journaled.segments = joined.segments(path, journaled.take)
+            journaled.segments = joined.segments(path, take)
         else:
-            journaled.origin = journal.origin(path, journaled.take)
+            journaled.origin = journal.origin(path, take)
     except (OSError, UsageError, VerificationFailed) as error:
         raise VerificationFailed(f"journal.jsonl: {error}") from None
     return journaled
 
 
-def check_journal(folder: Path, plan: Plan) -> Journaled:
-    """Every case of the plan is journaled once, by this run."""
-    journaled = read_journal(folder, plan)
+def check_journal(
+    folder: Path, plan: Plan, seen: Callable[[Line], None] = lambda _: None
+) -> Journaled:
+    """Every case of the plan is journaled once, by this run. seen: is handed each line."""
+    journaled = read_journal(folder, plan, seen)
     if journaled.described is None:
         raise VerificationFailed("journal.jsonl has no header")
     planned: Counter[object] = Counter(case.id for case in plan.cases)

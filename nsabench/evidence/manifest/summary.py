@@ -35,7 +35,8 @@ class Stated(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> Stated:
-        return cls.of_row({name: getattr(record, name) for name in cls._fields})
+        values = (getattr(record, name) for name in cls._fields)
+        return cls(*(None if value is None else str(value) for value in values))
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Stated:

@@ -20,6 +20,7 @@ from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocati
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.execution.chain import Origin
+from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.signing import run_keys
 from nsabench.signing.keys import public_key_of_der
@@ -93,6 +94,7 @@ def verify(
     revoked: Mapping[str, Revocation] | None = None,
     begun: Callable[[str], None] = lambda _: None,
     tables: bool = True,
+    seen: Callable[[Line], None] = lambda _: None,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
@@ -100,13 +102,14 @@ def verify(
     have signed keyless. `require`: the least trust that passes; with `unsigned`, a run without a
     manifest passes when its files agree with each other. `revoked`: keys that do not count any
     more; None: those that NSABENCH_REVOKED_KEYS lists. `begun` is told of each check as it begins.
-    `tables`: whether both Parquet files are read, for whoever reads what is in them.
+    `tables`: whether both Parquet files are read, for whoever reads what is in them. `seen` is
+    handed each line of the journal, which counts for nothing before the report says so.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, keyids, require, identity, revoked, begun, tables)
+        _verify(report, keyids, require, identity, revoked, begun, tables, seen)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
     return report
@@ -141,6 +144,7 @@ def _verify(
     revoked: Mapping[str, Revocation],
     begun: Callable[[str], None],
     tables: bool,
+    seen: Callable[[Line], None],
 ) -> None:
     folder = report.folder
 
@@ -174,7 +178,7 @@ def _verify(
         lambda: contents.check_environment(folder, predicate),
         lambda e: "complete" if e.complete else "not complete",
     )
-    journaled = run("journal", lambda: contents.check_journal(folder, plan), str)
+    journaled = run("journal", lambda: contents.check_journal(folder, plan, seen), str)
     report.origin = journaled.origin
     run(
         "origin",

@@ -1,0 +1,226 @@
+"""A fleet on Slurm: a job array with a task a shard, and a job after it that merges.
+
+The batch script runs on the host, and nsabench in whatever holds its versions. Slurm requeues a
+task whose node failed. A task whose time is nearly up is told so, ends with what it has journaled,
+and asks to be queued again. In both cases the shard goes on in its own folder, which hosts share.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.files import whole
+from nsabench.fleet.folder import FleetFolder
+from nsabench.fleet.task import ELSEWHERE, is_begun, is_signed
+from nsabench.model.plan import Plan
+from nsabench.signing import run_keys
+from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
+
+SHARD, MERGE = "shard.sh", "merge.sh"
+WARNED_S = 180  # before the limit: Slurm may be a minute early, and a case may take a while to end
+PATIENCE_S = 60
+# What the interpreter of a container is told on each host. Slurm makes them; Docker would not know.
+HANDED_ON = ("SLURMD_NODENAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+
+
+class Engine(StrEnum):
+    """In what nsabench runs on a node."""
+
+    VENV = "venv"
+    APPTAINER = "apptainer"
+    PYXIS = "pyxis"
+    DOCKER = "docker"
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """How the jobs are to be. image: of the engine; of a venv its folder, empty for this one.
+    time, memory, gres: as Slurm writes them; options: further ones of `sbatch`, for all jobs.
+    key_file, passphrase_file: of the key that signs, at one path on all nodes."""
+
+    engine: Engine = Engine.VENV
+    image: str = ""
+    time: str = "12:00:00"
+    gres: str = "gpu:1"
+    cpus: int = 4
+    memory: str = "32G"
+    warned_s: int = WARNED_S
+    options: Sequence[str] = ()
+    key_file: str = ""
+    passphrase_file: str = ""
+
+
+def write(folder: FleetFolder, how: Slurm) -> None:
+    """Write shard.sh and merge.sh into a fleet's folder.
+
+    Raises `UsageError` where an image is missing, or a name is one that Slurm does not take.
+    """
+    if how.engine is not Engine.VENV and not how.image:
+        raise UsageError(
+            f"{how.engine} needs an image", "give --image; `nsabench images build` makes one."
+        )
+    if shlex.quote(str(folder.path)) != str(folder.path) or "%" in str(folder.path):
+        raise UsageError(
+            f"{folder.path} has characters in its name that Slurm would take for others",
+            "give --out a folder whose path is of letters, digits, '/', '.', '-' and '_'.",
+        )
+    count = folder.read().shards
+    name = f"nsabench-{folder.path.name}"
+    both = [
+        "--open-mode=append",
+        "--export=NONE",  # Slurm would keep what it is handed, and a key may be there
+        *how.options,
+    ]
+    shard = [
+        f"--job-name={name}",
+        f"--array=1-{count}",
+        *([f"--gres={how.gres}"] if how.gres else []),
+        f"--cpus-per-task={how.cpus}",
+        f"--mem={how.memory}",
+        f"--time={how.time}",
+        f"--signal=B:USR1@{how.warned_s}",  # to the script, which hands it on
+        "--requeue",
+        f"--output={folder.logs}/shard-%a.log",
+    ]
+    merge = [
+        f"--job-name={name}-merge",
+        "--requeue",
+        f"--cpus-per-task={how.cpus}",
+        f"--output={folder.logs}/merge.log",
+    ]
+    _fill(folder, SHARD, [*shard, *both], how, gpu=bool(how.gres), count=count)
+    _fill(folder, MERGE, [*merge, *both], how, gpu=False, count=count)
+
+
+def _fill(
+    folder: FleetFolder, name: str, directives: Sequence[str], how: Slurm, *, gpu: bool, count: int
+) -> None:
+    text = (files("nsabench.fleet") / "templates" / name).read_text()
+    for word, value in {
+        "DIRECTIVES": "\n".join(f"#SBATCH {directive}" for directive in directives),
+        "VARIABLES": "\n".join(_variables(how)),
+        "START": _start(folder, how, gpu=gpu),
+        "FLEET": str(folder.path),
+        "COUNT": str(count),
+        "ELSEWHERE": str(ELSEWHERE),
+    }.items():
+        text = text.replace(f"@{word}@", value)
+    whole(folder.path / name, text.encode())
+
+
+def _variables(how: Slurm) -> list[str]:
+    state = os.environ.get("XDG_STATE_HOME")
+    named = {
+        KEY_FILE: how.key_file,
+        PASSPHRASE_FILE: how.passphrase_file,
+        "XDG_STATE_HOME": state or "",  # where the keys of unfinished runs are kept
+    }
+    # A job that is handed no environment may be without a home.
+    lines = ['export HOME="${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"']
+    return lines + [f"export {name}={shlex.quote(to)}" for name, to in named.items() if to]
+
+
+def _start(folder: FleetFolder, how: Slurm, *, gpu: bool) -> str:
+    """The words that start nsabench on a node, for a shell."""
+    if how.engine is Engine.VENV:
+        python = Path(how.image) / "bin" / "python" if how.image else Path(sys.executable)
+        return f"{shlex.quote(str(python.absolute()))} -m nsabench"
+    image = shlex.quote(how.image)
+    shown = [str(folder.path), str(run_keys.folder())]
+    shown += [str(Path(file).parent) for file in (how.key_file, how.passphrase_file) if file]
+    shown = list(dict.fromkeys(shown))
+    if how.engine is Engine.APPTAINER:
+        binds = " ".join(f"--bind {shlex.quote(path)}" for path in shown)
+        return f"apptainer exec --containall {'--nv ' if gpu else ''}{binds} {image} nsabench"
+    if how.engine is Engine.PYXIS:
+        mounts = shlex.quote(",".join(f"{path}:{path}" for path in shown))
+        return (
+            f"srun --export=ALL --ntasks=1 --container-image={image} --container-writable=no "
+            f"--no-container-mount-home --container-mounts={mounts} nsabench"
+        )
+    words = [
+        "docker run --rm --init --read-only --network none --cap-drop ALL",
+        '--security-opt no-new-privileges --user "$(id -u):$(id -g)"',
+        "--tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=4g --shm-size 1g",
+        *(f"--env {name}" for name in (*HANDED_ON, "XDG_STATE_HOME", KEY_FILE, PASSPHRASE_FILE)),
+        *(f"--volume {shlex.quote(f'{path}:{path}')}" for path in shown),
+        *(['--gpus "device=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}"'] if gpu else []),
+        image,
+    ]
+    return " ".join(words)
+
+
+def submit(folder: FleetFolder, options: Sequence[str] = (), *, anew: bool = False) -> list[str]:
+    """Submit the shards that are not whole, and the merge after them. Returns the ids of the jobs,
+    the merge's last.
+
+    A shard that was begun is submitted to the node on which it was begun. anew: it is begun again
+    on any node, and what it had measured is kept beside it. options: further ones of `sbatch`.
+    Raises `EnvironmentRefused` where Slurm does not take them.
+    """
+    spec = folder.read()
+    if not (folder.path / SHARD).is_file():
+        raise UsageError(
+            f"{folder.path} is no fleet of Slurm", "make one with `nsabench fleet slurm`."
+        )
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for number in range(1, spec.shards + 1):
+        run, state = folder.shard(number), folder.state(number)
+        if is_signed(run):
+            continue
+        begun = state is not None and is_begun(run)
+        if begun and anew:
+            aside = folder.path / "aside" / Plan.read(run / "plan.yaml").run_id
+            aside.parent.mkdir(exist_ok=True)
+            run.rename(aside)
+        by_host[state.host if begun and state is not None and not anew else ""].append(number)
+    jobs = []
+    for host, numbers in by_host.items():
+        where = [f"--nodelist={host}"] if host else []
+        array = f"--array={','.join(map(str, numbers))}"
+        jobs.append(_sbatch([array, *where, *options, str(folder.path / SHARD)]))
+    after = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+    jobs.append(_sbatch([*after, str(folder.path / MERGE)]))
+    with folder.jobs.open("a") as file:
+        file.writelines(f"{job}\n" for job in jobs)
+    return jobs
+
+
+def _sbatch(words: Sequence[str]) -> str:
+    """Submit a script. Returns the id of the job."""
+    if shutil.which("sbatch") is None:
+        raise EnvironmentRefused(
+            "there is no sbatch here", "submit on a host that Slurm's commands are installed on."
+        )
+    done = subprocess.run(
+        ["sbatch", "--parsable", *words], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise EnvironmentRefused(
+            f"Slurm does not take the job: {said}",
+            "change the fleet's options, or give sbatch's own after --.",
+        )
+    return done.stdout.strip().partition(";")[0]
+
+
+def queue(jobs: Sequence[str]) -> dict[str, str]:
+    """What Slurm says of the tasks of these jobs that it has not ended, by `JOB_TASK`; empty where
+    it cannot be asked."""
+    if not jobs or shutil.which("squeue") is None:
+        return {}
+    words = ["squeue", "--noheader", "--array", "--format=%i %T %R", f"--jobs={','.join(jobs)}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    lines = (line.split(maxsplit=1) for line in done.stdout.splitlines())
+    return {words[0]: words[1] for words in lines if len(words) == 2}

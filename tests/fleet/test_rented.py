@@ -1,0 +1,92 @@
+"""The workflow for rented GPUs: what comes after the GPU is run as it stands there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.evidence.manifest import seal
+from nsabench.signing import Signer
+from tests.runs import Made, make_run
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "docs" / "how-to" / "rented-gpu.yml"
+PUBLISHED = ROOT / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-backward"
+CONFIG = "runtime:\n  sel_triton_min_L: 4096  # as it was\n"
+
+
+def steps() -> dict[str, dict[str, Any]]:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    return {step["name"]: step for step in jobs["measure"]["steps"] if "name" in step}
+
+
+def after_the_gpu(repository: Path, run: Path) -> tuple[str, str]:
+    """Run the steps in a repository. Returns what the summary says, and the outputs."""
+    place = repository / "fleets" / "ci" / "whole"
+    shutil.copytree(run, place)
+    (repository / "config.yaml").write_text(CONFIG)
+    subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)
+    variables = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "GITHUB_STEP_SUMMARY": str(repository / "summary.md"),
+        "GITHUB_OUTPUT": str(repository / "output"),
+        **{k: str(v) for k, v in yaml.safe_load(WORKFLOW.read_text())["env"].items()},
+    }
+    for name in ("Verify", "Propose"):
+        script = steps()[name]["run"]
+        # As the runner does it: https://docs.github.com/actions, `shell`.
+        subprocess.run(["bash", "-e", "-c", script], cwd=repository, env=variables, check=True)
+    return (repository / "summary.md").read_text(), (repository / "output").read_text()
+
+
+def test_a_threshold_is_proposed_as_a_patch(tmp_path: Path) -> None:
+    signer = Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+    run = make_run(tmp_path / "run", Made(ratio=lambda _: 2.0), signer=signer)
+    seal(run, signer)
+    (tmp_path / "repository").mkdir()
+    summary, output = after_the_gpu(tmp_path / "repository", run)
+    assert "patched=true" in output and "## Thresholds" in summary
+    config = yaml.safe_load((tmp_path / "repository" / "config.yaml").read_text())
+    assert config["runtime"]["sel_triton_min_L"] == 64
+
+
+def test_a_published_run_without_one_says_why_nothing_is_proposed(tmp_path: Path) -> None:
+    summary, output = after_the_gpu(tmp_path, PUBLISHED)
+    assert "patched=false" in output and "Nothing is proposed:" in summary
+    assert "no candidate to decide about" in summary
+    assert (tmp_path / "config.yaml").read_text() == CONFIG
+
+
+def test_a_run_that_was_altered_ends_it(tmp_path: Path) -> None:
+    altered = shutil.copytree(PUBLISHED, tmp_path / "altered")
+    with (altered / "journal.jsonl").open("a") as journal:
+        journal.write("\n")
+    (tmp_path / "repository").mkdir()
+    with pytest.raises(subprocess.CalledProcessError):
+        after_the_gpu(tmp_path / "repository", altered)
+    assert not (tmp_path / "repository" / "summary.md").exists()
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not installed")
+def test_actionlint_finds_nothing() -> None:
+    subprocess.run(["actionlint", str(WORKFLOW)], check=True)
+
+
+def test_what_it_calls_is_there() -> None:
+    script = steps()["Measure"]["run"]
+    words = [line.strip().split()[:3] for line in script.splitlines() if "nsabench fleet" in line]
+    assert [word[:3] for word in words] == [
+        ["nsabench", "fleet", "modal"],
+        ["nsabench", "fleet", "collect"],
+    ]
+    for name in ("Measure", "Verify", "Propose", "Pull request"):
+        subprocess.run(["bash", "-n", "-c", steps()[name]["run"]], check=True)
