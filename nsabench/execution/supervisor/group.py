@@ -16,8 +16,8 @@ from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Mode, PassName, Role, Runs, Status
 
-# Of the timeout of a case: who was called for all of it, and is tried alone, need not have all of it
-# once more. What was compiled meanwhile is in the caches.
+# Of the timeout of a case: who was called for all of it, and is tried alone, need not have all of
+# it once more. What was compiled meanwhile is in the caches.
 LESS_PATIENCE = 0.25
 BEATEN = (Role.BASELINE, Role.ALTERNATIVE)
 
