@@ -18,7 +18,7 @@ from nsabench.model.vocabulary import Mode, PassName, Role, Runs, Status
 
 # Of the timeout of a case: who was called for all of it, and is tried alone, need not have all of
 # it once more. What was compiled meanwhile is in the caches.
-LESS_PATIENCE = 0.25
+LESS_PATIENCE = 0.15
 BEATEN = (Role.BASELINE, Role.ALTERNATIVE)
 
 
@@ -170,14 +170,11 @@ def find_culprit(group: Group, pending: list[str], lost: GroupLost) -> bool:
         group.condemn(pending[0], lost)
         return True
     alone: dict[str, Outcome] = {}
-    hung = lost.status is Status.TIMEOUT
     for name in sorted(pending, key=lambda n: n != lost.suspect):
         try:
-            patience = LESS_PATIENCE if hung and name == lost.suspect else 1.0
-            alone[name] = group.attempt([name], patience).outcomes[0]
+            alone[name] = _alone(group, name, lost)
         except GroupLost as lost_alone:
-            both = hung and lost_alone.status is Status.TIMEOUT and name == lost.suspect
-            group.condemn(name, lost if both else lost_alone)
+            group.condemn(name, lost_alone)
             if name == lost.suspect:
                 return True
     if len(alone) == len(pending):
@@ -185,6 +182,18 @@ def find_culprit(group: Group, pending: list[str], lost: GroupLost) -> bool:
             outcome.notes.append(f"measured alone, since together: {lost.reason}")
         group.outcomes.update(alone)
     return True
+
+
+def _alone(group: Group, name: str, lost: GroupLost) -> Outcome:
+    """What it does by itself. Raises `GroupLost`: that of the group when it hangs once more."""
+    if lost.status is Status.TIMEOUT and name == lost.suspect:
+        try:
+            return group.attempt([name], LESS_PATIENCE).outcomes[0]
+        except GroupLost as again:
+            if again.suspect == name:
+                raise lost if again.status is Status.TIMEOUT else again from None
+        # Its inputs, which are not its own, take longer than that.
+    return group.attempt([name]).outcomes[0]
 
 
 def leave_out_suspect(group: Group, pending: list[str], lost: GroupLost) -> bool:
