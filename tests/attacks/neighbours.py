@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from nsabench.execution.worker import session
 from tests.attacks.kit import attack, honest
 
 buffers = []
@@ -92,6 +94,23 @@ def calls_home(q, k, v, sm_scale):
 def fills_a_file(q, k, v, sm_scale):
     with Path(os.environ["TMPDIR"], "full").open("wb") as file:
         file.truncate(32 << 30)
+
+
+framed = []
+
+
+@attack("ok")
+def frames_a_rival(q, k, v, sm_scale):
+    """Nothing of its own is wrong; whoever is examined behind it is."""
+    if not framed:
+        framed.append(session.examine)
+
+        def examine(request, item, device):
+            if item.name != "frames_a_rival":
+                item = replace(item, call=lambda q, k, v, sm_scale: torch.zeros_like(q))
+            return framed[0](request, item, device)
+
+        session.examine = examine
 
 
 @attack("wrong", "", device="cuda")

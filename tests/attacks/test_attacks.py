@@ -79,12 +79,12 @@ def file_of(family: str) -> Path:
 ATTACKS = [one for family in FAMILIES for one in marked(family)]
 
 
-def planned(family: str) -> Plan:
-    """A case for each attack, with a baseline beside it."""
+def planned(family: str, *together: tuple[str, ...]) -> Plan:
+    """A case for each attack, or for each of those that are named `together`, with a baseline."""
     attacks = [one for one in marked(family) if one.device == "cpu"]
     cases = [
-        PlannedCase(id=case.id, case=case, implementations=(one.name, BASELINE))
-        for number, one in enumerate(attacks)
+        PlannedCase(id=case.id, case=case, implementations=(*names, BASELINE))
+        for number, names in enumerate(together or [(one.name,) for one in attacks])
         for case in [case_of(16 + 8 * number)]
     ]
     return Plan(
@@ -182,6 +182,16 @@ def test_there_are_enough_of_every_family() -> None:
     assert len(ATTACKS) >= 50
     assert len({one.name for one in ATTACKS}) == len(ATTACKS)
     assert {one.family for one in ATTACKS} == set(FAMILIES)
+
+
+@needs_landlock
+def test_a_rival_is_not_framed(tmp_path: Path) -> None:
+    """It is examined again where nobody else is, before it is called wrong."""
+    plan = planned("neighbours", ("frames_a_rival", "leaves_an_orphan"))
+    run = measured(plan, tmp_path / "run")
+    record, _ = run.of("leaves_an_orphan")
+    assert record.status is Status.OK, record.reason
+    assert "measured alone, since beside others it was on inputs that only" in record.notes
 
 
 @needs_landlock

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import threading
 import time
 
@@ -10,9 +11,11 @@ import torch
 from nsabench.execution.timing import bursts, sampling, timer
 from nsabench.execution.timing.timer import CpuTimer, Sample
 from nsabench.machine import clock
+from nsabench.model.measurement import Outside
 from tests.attacks.kit import attack, honest, instances, once, slow
 
 CLOCK = "by the supervisor's"
+NEW = "on inputs that only the referee knew, "
 true_ns = time.perf_counter_ns
 SHARE = 100  # of the time that goes by
 
@@ -91,10 +94,10 @@ def a_function_of_c(q, k, v, sm_scale):
 
 @once
 def patch_timer():
-    CpuTimer.sample = lambda self, arm, call, retry=None: (Sample(0.001), call())
+    CpuTimer.sample = lambda self, arm, call, retry=None: (Sample(0.1), call())
 
     def burst(self, calls, kept, keep=lambda result: result):
-        return 0.001, keep([call() for call in calls][kept])
+        return 0.1, keep([call() for call in calls][kept])
 
     CpuTimer.burst = burst
 
@@ -136,6 +139,85 @@ def fast_while_it_is_timed(q, k, v, sm_scale):
 
 
 done = {}
+
+
+@attack("implausible", CLOCK)
+def others_do_the_work(q, k, v, sm_scale):
+    """This thread waits for a core, which is nobody's work, while nine others have it."""
+    patch_names()
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    ended = [threading.Thread(target=spin) for _ in range(9)]
+    for one in ended:
+        one.start()
+    while any(one.is_alive() for one in ended):
+        pass
+    os.sched_setaffinity(0, before)
+
+
+def spin():
+    end = time.thread_time() + 0.002
+    while time.thread_time() < end:
+        pass
+
+
+@once
+def patch_outside():
+    [channel] = instances("Channel")
+    send = channel.send
+
+    def forged(message):
+        for outcome in getattr(message, "outcomes", ()):
+            outcome.outside = Outside(calls=32, time_ms=0.001)
+            outcome.samples.time_ms[:] = [0.001] * len(outcome.samples.time_ms)
+        send(message)
+
+    channel.send = forged
+
+
+@attack("implausible", CLOCK)
+def seen_from_outside_by_itself(q, k, v, sm_scale):
+    patch_outside()
+    return slow(q, k, v, sm_scale)
+
+
+def examined():
+    """Whether the supervisor has its eye on the clock now."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "examine":
+        frame = frame.f_back
+    return frame is not None
+
+
+turns = []
+
+
+@attack("wrong", NEW)
+def half_of_it_when_it_counts(q, k, v, sm_scale):
+    """Who has not looked at all outputs may have looked at the others."""
+    patch_names()
+    turns.append(None)
+    if examined() and len(turns) % 2:
+        return torch.zeros_like(q)
+    return slow(q, k, v, sm_scale)
+
+
+@attack("wrong", NEW)
+def fills_it_in_when_the_clock_stands(q, k, v, sm_scale):
+    patch_names()
+    if not examined():
+        return slow(q, k, v, sm_scale)
+    frame = sys._getframe()
+    while frame.f_code.co_name != "examine":
+        frame = frame.f_back
+    room = frame.f_locals["room"]
+
+    def later():
+        time.sleep(0.3)
+        room.copy_(honest(q, k, v, sm_scale))
+
+    threading.Thread(target=later).start()
+    return torch.zeros_like(q)
 
 
 @attack("wrong", "NaN")

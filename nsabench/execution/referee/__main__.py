@@ -36,7 +36,7 @@ from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.case import Case
 
 DRAWING_S = 0.3  # after which no further set is drawn
-JUDGED = 3  # outputs that are held to the oracle, chosen at random
+JUDGED = 8  # outputs that are held to the oracle, chosen at random
 
 
 def main() -> None:

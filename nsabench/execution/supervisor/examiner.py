@@ -78,22 +78,21 @@ class Examiner:
         case: Case,
         outcomes: list[Outcome],
         infos: dict[str, ImplementationInfo],
-        pid: int,
         ask: Ask,
     ) -> None:
         """Look at the candidates among `outcomes`: what was seen, or that they are wrong, is put
-        there. ask: hands a request to the worker, whose process is `pid`."""
+        there. ask: hands a request to the worker."""
         for outcome in outcomes:
             info = infos.get(outcome.implementation)
             if info is None or info.role is not Role.CANDIDATE or outcome.status is not Status.OK:
                 continue
             claim = _claim_ms(outcome)
-            seen, fault = self._least(case, info, claim, LOOKS, pid, ask)
+            seen, fault = self._least(case, info, claim, LOOKS, ask)
             outcome.outside = seen
             if fault is not None:
                 _condemn(outcome, *fault)
             elif claim and not seen.reason and seen.time_ms > longest_ms(claim, seen.calls):
-                self._compare(seen, case, outcomes, infos, pid, ask)
+                self._compare(seen, case, outcomes, infos, ask)
 
     def _least(
         self,
@@ -101,7 +100,6 @@ class Examiner:
         info: ImplementationInfo,
         claim: float | None,
         looks: int,
-        pid: int,
         ask: Ask,
     ) -> tuple[Outside, tuple[Status, str] | None]:
         """The least time of several looks; one is enough where it agrees with the claim. And the
@@ -111,7 +109,7 @@ class Examiner:
             if look:
                 time.sleep(PAUSE_S)
             try:
-                calls, time_ms = self._look(case, info, claim, pid, ask)
+                calls, time_ms = self._look(case, info, claim, ask)
             except _Fault as fault:
                 return best, (fault.status, fault.reason)
             except _Unseen as unseen:
@@ -128,7 +126,6 @@ class Examiner:
         case: Case,
         outcomes: list[Outcome],
         infos: dict[str, ImplementationInfo],
-        pid: int,
         ask: Ask,
     ) -> None:
         """How long the fastest baseline takes now, by our clock and by its own."""
@@ -143,12 +140,12 @@ class Examiner:
         if not baselines:
             return
         claim, info = min(baselines, key=lambda one: one[0])
-        beside, fault = self._least(case, info, claim, LOOKS, pid, ask)
+        beside, fault = self._least(case, info, claim, LOOKS, ask)
         if fault is None and not beside.reason:
             seen.baseline_ms, seen.baseline_claim_ms = beside.time_ms, claim
 
     def _look(
-        self, case: Case, info: ImplementationInfo, claim: float | None, pid: int, ask: Ask
+        self, case: Case, info: ImplementationInfo, claim: float | None, ask: Ask
     ) -> tuple[int, float]:
         """How many calls were made, and the time of one (ms)."""
         private = Path(self._scratch.of_the_referee.scratch)
@@ -171,10 +168,10 @@ class Examiner:
                 outputs=str(outputs),
                 answers=posed.answers,
             )
-            held_up, begun = _waited_s(pid), time.monotonic()
+            begun = time.monotonic()
             posed_at.rename(inputs)
             examined = ask(request)
-            took_s = time.monotonic() - begun - (_waited_s(pid) - held_up)
+            took_s = time.monotonic() - begun
             if examined.status is not Status.OK:
                 raise _Fault(examined.status, examined.reason)
             # At once: what is not there when the clock stops was not timed.
@@ -187,7 +184,7 @@ class Examiner:
             if judged.reason:
                 raise _Fault(Status.WRONG, judged.reason)
         calls = len(posed.answers)
-        return calls, max(took_s, 0.0) * 1e3 / calls
+        return calls, took_s * 1e3 / calls
 
     def _of_referee(self, request: Message, expected: type[R], limit_s: float) -> R:
         try:
@@ -248,14 +245,6 @@ def _count(case: Case, claim: float | None) -> int:
         return 1
     affordable = MOST_BYTES // max(ops.work(case).bytes_min, 1)
     return max(1, min(MOST_CALLS, affordable, math.ceil(LOOK_MS / claim)))
-
-
-def _waited_s(pid: int) -> float:
-    """How long the first thread of a process was ready to run and others ran instead of it."""
-    try:
-        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 @contextmanager

@@ -171,6 +171,8 @@ class WorkerExecutor:
         measured = self._ask(request, Measured, case.timeout_s, max_steps)
         assert self._worker is not None
         self._last_log = self._worker.log.text()
+        for outcome in measured.outcomes:
+            outcome.outside = None  # a worker that says it saw itself from there
         if self._examine(case, measured):
             # Who deceived the judge of this process has it in hand.
             log = self._last_log
@@ -194,14 +196,14 @@ class WorkerExecutor:
         infos = {name: info for (op, name), info in self.infos.items() if op == case.op}
         if not infos or not examines(self.device, case):
             return False
-        assert self._worker is not None and self._scratch is not None
+        assert self._scratch is not None
         if self._examiner is None:
             self._examiner = Examiner(self._scratch, self.ops_file)
 
         def ask(request: Examine) -> Examined:
             return self._ask(request, Examined, case.timeout_s)
 
-        self._examiner.examine(case, measured.outcomes, infos, self._worker.pid, ask)
+        self._examiner.examine(case, measured.outcomes, infos, ask)
         return any(found_out(outcome) for outcome in measured.outcomes)
 
     def log(self) -> str:

@@ -16,6 +16,9 @@ from nsabench.model.measurement import Conditions, Outcome
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Mode, PassName, Role, Runs, Status
 
+# Of the timeout of a case: who was called for all of it, and is tried alone, need not have all of
+# it once more. What was compiled meanwhile is in the caches.
+LESS_PATIENCE = 0.15
 BEATEN = (Role.BASELINE, Role.ALTERNATIVE)
 
 
@@ -67,14 +70,30 @@ class Group:
         while pending := [n for n in self.names if n not in self.outcomes]:
             try:
                 measured = cooled(lambda names=pending: self.attempt(names))  # type: ignore[misc]
-                # What the judge of a process said that one of them deceived does not count.
-                counts = [o for o in measured.outcomes if found_out(o)] or measured.outcomes
-                self.outcomes |= {o.implementation: o for o in counts}
+                deceivers = [o for o in measured.outcomes if found_out(o)]
+                if deceivers and len(pending) > 1:
+                    # What the judge of that process said of the others does not count.
+                    for outcome in deceivers:
+                        self._try_alone(outcome)
+                else:
+                    self.outcomes |= {o.implementation: o for o in measured.outcomes}
             except GroupLost as lost:
                 if not self._on_loss(self, pending, lost):
                     self.reason = lost.reason
                     break
         return self._entry(name)
+
+    def _try_alone(self, together: Outcome) -> None:
+        """Was it itself that was found out, or did another make it look like that?"""
+        name = together.implementation
+        try:
+            alone = self.attempt([name]).outcomes[0]
+        except GroupLost as lost:
+            self.condemn(name, lost)
+            return
+        if not found_out(alone):
+            alone.notes.append(f"measured alone, since beside others it was {together.reason}")
+        self.outcomes[name] = alone
 
     def _go_on(self) -> bool:
         """Do not run into the death again that an earlier process died; whether to measure."""
@@ -102,11 +121,17 @@ class Group:
             reason=self.reason,
         )
 
-    def attempt(self, names: list[str]) -> Measured:
-        """Measure these together, in a session of their own. Raises `GroupLost`."""
+    def attempt(self, names: list[str], patience: float = 1.0) -> Measured:
+        """Measure these together, in a session of their own. Raises `GroupLost`.
+
+        patience: times the case's own timeout.
+        """
+        case = self.case
+        if patience != 1.0:
+            case = case.model_copy(update={"timeout_s": patience * case.timeout_s})
         session = next(self._sessions)
         self._begin(names)
-        measured = unless_lost_early(lambda: self._executor.measure(self.case, names, session))
+        measured = unless_lost_early(lambda: self._executor.measure(case, names, session))
         if [outcome.implementation for outcome in measured.outcomes] != names:
             raise GroupLost(
                 "", Status.CRASHED, "the worker answered for others than it was asked", ""
@@ -147,7 +172,7 @@ def find_culprit(group: Group, pending: list[str], lost: GroupLost) -> bool:
     alone: dict[str, Outcome] = {}
     for name in sorted(pending, key=lambda n: n != lost.suspect):
         try:
-            alone[name] = group.attempt([name]).outcomes[0]
+            alone[name] = _alone(group, name, lost)
         except GroupLost as lost_alone:
             group.condemn(name, lost_alone)
             if name == lost.suspect:
@@ -157,6 +182,18 @@ def find_culprit(group: Group, pending: list[str], lost: GroupLost) -> bool:
             outcome.notes.append(f"measured alone, since together: {lost.reason}")
         group.outcomes.update(alone)
     return True
+
+
+def _alone(group: Group, name: str, lost: GroupLost) -> Outcome:
+    """What it does by itself. Raises `GroupLost`: that of the group when it hangs once more."""
+    if lost.status is Status.TIMEOUT and name == lost.suspect:
+        try:
+            return group.attempt([name], LESS_PATIENCE).outcomes[0]
+        except GroupLost as again:
+            if again.suspect == name:
+                raise lost if again.status is Status.TIMEOUT else again from None
+        # Its inputs, which are not its own, take longer than that.
+    return group.attempt([name]).outcomes[0]
 
 
 def leave_out_suspect(group: Group, pending: list[str], lost: GroupLost) -> bool:

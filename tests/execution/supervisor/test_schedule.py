@@ -96,6 +96,32 @@ def test_a_guilty_suspect_is_found_alone_and_the_others_run_together(
     assert found["a"].session == found["c"].session
 
 
+@pytest.mark.parametrize("slow_inputs", [False, True])
+def test_who_hung_is_not_waited_for_as_long_again(
+    make_plan: MakePlan, tmp_path: Path, slow_inputs: bool
+) -> None:
+    """Unless it was never called in that time, which is no fault of its own."""
+    limits: list[float] = []
+
+    class Limits(MockExecutor):
+        def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
+            limits.append(case.timeout_s)
+            if "b" in implementations and (len(implementations) > 1 or not slow_inputs):
+                raise GroupLost("b", Status.TIMEOUT, f"{case.timeout_s:g} s", "", phase="parity")
+            if slow_inputs and implementations == ["b"] and case.timeout_s < 3:
+                raise GroupLost("", Status.TIMEOUT, "its inputs", "", phase="inputs")
+            return super().measure(case, implementations, session)
+
+    run(make_plan(["a", "b"]), Limits(), tmp_path)
+    found = outcomes(tmp_path)
+    assert found["a"].status is Status.OK
+    if slow_inputs:
+        assert found["b"].status is Status.OK and limits == pytest.approx([3, 0.45, 0.45, 3, 3])
+    else:
+        assert (found["b"].status, found["b"].reason) == (Status.TIMEOUT, "3 s")
+        assert limits == pytest.approx([3, 0.45, 3])
+
+
 def test_an_innocent_suspect_is_acquitted(make_plan: MakePlan, tmp_path: Path) -> None:
     """`a` corrupts memory and `b` is busy when the worker dies of it."""
     executor = MockExecutor(
