@@ -68,6 +68,12 @@ gpu-results: install
     make backward selection_backward
     exit $failed
 
+# Every public library that is here, called once, then measured beside the kernels (CUDA)
+gpu-packages *arguments: install
+    .venv/bin/nsabench packages list
+    {{ python }} -m tests.gpu.call_packages
+    .venv/bin/nsabench all selection_blocks selection_backward sliding_window decode nsa_attention --device cuda --out results/packages "$@"
+
 # One implementation against itself, 200 cells: how often does the bench see a difference?
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"

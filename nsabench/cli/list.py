@@ -85,6 +85,7 @@ def _implementations(kernels: Path | None, ops_file: Path | None) -> list[Row]:
             "implementation": item.name,
             "role": item.role.value,
             "source": str(item.source),
+            "library": str(item.origin) or "-",
         }
         for item in sorted(found, key=lambda i: (i.op, i.role, i.name))
     ]

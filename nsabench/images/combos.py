@@ -27,6 +27,7 @@ class Combo(BaseModel):
     driver: int | None = None
     architectures: list[str] = []
     kernels: bool = True  # whether nsa_kernels is installed; --kernels FILE.py works without it
+    packages: list[str] = []  # public libraries that implementations call, pinned
     index: str = ""  # where its torch comes from beside PyPI
 
 

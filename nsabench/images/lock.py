@@ -38,6 +38,7 @@ def requirements(checkout: Checkout, combo: Combo) -> list[str]:
         wanted += kernels["optional-dependencies"]["cuda"]
         # They load the libraries that torch brings, which are of this major version.
         pins.append(f"cuda-bindings=={combo.cuda.split('.')[0]}.*")
+    pins += combo.packages
     pinned = {Requirement(pin).name for pin in pins}
     return [*pins, *BUILD, *(r for r in wanted if Requirement(r).name not in pinned)]
 

@@ -1,7 +1,10 @@
-"""The baselines and controls that ship. Adding a module to this folder adds its implementations."""
+"""The baselines and controls that ship. Adding a module to this folder adds its implementations;
+one whose name begins with `_` has none, and is imported where it is used.
+"""
 
 import importlib
 import pkgutil
 
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)
+    if not _module.name.rpartition(".")[2].startswith("_"):
+        importlib.import_module(_module.name)

@@ -17,7 +17,18 @@ from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.record import Column
-from nsabench.model.vocabulary import L2, Answer, Catch, Pays, Regime, Role, Status, Verdict, Word
+from nsabench.model.vocabulary import (
+    L2,
+    Answer,
+    Catch,
+    Kind,
+    Pays,
+    Regime,
+    Role,
+    Status,
+    Verdict,
+    Word,
+)
 from nsabench.output.compare.vocabulary import Change, Difference
 from nsabench.output.words import TRUST, WORDS
 
@@ -29,6 +40,7 @@ _CLOSED: tuple[tuple[str, type[Word]], ...] = (
     ("answer of a decision", Answer),
     ("whether an op pays", Pays),
     ("role", Role),
+    ("kind of a baseline", Kind),
     ("effect of a finding", Effect),
     ("what became of a control", Catch),
     ("difference between two runs", Difference),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nsabench.assessment.caution import NO_SPECIALISED
 from nsabench.evidence.manifest.statement import Trust
 
 TRUST = {
@@ -45,6 +46,9 @@ WORDS = {
     "sel_triton_min_L": "the selected length from which on a gate uses the kernel; null: never",
     "decisions": "one of each candidate, op and GPU",
     "decided_with": "the version of nsabench that decided",
+    NO_SPECIALISED: "the ratio is over 3, and all baselines that were timed beside it are masks, "
+    "gathers or FlexAttention: it says what those cost, and not what a kernel for it gains",
+    "library": "what an implementation calls, with its version or commit and its licence",
     "combo": "the versions of torch, Triton and CUDA",
     "own": "of the user's own file",
     "sel_triton_min_L_by_regime": "the same in each regime that was measured, by GPU: a gate takes "

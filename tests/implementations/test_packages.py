@@ -16,6 +16,7 @@ from nsabench import Unsupported, ops, registry
 from nsabench.implementations.packages import (
     _calls,
     cudnn,
+    fla,
     flash_attn_4,
     flashinfer,
     fsa,
@@ -24,7 +25,7 @@ from nsabench.implementations.packages import (
 from nsabench.model.vocabulary import DType, Kind, Role
 from nsabench.packages import CATALOGUE, Package
 from nsabench.packages.catalogue import FLA
-from tests.implementations import libraries
+from tests.implementations import fla_signatures, libraries
 
 ADAPTERS = (cudnn, flash_attn_4, flashinfer, fsa, nsa_triton)
 
@@ -168,6 +169,21 @@ def test_a_version_that_takes_what_it_took_is_called(
 ) -> None:
     library.parallel_nsa = call  # type: ignore[attr-defined]
     assert _calls.function(FLA, WHERE, "q", "k", "v") is call
+
+
+@pytest.mark.parametrize("version", fla_signatures.RECORDED)
+def test_every_fla_core_is_called_as_it_wants(library: types.ModuleType, version: str) -> None:
+    """The oldest and the newest two; and were one to lose or want a parameter, it would be said."""
+    parameters = fla_signatures.RECORDED[version]
+    exec(f"def parallel_nsa({parameters}): ...", library.__dict__)
+    assert _calls.function(FLA, fla.PARALLEL, *fla.TAKES) is library.parallel_nsa
+    lost = parameters.replace("cu_seqlens=None", "offsets=None")
+    more = f"{parameters}, *, sinks"
+    for changed, says in ((lost, "takes no cu_seqlens"), (more, "wants sinks, too")):
+        _calls.function.cache_clear()
+        exec(f"def parallel_nsa({changed}): ...", library.__dict__)
+        with pytest.raises(Unsupported, match=f"fla-core 9.0 .*parallel_nsa {says}"):
+            fla.fla(*[None] * 4, sm_scale=1.0, block_size=64)  # type: ignore[list-item]
 
 
 def test_a_library_that_fails_as_it_is_imported_is_unsupported(

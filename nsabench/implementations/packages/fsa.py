@@ -34,6 +34,6 @@ def fsa(
     sm_scale: float,
     block_size: int,
 ) -> Tensor:
-    """`FSA_topk_sparse_attention`."""
+    """FSA's `FSA_topk_sparse_attention`, a head after another."""
     attend = function(FSA, TOPK, *TAKES)
     return topk_attention(FSA, attend, q, k, v, block_indices, cu_seqlens, sm_scale, block_size)

@@ -67,7 +67,7 @@ def nsa_triton(
     sm_scale: float,
     block_size: int,
 ) -> Tensor:
-    """`topk_sparse_attention`."""
+    """XunhaoLai's `topk_sparse_attention` for packed sequences."""
     attend = function(NSA_TRITON, TOPK, *TAKES)
     return topk_attention(
         NSA_TRITON, attend, q, k, v, block_indices, cu_seqlens, sm_scale, block_size

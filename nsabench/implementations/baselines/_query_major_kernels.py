@@ -1,0 +1,225 @@
+"""Triton kernels of block selection that walk a query's blocks, and the backward's other half.
+
+Tokens of all sequences are one list: q [N,HQ,D], k [N,H,D], v [N,H,DV], contiguous. rows
+int32 [N,H,S] names blocks of a query's own sequence, which begins at begin[n]; -1 is none. Heads of
+a group are the rows of a tile, padded to 16.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scores(q, keys, k_base, valid, d, HEADS: tl.constexpr, D: tl.constexpr, scale_log2):
+    """Keys [KEYS,D] of a head, and logits [ROWS,KEYS] over log 2, -inf where a key is not seen."""
+    inside = valid[:, None] & (d < D)[None, :]
+    k = tl.load(k_base + keys[:, None] * (HEADS * D) + d[None, :], mask=inside, other=0.0)
+    s = tl.dot(q, tl.trans(k), allow_tf32=False) * scale_log2
+    return k, tl.where(valid[None, :], s, float("-inf"))
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    rows_ptr,
+    begin_ptr,
+    out_ptr,
+    lse_ptr,
+    scale_log2,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    S: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program (token, KV head): out, and lse over log 2."""
+    n = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1)
+    begin = tl.load(begin_ptr + n)
+    heads, d, dv = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    real = heads < G
+    place = n * (H * G) + h * G + heads
+    q = tl.load(
+        q_ptr + place[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
+    )
+    top = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_DV], dtype=tl.float32)
+    for slot in range(S):
+        block = tl.load(rows_ptr + (n * H + h) * S + slot)
+        if block >= 0:
+            keys = begin + block.to(tl.int64) * SIZE + tl.arange(0, SIZE)
+            valid = keys <= n
+            _k, s = _scores(q, keys, k_ptr + h * D, valid, d, H, D, scale_log2)
+            new_top = tl.maximum(top, tl.max(s, 1))
+            p = tl.exp2(s - new_top[:, None])
+            alpha = tl.exp2(top - new_top)
+            v = tl.load(
+                v_ptr + h * DV + keys[:, None] * (H * DV) + dv[None, :],
+                mask=valid[:, None] & (dv < DV)[None, :],
+                other=0.0,
+            )
+            total = total * alpha + tl.sum(p, 1)
+            acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, allow_tf32=False)
+            top = new_top
+    some = total > 0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    tl.store(
+        out_ptr + place[:, None] * DV + dv[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=real[:, None] & (dv < DV)[None, :],
+    )
+    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), 0.0)
+    tl.store(lse_ptr + place, lse, mask=real)
+
+
+@triton.jit
+def query_gradient_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    rows_ptr,
+    begin_ptr,
+    lse_ptr,
+    delta_ptr,
+    do_ptr,
+    dq_ptr,
+    scale_log2,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    S: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program (token, KV head): dq."""
+    n = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1)
+    begin = tl.load(begin_ptr + n)
+    heads, d, dv = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    real = heads < G
+    place = n * (H * G) + h * G + heads
+    q_mask = real[:, None] & (d < D)[None, :]
+    q = tl.load(q_ptr + place[:, None] * D + d[None, :], mask=q_mask, other=0.0)
+    do = tl.load(
+        do_ptr + place[:, None] * DV + dv[None, :],
+        mask=real[:, None] & (dv < DV)[None, :],
+        other=0.0,
+    )
+    lse = tl.load(lse_ptr + place, mask=real, other=0.0)
+    delta = tl.load(delta_ptr + place, mask=real, other=0.0)
+    dq = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
+    for slot in range(S):
+        block = tl.load(rows_ptr + (n * H + h) * S + slot)
+        if block >= 0:
+            keys = begin + block.to(tl.int64) * SIZE + tl.arange(0, SIZE)
+            valid = keys <= n
+            k, s = _scores(q, keys, k_ptr + h * D, valid, d, H, D, scale_log2)
+            v = tl.load(
+                v_ptr + h * DV + keys[:, None] * (H * DV) + dv[None, :],
+                mask=valid[:, None] & (dv < DV)[None, :],
+                other=0.0,
+            )
+            p = tl.exp2(s - lse[:, None])
+            ds = p * (tl.dot(do, tl.trans(v), allow_tf32=False) - delta[:, None])
+            dq += tl.dot(ds.to(k.dtype), k, allow_tf32=False)
+    tl.store(
+        dq_ptr + place[:, None] * D + d[None, :],
+        (dq * scale).to(dq_ptr.dtype.element_ty),
+        mask=q_mask,
+    )
+
+
+@triton.jit
+def key_gradient_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    first_ptr,
+    owner_ptr,
+    piece_ptr,
+    bounds_ptr,
+    queries_ptr,
+    lse_ptr,
+    delta_ptr,
+    do_ptr,
+    dk_ptr,
+    dv_ptr,
+    scale_log2,
+    scale,
+    blocks,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    SIZE: tl.constexpr,
+    PIECE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Program: some of the queries that chose a block, and what they add to dk and dv, float32.
+
+    owner[program]: block * H + head, `blocks * H` where there is nothing to do; piece[program]:
+    which part of that one's queries, PIECE at most; bounds[owner]: where they begin in `queries`;
+    first[block]: its first token.
+    """
+    program = tl.program_id(0)
+    owner = tl.load(owner_ptr + program)
+    if owner < blocks * H:
+        h = owner % H
+        begin = tl.load(first_ptr + owner // H)
+        start = tl.load(bounds_ptr + owner) + tl.load(piece_ptr + program) * PIECE
+        end = tl.minimum(tl.load(bounds_ptr + owner + 1), start + PIECE)
+        d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+        keys = begin + tl.arange(0, SIZE)
+        last = tl.load(first_ptr + blocks + owner // H)  # the token behind the block's last
+        valid = keys < last
+        k_mask = valid[:, None] & (d < D)[None, :]
+        v_mask = valid[:, None] & (dv < DV)[None, :]
+        k_at = keys[:, None] * (H * D) + h * D + d[None, :]
+        v_at = keys[:, None] * (H * DV) + h * DV + dv[None, :]
+        k = tl.load(k_ptr + k_at, mask=k_mask, other=0.0)
+        v = tl.load(v_ptr + v_at, mask=v_mask, other=0.0)
+        rows = tl.arange(0, QUERIES * BLOCK_G)
+        head = rows % BLOCK_G
+        dk_sum = tl.zeros([SIZE, BLOCK_D], dtype=tl.float32)
+        dv_sum = tl.zeros([SIZE, BLOCK_DV], dtype=tl.float32)
+        for at in range(start, end, QUERIES):
+            here = at + rows // BLOCK_G
+            real = (here < end) & (head < G)
+            n = tl.load(queries_ptr + here, mask=real, other=0).to(tl.int64)
+            place = n * (H * G) + h * G + head
+            q = tl.load(
+                q_ptr + place[:, None] * D + d[None, :],
+                mask=real[:, None] & (d < D)[None, :],
+                other=0.0,
+            )
+            do = tl.load(
+                do_ptr + place[:, None] * DV + dv[None, :],
+                mask=real[:, None] & (dv < DV)[None, :],
+                other=0.0,
+            )
+            lse = tl.load(lse_ptr + place, mask=real, other=0.0)
+            delta = tl.load(delta_ptr + place, mask=real, other=0.0)
+            seen = real[:, None] & valid[None, :] & (keys[None, :] <= n[:, None])
+            s = tl.dot(q, tl.trans(k), allow_tf32=False) * scale_log2
+            p = tl.where(seen, tl.exp2(s - lse[:, None]), 0.0)
+            dv_sum += tl.dot(tl.trans(p.to(do.dtype)), do, allow_tf32=False)
+            ds = p * (tl.dot(do, tl.trans(v), allow_tf32=False) - delta[:, None])
+            dk_sum += tl.dot(tl.trans(ds.to(q.dtype)), q, allow_tf32=False)
+        tl.atomic_add(dk_ptr + k_at, dk_sum * scale, mask=k_mask, sem="relaxed")
+        tl.atomic_add(dv_ptr + v_at, dv_sum, mask=v_mask, sem="relaxed")

@@ -1,0 +1,161 @@
+"""Block selection by Triton kernels that anybody would write first, for machines that have torch
+alone: a query's blocks one after the other, forward and for dq, and for dk and dv each block's
+queries. It is what the strongest public libraries do, and keeps a ratio honest where none is here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, implementation
+from nsabench.implementations.baselines.selection_blocks import sequences
+
+PIECE = 512  # queries of a block that one program takes: of the first block they are all
+TILE = 64  # rows of a tile, of which the heads of a group are one query's
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        return importlib.import_module(f"{__package__}._query_major_kernels")
+    except ImportError as error:
+        raise Unsupported(f"Triton cannot be imported: {error}") from error
+
+
+def _once(block_indices: Tensor, own: Tensor) -> Tensor:
+    """Each row's blocks once, -1 for the others and for what lies ahead of the query."""
+    ordered = block_indices.where(block_indices <= own, -1).sort(-1).values
+    ordered[..., 1:].masked_fill_(ordered[..., 1:] == ordered[..., :-1], -1)
+    return ordered
+
+
+class _Selected(torch.autograd.Function):  # type: ignore[misc]
+    """q [N,HQ,D], k [N,H,D], v [N,H,Dv]; rows int32 [N,H,S]; begin int32 [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rows: Tensor,
+        begin: Tensor,
+        sizes: tuple[Any, ...],
+    ) -> Tensor:
+        scale, size, _ = sizes
+        tokens, hq, _ = q.shape
+        out = torch.empty(tokens, hq, v.shape[2], dtype=v.dtype, device=q.device)
+        lse = torch.empty(tokens, hq, dtype=torch.float32, device=q.device)
+        _kernels().forward_kernel[(tokens, k.shape[1])](
+            *(q, k, v, rows, begin, out, lse, scale * math.log2(math.e)),
+            **_widths(q, k, v),
+            S=rows.shape[2],
+            SIZE=size,
+            num_warps=4,
+            num_stages=2,
+        )
+        ctx.save_for_backward(q, k, v, rows, begin, out, lse)
+        ctx.sizes = sizes
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, rows, begin, out, lse = ctx.saved_tensors
+        scale, size, ends = ctx.sizes
+        do = grad_out.contiguous()
+        delta = (out.float() * do.float()).sum(-1)
+        dq = torch.empty_like(q)
+        widths, kernels = _widths(q, k, v), _kernels()
+        scales = (scale * math.log2(math.e), scale)
+        kernels.query_gradient_kernel[(q.shape[0], k.shape[1])](
+            *(q, k, v, rows, begin, lse, delta, do, dq, *scales),
+            **widths,
+            S=rows.shape[2],
+            SIZE=size,
+            num_warps=4,
+            num_stages=2,
+        )
+        dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+        first, owner, piece, bounds, queries, blocks = _inverted(rows, begin, ends, size)
+        kernels.key_gradient_kernel[(owner.numel(),)](
+            *(q, k, v, first, owner, piece, bounds, queries, lse, delta, do, dk, dv, *scales),
+            blocks,
+            **widths,
+            SIZE=size,
+            PIECE=PIECE,
+            QUERIES=max(1, TILE // widths["BLOCK_G"]),
+            num_warps=4,
+            num_stages=2,
+        )
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+def _widths(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+    group = q.shape[1] // k.shape[1]
+    given = {"H": k.shape[1], "G": group, "D": k.shape[2], "DV": v.shape[2]}
+    blocks = {"BLOCK_G": group, "BLOCK_D": k.shape[2], "BLOCK_DV": v.shape[2]}
+    return given | {name: max(16, 1 << (n - 1).bit_length()) for name, n in blocks.items()}
+
+
+def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any, ...]:
+    """For each block and head the queries that chose it, as `key_gradient_kernel` reads them.
+
+    Blocks of sequences that are not full are blocks, too: those of token n's sequence begin at
+    place `begin[n] // size` plus one for each sequence before it, so places may go unused.
+    """
+    tokens, heads, slots = rows.shape
+    device = rows.device
+    sequence = torch.searchsorted(ends, torch.arange(tokens, device=device), right=True)
+    before = torch.cat([ends.new_zeros(1), ends[:-1]])
+    base = before // size + torch.arange(ends.numel(), device=device)
+    blocks = tokens // size + ends.numel() + 1
+    head = torch.arange(heads, device=device).view(1, heads, 1)
+    owner = (base[sequence].view(-1, 1, 1) + rows) * heads + head
+    owner = owner.where(rows >= 0, blocks * heads).flatten()
+    ordered, order = owner.sort(stable=True)
+    queries = (order // (heads * slots)).to(torch.int32)
+    bounds = torch.searchsorted(ordered, torch.arange(blocks * heads + 1, device=device))
+    pieces = (bounds.diff() + PIECE - 1) // PIECE
+    last = pieces.cumsum(0)
+    # As many as there may be: how many there are is known on the device alone.
+    program = torch.arange(owner.numel() // PIECE + blocks * heads, device=device)
+    of_program = torch.searchsorted(last, program, right=True)
+    piece = program - torch.cat([last.new_zeros(1), last])[of_program]
+    place = torch.arange(blocks, device=device)
+    of_place = torch.searchsorted(base, place, right=True) - 1
+    first = before[of_place] + (place - base[of_place]) * size
+    behind = torch.minimum(first + size, ends[of_place])
+    int32 = (x.to(torch.int32) for x in (torch.cat([first, behind]), of_program, piece, bounds))
+    return (*int32, queries, blocks)
+
+
+@implementation(op="selection_blocks", name="query_major", role="baseline", devices=("cuda",))
+def query_major(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_indices: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    sm_scale: float,
+    block_size: int,
+) -> Tensor:
+    """Triton kernels of a program a query, and in the backward of one a block of keys."""
+    if block_size < 16 or block_size & (block_size - 1):
+        raise Unsupported("its tiles of keys are blocks of 16, 32, 64, …")
+    b, t, hq, _ = q.shape
+    start = sequences(t, cu_seqlens, q.device)
+    own = ((torch.arange(t, device=q.device) - start) // block_size).view(t, 1, 1)
+    rows = _once(block_indices, own).flatten(0, 1).contiguous()
+    offset = torch.arange(b, device=q.device).view(b, 1) * t
+    begin = (offset + start).flatten().to(torch.int32)
+    ends = (offset + t).flatten() if cu_seqlens is None else cu_seqlens[1:].long()
+    flat = (x.flatten(0, 1).contiguous() for x in (q, k, v))
+    out: Tensor = _Selected.apply(*flat, rows, begin, (sm_scale, block_size, ends.contiguous()))
+    return out.view(b, t, hq, -1)
