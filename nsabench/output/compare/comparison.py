@@ -43,6 +43,7 @@ class Measurement:
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     verdict: str | None = None
+    regime: str = ""  # that these are of
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,7 @@ def _measurement(record: Record | None) -> Measurement:
         record.speedup_lo,
         record.speedup_hi,
         record.verdict,
+        record.regime.value,
     )
 
 

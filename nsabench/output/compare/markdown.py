@@ -50,7 +50,8 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield f"# Comparison with {markdown(comparison.first.name)}\n"
     yield (
         "Ratio: median time in the first run over that in the later one, with its 95 % interval; "
-        f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same."
+        f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same. "
+        "It is of the samples: of the regime device, or graph where that is the mode."
     )
     for side in comparison.sides:
         if side.objection:
@@ -200,10 +201,10 @@ def _candidates(comparison: Comparison) -> Iterator[str]:
 
 
 def standing(measurement: Measurement) -> str:
-    """`1.23x faster`, or the status that keeps it from having a ratio."""
+    """`1.23x faster (device)`, or the status that keeps it from having a ratio."""
     if measurement.status != Status.OK or measurement.speedup is None:
         return measurement.status
-    return f"{measurement.speedup:.2f}x {measurement.verdict}"
+    return f"{measurement.speedup:.2f}x {measurement.verdict} ({measurement.regime})"
 
 
 def _left_out(count: int) -> Iterator[str]:

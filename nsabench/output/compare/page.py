@@ -82,6 +82,7 @@ def _later(comparison: Comparison, number: int) -> dict[str, Any]:
         "index": number + 1,
         "changes": changes,
         "broken": len(comparison.broken(number)),
+        "pays_less": comparison.pays_less(number),
         "slower": sorted(comparison.slower(number), key=lambda pair: pair[1].ratio or 0),
         "means": means,
         "candidates": [mean for mean in means if mean.role is Role.CANDIDATE],

@@ -16,6 +16,8 @@ from nsabench.output.compare.vocabulary import Change, Difference
 from nsabench.text import shown
 
 MOST = 20
+# What is said of the samples of a case: that they are of the device, or of replays.
+BY_SAMPLES = "(device, or graph where that is the mode)"
 STYLES = {
     Change.BROKE: "bold red",
     Change.MENDED: "green",
@@ -100,7 +102,7 @@ def _slower(comparison: Comparison, later: int, name: str) -> Iterator[Renderabl
     if not slower:
         return
     table = _table(
-        f"slower in {name}, by the samples",
+        f"slower in {name} {BY_SAMPLES}",
         ("case", "left"),
         ("implementation", "left"),
         ("ratio [95 %]", "right"),
@@ -141,12 +143,14 @@ def _tally(cells: list[ComparedCell], number: int) -> str:
     mean = geometric_mean(m.speedup for m in measurements if m.speedup is not None)
     faster = sum(measurement.verdict == Verdict.FASTER for measurement in measurements)
     tally = f"{good}/{len(cells)} ok"
-    return tally if mean is None else f"{tally}, {mean:.2f}x, {faster} faster"
+    regimes = "/".join(dict.fromkeys(m.regime for m in measurements if m.regime))
+    return tally if mean is None else f"{tally}, {mean:.2f}x, {faster} faster ({regimes})"
 
 
 def _means(comparison: Comparison, later: int, name: str) -> Table:
     table = _table(
-        f"{name} against {comparison.first.name}: time there / time here, geometric mean",
+        f"{name} against {comparison.first.name}: time there / time here, geometric mean "
+        f"{BY_SAMPLES}",
         ("op", "left"),
         ("implementation", "left"),
         ("ratio", "right"),
