@@ -72,6 +72,9 @@ class Made:
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
     queue_caught: bool = True
+    # Times of an alternative over those of the candidate, by length; None: there is none. In the
+    # queue they are half of that.
+    dense_ratio: Callable[[int], float] | None = None
     canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
 
 
@@ -103,6 +106,20 @@ def make_plan(made: Made) -> Plan:
                 )
             ]
             if made.flex_ms
+            else []
+        ),
+        *(
+            [
+                ImplementationInfo(
+                    op=OP,
+                    name="dense",
+                    role=Role.ALTERNATIVE,
+                    devices=(Runs.CUDA,),
+                    computes="selection_varlen",
+                    source="x",
+                )
+            ]
+            if made.dense_ratio
             else []
         ),
         ImplementationInfo(
@@ -223,6 +240,10 @@ def _outcomes(planned: PlannedCase, made: Made, rng: np.random.Generator) -> Ite
     yield timed("sdpa_gqa", base, made, rng, base if made.queue_ratio else None)
     if made.flex_ms is not None:
         yield timed("flex_attention", made.flex_ms(length), made, rng)
+    if made.dense_ratio is not None:
+        factor = made.dense_ratio(length)
+        queued = base / made.queue_ratio(length) * factor / 2 if made.queue_ratio else None
+        yield timed("dense", base / made.ratio(length) * factor, made, rng, queued)
     if made.queue_ratio:
         # Host-bound by far, or as if its 5 ms a call were nowhere to be seen.
         held = replace(made, host_us=5000.0 * base)

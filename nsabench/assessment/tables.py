@@ -84,8 +84,13 @@ def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:
 
     needed: columns that must be there. Raises `UsageError` when the folder holds no such records.
     """
+    return records_in(folder / "records.parquet", needed)
+
+
+def records_in(path: Path, needed: Iterable[str] = ()) -> list[Record]:
+    """The same of a file of any name."""
+    folder = path.parent
     try:
-        path = folder / "records.parquet"
         parquet.check(path, limits.RECORDS)
         wrong = misfit(parquet.schema(path), RECORDS, needed)
         parts = list(parquet.batches(path)) if not wrong else []
@@ -95,11 +100,11 @@ def read_records(folder: Path, needed: Iterable[str] = ()) -> list[Record]:
         ) from None
     except OutOfBounds as error:
         raise UsageError(
-            f"records.parquet of {folder} {error}", "give the folder as it was made."
+            f"{path.name} of {folder} {error}", "give the folder as it was made."
         ) from None
     if not wrong:
         try:
             return [Record.from_row(row) for part in parts for row in parquet.rows_of(part)]
         except ValueError as error:
             wrong = f"holds a record that {error}"
-    raise UsageError(f"records.parquet of {folder} {wrong}", "give the folder as it was made.")
+    raise UsageError(f"{path.name} of {folder} {wrong}", "give the folder as it was made.")

@@ -53,7 +53,7 @@ from nsabench.planning.narrow import Narrowed
     "--fail-on",
     type=click.Choice(["regression", "status"]),
     help="Exit with 1 when something got worse. status: what was ok is not any more. "
-    "regression: that, or a candidate got slower.",
+    "regression: that, or a candidate got slower, or an op pays later or no more.",
 )
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
@@ -80,8 +80,8 @@ def command(
     """Hold runs against the first one: other versions, GPUs, or commits.
 
     Joined by case and implementation: statuses that changed, then the ratio of the median times
-    with its 95 % interval (above 1: the later run is faster), then candidates in each run. Signed
-    runs are verified first.
+    with its 95 % interval (above 1: the later run is faster), then from which length on ops pay in
+    each run, and candidates in each. Signed runs are verified first.
 
     Example: nsabench compare results/before results/after --fail-on regression
     """

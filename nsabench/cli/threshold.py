@@ -19,7 +19,7 @@ from nsabench.cli._say import say
 from nsabench.cli._trust import admit
 from nsabench.errors import UsageError
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Direction
+from nsabench.model.vocabulary import Direction, Regime
 from nsabench.planning.narrow import Narrowed
 
 
@@ -38,7 +38,7 @@ from nsabench.planning.narrow import Narrowed
     "--patch",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE.yaml",
-    help="Print a patch that sets runtime.sel_triton_min_L in this file.",
+    help="Print a patch that sets runtime.sel_triton_min_L in this file, and the same by regime.",
 )
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print what thresholds.yaml holds.")
 @_options.ops_of_the_run
@@ -86,11 +86,14 @@ def command(
             raise UsageError(
                 "none of these ops is decided by a selected length", "give a run of one that is."
             )
-        values = per_gpu(decisions)
-        one = next(iter(values.values()), None)  # measured on no GPU: never
+        by_regime = {
+            regime.value: _lengths(values)
+            for regime in Regime
+            if (values := per_gpu(decisions, regime))
+        }
         for note in notes(decisions):
             say(f"nsabench: {note}", err=True)
-        say(make_patch(patch, values if len(values) > 1 else one), nl=False)
+        say(make_patch(patch, _lengths(per_gpu(decisions)), by_regime), nl=False)
     else:
         if payments:
             say(pays.as_markdown(payments))
@@ -101,6 +104,11 @@ def command(
 def _none_is_forward(paths: tuple[Path, ...]) -> bool:
     cases = [c.case for p in paths if p.is_dir() for c in Plan.read(p / "plan.yaml").cases]
     return bool(cases) and all(case.direction is not Direction.FORWARD for case in cases)
+
+
+def _lengths(by_gpu: dict[str, int | None]) -> dict[str, int | None] | int | None:
+    """By GPU; of one, its own; measured on none: never."""
+    return by_gpu if len(by_gpu) > 1 else next(iter(by_gpu.values()), None)
 
 
 def _payments(paths: tuple[Path, ...], narrowed: Narrowed) -> list[Payment]:

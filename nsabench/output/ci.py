@@ -68,6 +68,11 @@ def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
         lost_in_queue = {id(cell) for cell, _ in in_queue}
         undecided = comparison.undecided(later) if slower else ""
         tests.append(Test("runs", f"times of {side.name}", undecided, kind="undecided"))
+        less = {paid.name for paid, _ in comparison.pays_less(later)} if slower else set()
+        for paid in comparison.payments:
+            lost_since = f"{paid.said(later + 1)}, and before: {paid.said(0)}"
+            fallen = lost_since if paid.name in less else ""
+            tests.append(Test("pays", f"{paid.name} in {side.name}", fallen, kind="pays less"))
         for cell in comparison.cells:
             shift, name = cell.shifts[later], f"{cell.label} in {side.name}"
             before, after = cell.measurements[0].status, cell.measurements[later + 1].status

@@ -1,4 +1,5 @@
-"""A patch that sets runtime.sel_triton_min_L in someone's YAML and touches nothing else in it.
+"""A patch that sets runtime.sel_triton_min_L, and the same by regime, in someone's YAML and touches
+nothing else in it.
 
 The value is replaced where the parser says that it stands, so comments, quotes and indentation
 stay as they are.
@@ -18,38 +19,44 @@ from nsabench.bounds import limits
 from nsabench.bounds import yaml as bounded_yaml
 from nsabench.errors import UsageError
 
-SECTION, FIELD = "runtime", "sel_triton_min_L"
+SECTION, FIELD, BY_REGIME = "runtime", "sel_triton_min_L", "sel_triton_min_L_by_regime"
+
+Lengths = int | Mapping[str, int | None] | None  # a length, one a GPU, or never
 
 
-def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
+def patch(path: Path, value: Lengths, by_regime: Mapping[str, Lengths] | None = None) -> str:
     """A unified diff, empty when nothing changes.
 
-    Raises `UsageError` when the file is no YAML mapping, or sets the field through an alias.
+    value: of the regime `device`, for a gate that knows of no other. by_regime: of each that was
+    measured; without, the file's own is left as it is.
+
+    Raises `UsageError` when the file is no YAML mapping, or sets a field through an alias.
     """
     try:
         # As bytes: a file with CRLF stays one.
         before = bounds.read(path, limits.MATRIX).decode()
         content = _load(before)
         bounded_yaml.refuse_unbounded(before, limits.MATRIX_NODES)
-        root = yaml.compose(before, Loader=yaml.SafeLoader)
     except bounds.OutOfBounds as error:
         raise UsageError(f"{path} {error}", "give a plain YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(
             f"{path} cannot be read as YAML: {str(error).splitlines()[0]}", "give a YAML file."
         ) from None
-    if root is None:
-        root, content = yaml.MappingNode("tag:yaml.org,2002:map", []), {}
-    after = _edited(before, root, _text(value), path)
+    after = before
     expected = content if isinstance(content, dict) else {}
-    section = expected.get(SECTION)
-    plain = dict(value) if isinstance(value, Mapping) else value
-    expected = {**expected, SECTION: {**(section or {}), FIELD: plain}}
-    if _load(after) != expected:
-        raise UsageError(
-            f"{path} writes {SECTION}.{FIELD} in a way that cannot be patched",
-            f"set it by hand to {_text(value)}.",
-        )
+    # The last that is set stands first where the file has neither.
+    for field, wanted in ((BY_REGIME, by_regime), (FIELD, value)):
+        if field == BY_REGIME and not by_regime:
+            continue
+        plain = _plain(wanted)
+        after = _edited(after, _root(after), field, _text(plain), path)
+        expected = {**expected, SECTION: {**(expected.get(SECTION) or {}), field: plain}}
+        if _load(after) != expected:
+            raise UsageError(
+                f"{path} writes {SECTION}.{field} in a way that cannot be patched",
+                f"set it by hand to {_text(plain)}.",
+            )
     return "".join(
         difflib.unified_diff(
             before.splitlines(keepends=True),
@@ -60,36 +67,49 @@ def patch(path: Path, value: int | Mapping[str, int | None] | None) -> str:
     )
 
 
+def _root(text: str) -> yaml.Node:
+    return yaml.compose(text, Loader=yaml.SafeLoader) or yaml.MappingNode(
+        "tag:yaml.org,2002:map", []
+    )
+
+
 def _load(text: str) -> Any:
     return bounded_yaml.load(text.encode(), 2 * limits.MATRIX, limits.MATRIX_NODES)
 
 
-def _text(value: int | Mapping[str, int | None] | None) -> str:
-    plain = dict(value) if isinstance(value, Mapping) else value
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return value
+
+
+def _text(plain: Any) -> str:
     text: str = yaml.safe_dump(plain, default_flow_style=True, width=10_000)
     return text.removesuffix("...\n").strip()
 
 
-def _edited(before: str, root: yaml.Node, text: str, path: Path) -> str:
+def _edited(before: str, root: yaml.Node, name: str, text: str, path: Path) -> str:
     if not isinstance(root, yaml.MappingNode) or (root.flow_style and root.value):
-        raise UsageError(f"{path} is not a block of fields", f"add {SECTION}.{FIELD}: {text}.")
+        raise UsageError(f"{path} is not a block of fields", f"add {SECTION}.{name}: {text}.")
     newline = "\r\n" if "\r\n" in before else "\n"
     section = _value(root, SECTION)
     if section is None:
         gap = "" if not before or before.endswith("\n") else newline
-        return f"{before}{gap}{SECTION}:{newline}  {FIELD}: {text}{newline}"
-    field = _value(section, FIELD) if isinstance(section, yaml.MappingNode) else None
+        return f"{before}{gap}{SECTION}:{newline}  {name}: {text}{newline}"
+    field = _value(section, name) if isinstance(section, yaml.MappingNode) else None
     if field is not None:
         start, end = field.start_mark.index, field.end_mark.index
         # A block ends where the next token begins; what stands in between is not its own.
         end = start + len(before[start:end].rstrip())
         gap = " " if before[start - 1] == ":" else ""
         return before[:start] + gap + text + before[end:]
-    if isinstance(section, yaml.MappingNode) and section.value and not section.flow_style:
+    if isinstance(section, yaml.MappingNode) and section.value:
         first = section.value[0][0].start_mark
-        line = f"{FIELD}: {text}{newline}{' ' * first.column}"
+        if section.flow_style:
+            return f"{before[: first.index]}{name}: {text}, {before[first.index :]}"
+        line = f"{name}: {text}{newline}{' ' * first.column}"
         return before[: first.index] + line + before[first.index :]
-    raise UsageError(f"{path}: {SECTION} holds no fields", f"add {FIELD}: {text} by hand.")
+    raise UsageError(f"{path}: {SECTION} holds no fields", f"add {name}: {text} by hand.")
 
 
 def _value(node: yaml.MappingNode, key: str) -> yaml.Node | None:

@@ -1,4 +1,4 @@
-"""SQL over an archive: the views `runs`, `records` and `samples`, through DuckDB."""
+"""SQL over an archive: the views `runs`, `records`, `samples` and `pays`, through DuckDB."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from nsabench.bounds import limits
 from nsabench.bounds.content import size
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
+from nsabench.evidence.archive import payments
 from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
 from nsabench.evidence.archive.seen import sha256
 from nsabench.evidence.archive.store import _INSTALL
@@ -70,6 +71,9 @@ def query(
             connection.execute("SET allowed_paths = $1", [[p for f in files.values() for p in f]])
             if "runs" in views:
                 connection.register("runs", _runs(runs))
+            if "pays" in views:
+                own = files.get("records") or _files(archive, runs, "records", Path(scratch))
+                connection.register("pays", payments.table(zip(runs, map(Path, own), strict=True)))
             for table, paths in files.items():
                 connection.read_parquet(
                     paths, union_by_name=True, hive_partitioning=False
@@ -86,7 +90,7 @@ def query(
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
-                "it may select from runs, records and samples, in DuckDB's SQL.",
+                "it may select from runs, records, samples and pays, in DuckDB's SQL.",
             ) from None
         finally:
             interrupt.cancel()

@@ -17,6 +17,8 @@ from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Role, Status, Verdict
+from nsabench.output.compare import payments
+from nsabench.output.compare.payments import ComparedPayment, PaymentShift
 from nsabench.output.compare.side import Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
 
@@ -41,6 +43,7 @@ class Measurement:
     speedup_lo: float | None = None
     speedup_hi: float | None = None
     verdict: str | None = None
+    regime: str = ""  # that these are of
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Comparison:
     cells: tuple[ComparedCell, ...]
     disagreements: tuple[str, ...]
     band: float
+    payments: tuple[ComparedPayment, ...] = ()
 
     @property
     def first(self) -> Side:
@@ -165,6 +169,16 @@ class Comparison:
             return ""
         return f"no time in {self.later[later].name} could be compared: {doubtful[0][1].why}"
 
+    def pays_otherwise(self, later: int) -> list[tuple[ComparedPayment, PaymentShift]]:
+        """Ops that pay from another length on than in the first run, the worst first."""
+        order = list(Change)
+        changed = [(p, p.shifts[later]) for p in self.payments if p.shifts[later].change]
+        return sorted(changed, key=lambda pair: order.index(pair[1].change or Change.OTHER))
+
+    def pays_less(self, later: int) -> list[tuple[ComparedPayment, PaymentShift]]:
+        """Those that pay later, or no more, by more than two runs of the same code differ."""
+        return [pair for pair in self.pays_otherwise(later) if pair[1].change is Change.BROKE]
+
     def failures(self, *, slower: bool) -> Iterator[str]:
         """Why a gate stays shut, a sentence each: what broke, and, if asked for, what got slower.
         Of times that decide nothing nothing can be said: a run that is invalid is one as well then,
@@ -180,6 +194,11 @@ class Comparison:
                 yield f"{cell.name} in {side.name}: {shift.ratio:.3f} of the speed"
             for cell, shift in self.slower_in_queue(later) if slower else ():
                 yield f"{cell.name} in {side.name}, in the queue: {shift.ratio:.3f} of the speed"
+            for paid, told in self.pays_less(later) if slower else ():
+                yield (
+                    f"{paid.name} in {side.name}: {paid.said(later + 1)}, and before: "
+                    f"{paid.said(0)}; {told.why}"
+                )
 
 
 def compare(
@@ -206,7 +225,8 @@ def compare(
             "these runs have nothing in common",
             "run the same matrices, or name other implementations with --only.",
         )
-    return Comparison(tuple(sides), cells, disagreements, band)
+    paying = tuple(payments.compared(sides, band, BAND_IN_QUEUE))
+    return Comparison(tuple(sides), cells, disagreements, band, paying)
 
 
 def _disagreements(sides: Sequence[Side]) -> Iterator[str]:
@@ -282,6 +302,7 @@ def _measurement(record: Record | None) -> Measurement:
         record.speedup_lo,
         record.speedup_hi,
         record.verdict,
+        record.regime.value,
     )
 
 

@@ -29,6 +29,23 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
             for later, side in enumerate(comparison.later)
             for mean in comparison.means(later)
         ],
+        "pays": [
+            {
+                "op": paid.op,
+                "heads": paid.heads,
+                "direction": paid.direction.value,
+                "regime": paid.regime.value,
+                "runs": [
+                    {"answer": p.answer.value, "from": p.length, "axis": p.axis} if p else None
+                    for p in paid.answers
+                ],
+                "later": [
+                    {"change": s.change and s.change.value, "why": s.why, "cases": list(s.cases)}
+                    for s in paid.shifts
+                ],
+            }
+            for paid in comparison.payments
+        ],
         "cells": [
             {
                 "case_id": cell.planned.id,

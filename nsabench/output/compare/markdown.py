@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output.compare.comparison import (
@@ -12,6 +12,7 @@ from nsabench.output.compare.comparison import (
     Measurement,
     Shift,
 )
+from nsabench.output.compare.payments import PaymentShift
 from nsabench.output.compare.vocabulary import Difference
 from nsabench.output.report.markdown import table
 from nsabench.text import code, markdown
@@ -22,6 +23,8 @@ MOST = 60  # lines of a table of cells; the JSON holds all
 def render(comparison: Comparison) -> str:
     """The same runs give the same text."""
     parts = [_head(comparison), _runs(comparison)]
+    if comparison.payments:
+        parts.append(_pays(comparison))
     for later, side in enumerate(comparison.later):
         parts.append(_changes(comparison, later, side.name))
         parts.append(_means(comparison, later, side.name))
@@ -47,7 +50,8 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield f"# Comparison with {markdown(comparison.first.name)}\n"
     yield (
         "Ratio: median time in the first run over that in the later one, with its 95 % interval; "
-        f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same."
+        f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same. "
+        "It is of the samples: of the regime device, or graph where that is the mode."
     )
     for side in comparison.sides:
         if side.objection:
@@ -75,6 +79,28 @@ def _runs(comparison: Comparison) -> Iterator[str]:
     )
     if not differing:
         yield "\nDevice, versions and commits are the same in all, as far as they are known."
+
+
+def _pays(comparison: Comparison) -> Iterator[str]:
+    yield "## From which length on it pays\n"
+    yield from table(
+        ("op", "regime", *(markdown(side.name) for side in comparison.sides), "change"),
+        (
+            (
+                markdown(paid.name.rpartition(" (")[0]),
+                paid.regime.value,
+                *(markdown(paid.said(number)) for number in range(len(comparison.sides))),
+                markdown(change(paid.shifts)),
+            )
+            for paid in comparison.payments
+        ),
+    )
+
+
+def change(shifts: Sequence[PaymentShift]) -> str:
+    """What changed in each later run; a dash where nothing did."""
+    told = [": ".join(filter(None, (s.change or "", s.why))) for s in shifts]
+    return "; ".join(one or "–" for one in told)
 
 
 def _changes(comparison: Comparison, later: int, name: str) -> Iterator[str]:
@@ -120,7 +146,7 @@ def _means(comparison: Comparison, later: int, name: str) -> Iterator[str]:
 
 
 def _slower(comparison: Comparison, later: int, name: str) -> Iterator[str]:
-    yield f"### Slower in {markdown(name)}\n"
+    yield f"### Slower in {markdown(name)}, by the samples: on the device, or in graphs\n"
     slower = sorted(comparison.slower(later), key=lambda pair: pair[1].ratio or 0)
     if not slower:
         yield "No candidate."
@@ -175,10 +201,10 @@ def _candidates(comparison: Comparison) -> Iterator[str]:
 
 
 def standing(measurement: Measurement) -> str:
-    """`1.23x faster`, or the status that keeps it from having a ratio."""
+    """`1.23x faster (device)`, or the status that keeps it from having a ratio."""
     if measurement.status != Status.OK or measurement.speedup is None:
         return measurement.status
-    return f"{measurement.speedup:.2f}x {measurement.verdict}"
+    return f"{measurement.speedup:.2f}x {measurement.verdict} ({measurement.regime})"
 
 
 def _left_out(count: int) -> Iterator[str]:

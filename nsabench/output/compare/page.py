@@ -9,7 +9,7 @@ from typing import Any
 from nsabench.assessment import labels
 from nsabench.model.vocabulary import Role
 from nsabench.output.compare.comparison import Comparison
-from nsabench.output.compare.markdown import counts, ratio
+from nsabench.output.compare.markdown import change, counts, ratio
 from nsabench.output.report import html
 from nsabench.output.report.files import replace
 
@@ -69,6 +69,7 @@ def render(comparison: Comparison) -> str:
         later=[_later(comparison, number) for number in range(len(comparison.later))],
         counts=counts,
         ratio_text=ratio,
+        pays_change=change,
         most=MOST,
     )
 
@@ -81,6 +82,7 @@ def _later(comparison: Comparison, number: int) -> dict[str, Any]:
         "index": number + 1,
         "changes": changes,
         "broken": len(comparison.broken(number)),
+        "pays_less": comparison.pays_less(number),
         "slower": sorted(comparison.slower(number), key=lambda pair: pair[1].ratio or 0),
         "means": means,
         "candidates": [mean for mean in means if mean.role is Role.CANDIDATE],

@@ -11,11 +11,13 @@ from rich.text import Text
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.output.compare.comparison import ComparedCell, Comparison
-from nsabench.output.compare.markdown import counts, ratio, standing
+from nsabench.output.compare.markdown import change, counts, ratio, standing
 from nsabench.output.compare.vocabulary import Change, Difference
 from nsabench.text import shown
 
 MOST = 20
+# What is said of the samples of a case: that they are of the device, or of replays.
+BY_SAMPLES = "(device, or graph where that is the mode)"
 STYLES = {
     Change.BROKE: "bold red",
     Change.MENDED: "green",
@@ -38,6 +40,8 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
     for later, side in enumerate(comparison.later):
         yield from _changes(comparison, later, side.name)
         yield from _slower(comparison, later, side.name)
+    if comparison.payments:
+        yield _pays(comparison)
     if any(cell.role is Role.CANDIDATE for cell in comparison.cells):
         yield version_matrix(comparison)
     for later, side in enumerate(comparison.later):
@@ -48,6 +52,25 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
     table = Table(title=Text(shown(title)), title_justify="left", header_style="bold")
     for name, justify in columns:
         table.add_column(Text(shown(name)), justify="right" if justify == "right" else "left")
+    return table
+
+
+def _pays(comparison: Comparison) -> Table:
+    table = _table(
+        "from which length on it pays",
+        ("op", "left"),
+        ("regime", "left"),
+        *((side.name, "left") for side in comparison.sides),
+        ("change", "left"),
+    )
+    for paid in comparison.payments:
+        worst = next((s.change for s in paid.shifts if s.change), None)
+        table.add_row(
+            Text(shown(paid.name.rpartition(" (")[0])),
+            paid.regime.value,
+            *(Text(shown(paid.said(number))) for number in range(len(comparison.sides))),
+            Text(shown(change(paid.shifts)), STYLES[worst] if worst else ""),
+        )
     return table
 
 
@@ -79,7 +102,10 @@ def _slower(comparison: Comparison, later: int, name: str) -> Iterator[Renderabl
     if not slower:
         return
     table = _table(
-        f"slower in {name}", ("case", "left"), ("implementation", "left"), ("ratio [95 %]", "right")
+        f"slower in {name} {BY_SAMPLES}",
+        ("case", "left"),
+        ("implementation", "left"),
+        ("ratio [95 %]", "right"),
     )
     for cell, shift in slower[:MOST]:
         table.add_row(Text(shown(cell.label)), Text(shown(cell.implementation)), ratio(shift))
@@ -117,12 +143,14 @@ def _tally(cells: list[ComparedCell], number: int) -> str:
     mean = geometric_mean(m.speedup for m in measurements if m.speedup is not None)
     faster = sum(measurement.verdict == Verdict.FASTER for measurement in measurements)
     tally = f"{good}/{len(cells)} ok"
-    return tally if mean is None else f"{tally}, {mean:.2f}x, {faster} faster"
+    regimes = "/".join(dict.fromkeys(m.regime for m in measurements if m.regime))
+    return tally if mean is None else f"{tally}, {mean:.2f}x, {faster} faster ({regimes})"
 
 
 def _means(comparison: Comparison, later: int, name: str) -> Table:
     table = _table(
-        f"{name} against {comparison.first.name}: time there / time here, geometric mean",
+        f"{name} against {comparison.first.name}: time there / time here, geometric mean "
+        f"{BY_SAMPLES}",
         ("op", "left"),
         ("implementation", "left"),
         ("ratio", "right"),

@@ -384,6 +384,32 @@ def test_patch_changes_one_value_and_keeps_comments(
     assert ("\r\n" in after) == ("\r\n" in before)
 
 
+@pytest.mark.parametrize("change", CONFIGS)
+def test_a_patch_holds_the_regimes_apart(tmp_path: Path, change: Callable[[str], str]) -> None:
+    before = change(CONFIG)
+    path = tmp_path / "config.yaml"
+    path.write_bytes(before.encode())
+    by_regime = {"device": 256, "queue": {"NVIDIA H200": None, "NVIDIA L4": 512}}
+    diff = patch(path, 256, by_regime)
+    subprocess.run(["patch", "--binary", "-p1"], cwd=tmp_path, input=diff.encode(), check=True)
+    expected = yaml.safe_load(before) or {}
+    lengths = {"sel_triton_min_L": 256, "sel_triton_min_L_by_regime": by_regime}
+    expected["runtime"] = {**(expected.get("runtime") or {}), **lengths}
+    assert yaml.safe_load(path.read_bytes()) == expected
+    assert patch(path, 256, by_regime) == ""
+
+
+def test_what_is_patched_is_what_thresholds_yaml_holds(tmp_path: Path) -> None:
+    policy = pytest.importorskip("nsa_kernels.gate.policy")
+    made = Made(ratio=lambda _: 2.0, queue_ratio=lambda n: 0.3 if n < 256 else 2.0)
+    run, config = make_run(tmp_path / "run", made), tmp_path / "config.yaml"
+    config.write_text("runtime: {sel_triton_min_L: 7}\n")
+    done = CliRunner().invoke(command, [str(run), "--patch", str(config)])
+    subprocess.run(["patch", "-p1"], cwd=tmp_path, input=done.stdout.encode(), check=True)
+    loaded = policy.Policy.from_thresholds(config)
+    assert (loaded.min_len, loaded.by_regime) == (64, {"device": 64, "queue": 256})
+
+
 def test_what_cannot_be_patched_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     for text in ("{a: 1}", "- 1\n", "runtime: 3\n", "a: [\n"):

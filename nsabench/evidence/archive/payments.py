@@ -1,0 +1,82 @@
+"""The view `pays`: from which length on the ops of each run pay, decided anew from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from nsabench import ops
+from nsabench.assessment import pays
+from nsabench.assessment.pays import Payment
+from nsabench.assessment.tables import records_in
+from nsabench.evidence.archive.archive import ArchivedRun
+
+SCHEMA = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("created", pa.timestamp("us", tz="UTC")),
+        ("gpu", pa.string()),
+        ("torch", pa.string()),
+        ("triton", pa.string()),
+        ("combo", pa.string()),
+        ("kernels_commit", pa.string()),
+        ("op", pa.string()),
+        ("heads", pa.string()),
+        ("direction", pa.string()),
+        ("regime", pa.string()),
+        ("axis", pa.string()),
+        ("answer", pa.string()),
+        ("pays_from", pa.int64()),  # null where it does not, or nothing is decided
+        ("tested_to", pa.int64()),
+        ("why", pa.string()),
+        ("implementations", pa.string()),
+        ("alternatives", pa.string()),
+    ]
+)
+
+
+def table(runs: Iterable[tuple[ArchivedRun, Path]]) -> pa.Table:
+    """A row a run, op, head layout, direction and regime. runs: each with the file of its records.
+
+    Of an op that is not installed here nothing is said, since its lengths are not known. Raises
+    `UsageError` where a file holds no such records.
+    """
+    rows = [row for run, path in runs for row in _rows(run, path)]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def _rows(run: ArchivedRun, path: Path) -> Iterator[dict[str, Any]]:
+    predicate = run.statement.predicate
+    e = predicate.environment
+    known = [r for r in records_in(path) if ops.find(r.op) is not None]
+    for payment in pays.decide(known):
+        yield {
+            "run_id": predicate.run_id,
+            "created": predicate.plan.created,
+            "gpu": e.gpu,
+            "torch": e.torch,
+            "triton": e.triton,
+            "combo": e.combo,
+            "kernels_commit": e.commits.get("kernels"),
+            **_answer(payment),
+        }
+
+
+def _answer(p: Payment) -> dict[str, Any]:
+    by, against = p.used
+    return {
+        "op": p.op,
+        "heads": p.heads,
+        "direction": p.direction.value,
+        "regime": p.regime.value,
+        "axis": p.axis,
+        "answer": p.answer.value,
+        "pays_from": p.length,
+        "tested_to": p.greatest,
+        "why": p.why,
+        "implementations": ", ".join(by),
+        "alternatives": ", ".join(against),
+    }
