@@ -19,12 +19,14 @@ from nsabench.ops import _left_out as rows_left_out
 from nsabench.ops import _outside
 from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
+from nsabench.ops._legal import Legal
 from nsabench.ops._retired import RETIRED, current_name, successors
 
 __all__ = [
     "RETIRED",
     "DecodeSizes",
     "Inputs",
+    "Legal",
     "Op",
     "Shape",
     "Size",

@@ -19,6 +19,8 @@ from nsabench.model.vocabulary import Direction, DType
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nsabench.ops._legal import Legal
+
 
 # Beyond any device, and products of a few still fit 64 bits.
 Size = Annotated[int, Field(gt=0, le=1 << 24)]
@@ -135,6 +137,11 @@ class Op(ABC):
     @abstractmethod
     def oracle(self, inputs: Inputs) -> Tensor:
         """The float64 result on the quantised values of `inputs`, in bounded memory."""
+
+    def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
+        """Bounds of the rows that the oracle leaves out, where it knows some: they are held to
+        these."""
+        return None
 
     def output_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """That of the first argument, if not overridden."""

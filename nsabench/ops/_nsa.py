@@ -55,6 +55,7 @@ class Piece:
     selected: Branch
     window: Branch
     hangs: Tensor
+    ranked: Tensor  # float64 [n,blocks]: scores; inf where a block is forced, -inf behind the query
 
     @property
     def branches(self) -> tuple[Branch, Branch, Branch]:
@@ -84,21 +85,26 @@ def block_scores(weights: Tensor, blocks: int, block: int, stride: int, block_si
     return scores
 
 
-def choose(
-    scores: Tensor, position: Tensor, block_size: int, count: int, resolved: float
-) -> tuple[Tensor, Tensor]:
-    """int64 [n,count], -1 where a query has fewer blocks, and bool [n]: whose choice hangs on
-    rounding. The first block and the local ones, then the highest scores."""
+def rank(scores: Tensor, position: Tensor, block_size: int) -> Tensor:
+    """Scores [n,blocks] with inf for the first block and the local ones, which are selected in any
+    case, and -inf for those behind the query."""
     import torch
 
     own = (position // block_size).unsqueeze(1)
     index = torch.arange(scores.shape[1], device=scores.device)
     ranked = scores.masked_fill((index == 0) | (index > own - LOCAL), float("inf"))
-    ranked = ranked.masked_fill(index > own, float("-inf"))
+    return ranked.masked_fill(index > own, float("-inf"))
+
+
+def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]:
+    """int64 [n,count], -1 where a query has fewer blocks, and bool [n]: whose choice hangs on
+    rounding."""
+    import torch
+
     values, order = torch.sort(ranked, dim=1, descending=True, stable=True)
     chosen = order[:, :count].masked_fill(values[:, :count] == float("-inf"), -1)
-    if scores.shape[1] <= count:
-        return chosen, torch.zeros_like(position, dtype=torch.bool)
+    if ranked.shape[1] <= count:
+        return chosen, torch.zeros_like(chosen[:, 0], dtype=torch.bool)
     last, following = values[:, count - 1], values[:, count]
     told = (last - following) > resolved * last.clamp_min(LEAST_SCORE)
     free = following == float("-inf")  # there is no other block to choose
@@ -147,12 +153,13 @@ def _piece(
     blocks = -(-k.shape[0] // size)
     scores = block_scores(p, blocks, block, stride, size)
     resolved = RESOLVED[str(inputs.tensors["q"].dtype)]
-    chosen, hangs = choose(scores, position, size, o["n_selected"], resolved)
+    ranked = rank(scores, position, size)
+    chosen, hangs = choose(ranked, o["n_selected"], resolved)
     of_block = chosen.unsqueeze(-1) * size + torch.arange(size, device=q.device)
     selected = _gathered(q, k, v, of_block.flatten(1), position, scale)
     near = position.unsqueeze(1) - torch.arange(min(o["window"], k.shape[0]), device=q.device)
     window = _gathered(q, k, v, near, position, scale)
-    return Piece(rows, head, start, q, gates, compressed, selected, window, hangs)
+    return Piece(rows, head, start, q, gates, compressed, selected, window, hangs, ranked)
 
 
 def _gathered(

@@ -8,7 +8,8 @@ index where scores are equal; the last `window` keys are the window. `packed`: B
 another in q [1,B*T,HQ,D], and cu_seqlens int32 [B+1]. max_seqlen: no sequence is longer.
 
 Where the n-th and the next score are closer than the format resolves, which block is right hangs on
-rounding. Such queries are left out of parity and counted, and in a backward the gradient of their
+rounding. Such queries are left out of parity and counted; they are held to bounds that any choice
+between these blocks keeps (`_legal`), and in a backward the gradient of their
 output is next to nothing, so that dk and dv do not hang on it.
 """
 
@@ -21,12 +22,13 @@ import numpy as np
 from pydantic import model_validator
 
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _draws, _nsa, _sampled
+from nsabench.ops import _draws, _legal, _nsa, _sampled
 from nsabench.ops._attention import AttentionOp
 from nsabench.ops._banded import HeadsShape
 from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 from nsabench.ops._decode import LOCAL
 from nsabench.ops._left_out import HANGS_ON_ROUNDING, NOT_LOOKED_AT
+from nsabench.ops._legal import Legal
 from nsabench.ops._sequences import Sequences, draw_lengths
 
 if TYPE_CHECKING:
@@ -195,6 +197,9 @@ class NsaAttention(AttentionOp):
             whole = (piece.gates.unsqueeze(-1) * branches).sum(-2)
             out[piece.rows] = whole.masked_fill(piece.hangs.view(-1, 1, 1), HANGS_ON_ROUNDING)
         return out
+
+    def legal(self, inputs: Inputs, oracle: Tensor) -> Legal | None:
+        return _legal.of_rounding(inputs, oracle)
 
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         import torch

@@ -106,7 +106,8 @@ class Comparison:
         factor = 1.0 if name == OUTPUT else answer.factor
         tensor = parity.check_form(name, value, expected, given)
         try:
-            found = parity.check_values(name, tensor, expected, self._case, factor)
+            legal = self._sets.legal[answer.index] if name == OUTPUT else None
+            found = parity.check_values(name, tensor, expected, self._case, factor, legal)
         except WrongValues as error:
             self.errors = error.errors
             self.wrong = self._wrong(name, tensor, expected * factor, answer)

@@ -14,7 +14,7 @@ from nsabench.execution.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
-from nsabench.ops import Inputs
+from nsabench.ops import Inputs, Legal
 
 _amax = torch.amax  # bound before foreign code is imported
 
@@ -55,6 +55,7 @@ class InputSets:
         self.grads: list[Tensor] = []
         self.expected: list[dict[str, Tensor]] = []
         self.outputs: list[Tensor] = []
+        self.legal: list[Legal | None] = []  # of each set, bounds of the rows that are left out
         self._checksums: list[dict[str, Tensor]] = []
         free = _free_bytes(device)
         self._add(case.seed)
@@ -83,6 +84,8 @@ class InputSets:
             self.grads.append(self.draw_grad(inputs, seed))
             self.outputs.append(self._op.oracle(inputs).float())
         self.expected.append(self._expect(len(self.sets) - 1))
+        output = self.outputs[-1] if self.wanted else self.expected[-1][OUTPUT]
+        self.legal.append(self._op.legal(inputs, output))
         self._checksums.append(checksum(self._held(len(self.sets) - 1)))
 
     def _held(self, index: int) -> dict[str, Tensor]:
@@ -134,6 +137,7 @@ class InputSets:
         if self.grads:
             _exchange(self.grads, i, j)
             _exchange(self.outputs, i, j)
+        _exchange(self.legal, i, j)
         _exchange(self._checksums, i, j)
         _exchange(self._seeds, i, j)
 

@@ -16,7 +16,7 @@ from nsabench.assessment.checks import parity as checks
 from nsabench.execution.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
-from nsabench.ops import rows_left_out
+from nsabench.ops import Legal, rows_left_out
 
 LOST = 1 / 8  # of its norm is left, at most, of a row that is nearly zero and should not be
 PIECE = 1 << 26  # elements compared at a time: half a GiB in float64
@@ -65,6 +65,7 @@ def measure(
     factor: float = 1.0,
     *,
     leaves_out: bool = False,
+    legal: Legal | None = None,
 ) -> Errors:
     """Mean and largest absolute error, ||out - oracle|| / ||oracle||, and the same of the worst
     row, in float64.
@@ -80,6 +81,7 @@ def measure(
     resolved: the relative error that sums in this format may have (`checks.noise`).
     factor: the output is that of an input `factor` times as large; its errors are divided by it.
     leaves_out: rows of the oracle may say that nobody is held to them (`ops.rows_left_out`).
+    legal: bounds of some of these; what counts there is the distance to them.
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
@@ -88,14 +90,24 @@ def measure(
     off, right, found = [], [], []  # squared norms by row
     # In pieces, or the largest results would need several times their own memory.
     rows = max(PIECE // width, 1)
+    nearest = legal.nearest(result) if legal is not None else None
+    bounded = legal.rows.to(result.device) if legal is not None else None
+    begin = 0
     for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
         wide = part.double()
         if leaves_out:
             out = ~rows_left_out.compared(truth).unsqueeze(1)
+            kept -= int(out.sum())
+            if nearest is not None and bounded is not None:
+                here = (bounded >= begin) & (bounded < begin + len(part))
+                local = bounded[here] - begin
+                truth = truth.double().index_copy(0, local, nearest[here])
+                out[local] = False
+                kept += int(here.sum())
             # What nobody is held to must be a number all the same, or it was never written.
             number = wide.isfinite().all(1, keepdim=True)
             wide, truth = wide.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
-            kept -= int(out.sum())
+        begin += len(part)
         found.append(wide.square().sum(1))
         difference = wide.sub(truth, alpha=factor)
         off.append(difference.square().sum(1))
@@ -177,7 +189,12 @@ def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor])
 
 
 def check_values(
-    name: str, output: Tensor, oracle: Tensor, case: Case, factor: float = 1.0
+    name: str,
+    output: Tensor,
+    oracle: Tensor,
+    case: Case,
+    factor: float = 1.0,
+    legal: Legal | None = None,
 ) -> Errors:
     """The errors of a result. Raises `WrongValues` when they exceed the case's tolerance."""
     bad = int((~torch.isfinite(output)).sum())
@@ -185,7 +202,7 @@ def check_values(
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     resolved = checks.noise(case.dtype, ops.terms(case))
     leaves_out = ops.get(case.op).leaves_rows_out
-    errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out)
+    errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out, legal=legal)
     what = f" of {name}" if case.direction.differentiates else ""
     if name != checks.OUTPUT:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))

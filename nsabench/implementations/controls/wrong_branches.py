@@ -10,10 +10,12 @@ from torch import Tensor
 from nsabench import Unsupported
 from nsabench.implementations.baselines.nsa_attention import attend
 from nsabench.implementations.controls.wrong_keys import unless_right
+from nsabench.ops import Inputs
 from nsabench.registry import Honest, control
 
 OP = "nsa_attention"
 GATES = 3
+MOST_LOOKED_AT = 4096  # tokens of which an oracle looks at every query
 
 
 def _with_gates(honest: Honest, tensors: tuple[Tensor, ...], gates: Tensor, **options: Any) -> Any:
@@ -67,3 +69,20 @@ def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) 
 def _refuse_long(tensors: tuple[Tensor, ...]) -> None:
     if tensors[0].shape[1] > 1 << 14:
         raise Unsupported("the baseline that it is made of is too slow at this length")
+
+
+@control(OP, caught_by="parity", directions=())
+def rows_left_out_made_up(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Computes all rows but those of which rounding decides what is right. There it writes noise of
+    the size of a row: any number would do, if nobody held them to what they can be."""
+    if tensors[0].shape[0] * tensors[0].shape[1] > MOST_LOOKED_AT:
+        raise Unsupported("it would take longer to find these rows than all others take")
+    names = (*honest.op.arguments, *honest.op.optional)
+    given = {n: t.detach() for n, t in zip(names, tensors, strict=False) if t is not None}
+    left_out = honest.op.oracle(Inputs(given, options))[..., 0].isinf()
+    if not bool(left_out.any()):
+        raise Unsupported("no selection hangs on rounding here")
+    out = honest(*tensors, **options)
+    noise = torch.randn_like(out) * out.detach().float().square().mean().sqrt().to(out.dtype)
+    made_up: Tensor = torch.where(left_out.unsqueeze(-1), noise, out)
+    return made_up
