@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+import nsa_kernels
 import pytest
+import test_conformance
 import torch
 import triton
+from conformance import CALLS
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.launcher import kind, launch
@@ -220,3 +227,66 @@ def test_no_more_signatures_are_kept_than_there_is_room_for(monkeypatch) -> None
         for _ in range(2):
             check(call, randn(n), randn(n), 2.0)
     assert len(call.programs) <= 3
+
+
+def test_what_is_not_needed_at_the_same_time_shares_memory() -> None:
+    def long(x: torch.Tensor, y: torch.Tensor, weight: float) -> torch.Tensor:
+        for _ in range(5):
+            out = empty(x.shape, x.dtype, x.device)
+            weigh(out, x, y, weight)
+            x = out
+        return x
+
+    call = made(long)
+    for _ in range(4):
+        x, y = randn(1000), randn(1000)
+        torch.testing.assert_close(call(x, y, 0.5), long(x, y, 0.5))
+    (program,) = programs(call)
+    assert len(program.launches) == 5 and program.bytes == 2 * 4096
+
+
+NOT_REPLAYED = {
+    "packed_sdpa": "is torch's operations alone",
+    "NSAttention": "projects by torch",
+    "NSAttention with a cache": "projects by torch",
+    "plan_blocks": "has a plan, and its call",
+}
+
+
+@pytest.mark.parametrize("name", [call for call in CALLS if call not in NOT_REPLAYED])
+def test_every_public_call_is_replayed_as_one(name) -> None:
+    case = test_conformance.MAKE[name](name, 2, 4, torch.float32)
+    launches = mock.Mock(wraps=replay.Program.__call__)
+
+    def count(self: Any, *args: Any) -> Any:
+        return launches(self, *args)
+
+    for turn in range(4):
+        tensors = {
+            key: (x.roll(turn) if x.is_floating_point() else x) for key, x in case.tensors.items()
+        }
+        with torch.no_grad(), mock.patch.object(replay.Program, "__call__", count):
+            launches.reset_mock()
+            got = test_conformance.results(case.call(**tensors))
+        if name == "decode_scores":
+            continue  # its log-sum-exp would be one of other keys
+        doubled = {k: x.double() if x.is_floating_point() else x for k, x in tensors.items()}
+        want = test_conformance.results(case.formula(**doubled))
+        test_conformance.check(name, got, want, torch.float32)
+    assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
+
+
+def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
+    found = 0
+    for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):
+        if ".integrations" in module.name or ".cuda" in module.name:
+            continue
+        for name, x in vars(importlib.import_module(module.name)).items():
+            if name.endswith("_kernel") and hasattr(x, "fn"):
+                kinds = [
+                    "constexpr" in str(p.annotation)
+                    for p in inspect.signature(x.fn).parameters.values()
+                ]
+                assert kinds == sorted(kinds), name
+                found += 1
+    assert found > 20

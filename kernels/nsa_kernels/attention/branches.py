@@ -12,7 +12,9 @@ import torch
 
 from ..launch.device import on_its_device
 from ..launch.launcher import launch
+from ..launch.replay import replayed
 from ..launch.sizes import cdiv, next_power_of_2
+from ..launch.tape import empty
 from .kernels.gated_sum import gates_backward_kernel, sum_branches_kernel
 
 
@@ -21,7 +23,7 @@ def _rows(block_dv: int) -> int:
     return max(1, 2048 // block_dv)
 
 
-@on_its_device
+@replayed
 def launch_sum(
     compressed: torch.Tensor,
     selected: torch.Tensor,
@@ -35,7 +37,7 @@ def launch_sum(
     All contiguous; gates of any floating dtype. ``rows`` rows a program.
     """
     dv = compressed.shape[-1]
-    out = torch.empty_like(compressed)
+    out = empty(compressed.shape, compressed.dtype, compressed.device)
     if out.numel() == 0:
         return out
     block_dv = next_power_of_2(dv)

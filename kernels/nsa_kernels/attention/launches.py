@@ -18,6 +18,7 @@ from ..band.forward import band_forward
 from ..band.geometry import Band, packed_band
 from ..launch.gated import Gated
 from ..launch.sizes import scale_log2
+from ..launch.tape import empty
 from ..scoring.block_scores import block_scores
 from ..scoring.top_n import launch_top_n
 from ..selection.blocks.backward import block_major_backward
@@ -134,20 +135,22 @@ def launch_whole(
     shape = block_shape(q, k, v, sizes)
     flat = (_flat(q), _flat(k), _flat(v))
     log2 = scale_log2(sizes.sm_scale, q.shape[3])
-    selected, lse = near, q.new_empty(q.shape[:3], dtype=torch.float32)
+    selected, lse = near, empty(q.shape[:3], torch.float32, q.device)
     if not kept and query_major_wins(shape):
-        selected = torch.empty_like(near)
+        selected = empty(near.shape, near.dtype, near.device)
         query_major_forward(
             *(*flat, _flat(chosen), cu_seqlens, q.shape[1], sizes.block_size, log2),
             *(_flat(selected), _flat(lse)),
         )
         return launch_sum(compressed, selected, near, gates), None
     room = backward_workspace if kept else forward_workspace
-    plan = build_plan(chosen, cu_seqlens, sizes.block_size, room(shape, WORKSPACE_BYTES).chunk)
+    chunk = room(shape, WORKSPACE_BYTES).chunk
+    # What an operator returns must not depend on what was in its memory.
+    plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept)
     # Without a backward nobody needs the window's output once it is in the sum.
-    out = torch.empty_like(near) if kept else near
+    out = empty(near.shape, near.dtype, near.device) if kept else near
     if kept:
-        selected = torch.empty_like(near)
+        selected = empty(near.shape, near.dtype, near.device)
     summed = GatedSum(_flat(out), _flat(compressed), _flat(near), _flat(gates), kept)
     block_major_forward(
         *(*flat, plan, log2, _flat(selected), _flat(lse)),

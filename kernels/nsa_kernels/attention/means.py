@@ -12,9 +12,11 @@ import torch
 
 from ..band.compressed import OP
 from ..launch.checks import check_device, check_first_derivative, check_transforms
-from ..launch.device import on_its_device
+from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..launch.sizes import cdiv, head_dims, next_power_of_2, strides
+from ..launch.tape import empty
 from .kernels.compression import compress_backward_kernel, compress_kernel, key_offsets_kernel
 
 UNROLL = 8
@@ -52,13 +54,15 @@ def means_of_blocks(
     return k_cmp, v_cmp
 
 
-@on_its_device
+@replayed
 def _launch_key_offsets(
     cu_seqlens: torch.Tensor, tokens: int, block: int, stride: int
 ) -> torch.Tensor:
-    cu_keys = torch.empty_like(cu_seqlens, memory_format=torch.contiguous_format)
+    cu_keys = empty(cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device)
     sequences = cu_seqlens.shape[0] - 1
-    key_offsets_kernel[(1,)](
+    launch(
+        key_offsets_kernel,
+        (1,),
         *(cu_seqlens.contiguous(), cu_keys, sequences, tokens),
         LENGTH=block,
         STRIDE=stride,
@@ -91,7 +95,7 @@ def _rows(*heads: torch.Tensor) -> int:
     return max(1, 2048 // next_power_of_2(max(x.shape[3] for x in heads)))
 
 
-@on_its_device
+@replayed
 def launch_means(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -107,13 +111,16 @@ def launch_means(
     check_device(OP, k)
     b, t, h, d = k.shape
     n = keys_of(t, block, stride, cu_seqlens is not None)
-    k_cmp, v_cmp = k.new_empty((b, n, h, d)), v.new_empty((b, n, *v.shape[2:]))
+    k_cmp = empty((b, n, h, d), k.dtype, k.device)
+    v_cmp = empty((b, n, *v.shape[2:]), v.dtype, v.device)
     if k_cmp.numel() + v_cmp.numel() == 0:
         return k_cmp, v_cmp
     keys = keys or _rows(k, v)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = k if cu_seqlens is None else cu_seqlens.contiguous()
-    compress_kernel[(cdiv(n, keys), h + v.shape[2], b)](
+    launch(
+        compress_kernel,
+        (cdiv(n, keys), h + v.shape[2], b),
         *(k, v, k_cmp, v_cmp, cu, k if cu_keys is None else cu_keys),
         *strides(k, v),
         *(t, n, h, sequences),
@@ -129,7 +136,7 @@ def launch_means(
     return k_cmp, v_cmp
 
 
-@on_its_device
+@replayed
 def launch_means_backward(
     dk_cmp: torch.Tensor,
     dv_cmp: torch.Tensor,
@@ -143,13 +150,15 @@ def launch_means_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dk [B, T, H, D] and dv, of ``rows`` tokens a program."""
     b, n, h, _ = dk_cmp.shape
-    dk, dv = (x.new_empty((b, tokens, *x.shape[2:])) for x in (dk_cmp, dv_cmp))
+    dk, dv = (empty((b, tokens, *x.shape[2:]), x.dtype, x.device) for x in (dk_cmp, dv_cmp))
     if n == 0 or dk.numel() + dv.numel() == 0:
         return dk.zero_(), dv.zero_()
     rows = rows or _rows(dk_cmp, dv_cmp)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     cu = dk if cu_seqlens is None else cu_seqlens.contiguous()
-    compress_backward_kernel[(cdiv(tokens, rows), h + dv_cmp.shape[2], b)](
+    launch(
+        compress_backward_kernel,
+        (cdiv(tokens, rows), h + dv_cmp.shape[2], b),
         *(dk_cmp, dv_cmp, dk, dv, cu, dk if cu_keys is None else cu_keys),
         *strides(dk_cmp, dv_cmp),
         *(tokens, n, h, sequences),

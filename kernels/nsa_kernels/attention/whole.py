@@ -17,6 +17,8 @@ from ..launch.checks import (
     require,
     softmax_scale,
 )
+from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..scoring.top_n import LOCAL_BLOCKS
 from ..selection.blocks.checks import BLOCK_SIZES
 from .launches import Sizes
@@ -63,6 +65,24 @@ def nsa_attention(
         TypeError: unsupported or mixed dtypes.
         ValueError: sizes that do not fit together.
     """
+    attend = _attend if traced(q) else _launch
+    sizes = (block, stride, block_size, n_selected, window)
+    return attend(q, k, v, gates, cu_seqlens, *sizes, sm_scale)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
     check_sizes(OP, block, stride, block_size, n_selected, window)
     _check(q, k, v, gates)
     scale = softmax_scale(OP, q, sm_scale)
@@ -74,6 +94,9 @@ def nsa_attention(
     means = means_of_blocks(k, v, block, stride, cu_seqlens, cu_keys)
     sizes = Sizes(block, stride, block_size, n_selected, window, scale)
     return run_whole((q, k, v, *means, gates), cu_seqlens, cu_keys, sizes)
+
+
+_launch = replayed(_attend)
 
 
 def attend_whole(

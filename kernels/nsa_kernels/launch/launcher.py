@@ -45,7 +45,6 @@ class Launch(NamedTuple):
 
     kernel: Any
     grid: tuple[int, int, int]
-    pointers: tuple[torch.Tensor, ...]
     numbers: tuple[Any, ...]
     constants: dict[str, Any]
     direct: Direct | None
@@ -92,7 +91,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
         kernel[grid](*arguments, **constants)
     tape = recording()
     if tape is not None:
-        tape.note(Launch(kernel, whole, pointers, numbers, constants, found, tail))
+        tape.note(Launch(kernel, whole, numbers, constants, found, tail), pointers)
 
 
 def kind(

@@ -30,7 +30,7 @@ import torch
 from ..jit.compat import INTERPRETED
 from ..jit.direct import AVAILABLE, PACKS, current_stream, undisturbed
 from .device import on_its_device
-from .tape import Place, Tape, record_on, recording, tensors_of, view
+from .tape import Memory, Place, Tape, record_on, recording, tensors_of, view
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -141,9 +141,7 @@ def _of_its_own(x: torch.Tensor) -> torch.Tensor:
 
 def _program(tape: Tape, result: Any) -> Program | None:
     returned = tensors_of(result)
-    if returned is None or not tape.complete or not tape.only_launches_wrote():
-        return None
-    if any(x.requires_grad for x in returned):
+    if not returned or not tape.complete or any(x.requires_grad for x in returned):
         return None
     if AVAILABLE and any(made.direct is None for made, _ in tape.launches):
         return None
@@ -153,41 +151,69 @@ def _program(tape: Tape, result: Any) -> Program | None:
     return Program(tape, [x for x in places if x is not None], isinstance(result, tuple))
 
 
+def packed(tape: Tape, numbers: set[int], apart: bool) -> tuple[dict[int, int], int]:
+    """Where in one workspace each of these memories is, and how many bytes that has.
+
+    Memories that no launch works on together, nor one between, may be in one place; ``apart``: they
+    may not, since launches overlap.
+    """
+    used: dict[int, tuple[int, int]] = {}
+    for step, (_, places) in enumerate(tape.launches):
+        for place in places:
+            if place.memory in numbers:
+                used[place.memory] = (used.get(place.memory, (step, 0))[0], step)
+    offsets: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for number in sorted(used, key=lambda number: (used[number][0], -tape.memories[number].bytes)):
+        first, last = used[number]
+        room = max(1, -(-tape.memories[number].bytes // ALIGNMENT)) * ALIGNMENT
+        others = [
+            other
+            for other in offsets
+            if apart or not (used[other][1] < first or last < used[other][0])
+        ]
+        at = 0
+        for other in sorted(others, key=offsets.__getitem__):
+            if at + room <= offsets[other]:
+                break
+            at = max(at, ends[other])
+        offsets[number], ends[number] = at, at + room
+    return offsets, max(ends.values(), default=0)
+
+
 class Program:
     """The launches of a call, and where everything they work on is."""
 
     def __init__(self, tape: Tape, returned: list[Place], several: bool) -> None:
         self.several = several
+        self.inputs = tape.inputs
         numbers: dict[int, int] = {number: number for number in range(tape.inputs)}
-        self.results: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]] = []
+        results: list[Memory] = []
         for place in returned:
             if place.memory not in numbers:
-                x = tape.memories[place.memory]
-                numbers[place.memory] = tape.inputs + len(self.results)
-                self.results.append((tuple(x.shape), x.stride(), x.dtype, x.device))
-        self.workspace = tape.inputs + len(self.results)
-        offsets: dict[int, int] = {}
-        self.bytes = 0
-        for number in range(tape.inputs, len(tape.memories)):
-            if number not in numbers:
-                x = tape.memories[number]
-                offsets[number] = self.bytes
-                self.bytes += -(-x.numel() * x.element_size() // ALIGNMENT) * ALIGNMENT
-                self.device = x.device
-        if offsets:
-            self.bytes = max(self.bytes, ALIGNMENT)
+                numbers[place.memory] = tape.inputs + len(results)
+                results.append(tape.memories[place.memory])
+        workspace = tape.inputs + len(results)
+        between = {number for number in range(len(tape.memories)) if number not in numbers}
+        overlap = any(made.constants.get("launch_pdl") for made, _ in tape.launches)
+        offsets, self.bytes = packed(tape, between, apart=overlap)
 
         def moved(place: Place) -> Place:
             behind = offsets.get(place.memory)
             if behind is None:
                 return place._replace(memory=numbers[place.memory])
-            return place._replace(memory=self.workspace, offset=behind + place.offset)
+            return place._replace(memory=workspace, offset=behind + place.offset)
 
+        self.results = [(x.size, x.stride, x.dtype, x.device) for x in results]
+        self.device = results[0].device
         self.launches = [(made, [moved(x) for x in places]) for made, places in tape.launches]
-        self.returned = [moved(x) for x in returned]
-        self.plain = [
-            _whole(place, self.results[place.memory - tape.inputs]) for place in self.returned
-        ]
+        # None: the memory as it was allocated, of which no view needs to be made.
+        self.returned: list[tuple[int, Place | None]] = []
+        for place in map(moved, returned):
+            number = place.memory - tape.inputs
+            whole = (place.offset, *place[2:]) == (0, place.dtype, *results[number][1:3])
+            same = whole and place.dtype == results[number].dtype
+            self.returned.append((number, None if same else place))
         self.hooks = [getattr(made.kernel, "pre_run_hooks", ()) for made, _ in self.launches]
         self.calls = [
             (
@@ -200,7 +226,6 @@ class Program:
             for made, places in self.launches
             if made.direct is not None
         ]
-        self.inputs = tape.inputs
 
     def __call__(self, args: tuple[Any, ...], addresses: list[int]) -> Any:
         memories = [
@@ -229,10 +254,8 @@ class Program:
                     pointers = [addresses[memory] + offset for memory, offset in places]
                     start(*grid, stream, *before, *pointers, *tail)
         found = [
-            memories[place.memory - self.inputs]
-            if plain
-            else view(memories[place.memory - self.inputs], place)
-            for place, plain in zip(self.returned, self.plain, strict=True)
+            memories[number] if part is None else view(memories[number], part)
+            for number, part in self.returned
         ]
         return tuple(found) if self.several else found[0]
 
@@ -246,9 +269,3 @@ class Program:
         for made, places in self.launches:
             pointers = [view(memories[place.memory], place) for place in places]
             made.kernel[made.grid](*pointers, *made.numbers, **made.constants)
-
-
-def _whole(
-    place: Place, of: tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
-) -> bool:
-    return place.offset == 0 and (place.size, place.stride, place.dtype) == of[:3]

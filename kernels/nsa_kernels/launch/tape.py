@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
     from .launcher import Launch
@@ -23,42 +24,57 @@ class Place(NamedTuple):
     stride: tuple[int, ...]
 
 
+class Memory(NamedTuple):
+    """What was allocated: where it began, and how it was laid out."""
+
+    start: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    bytes: int
+
+
 class Tape:
-    """A call as it is recorded. It holds all memory, so that no two allocations are one."""
+    """A call as it is recorded. Memory that the call lets go of is not held here."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        """``inputs``: no two of one storage."""
-        self.memories = list(inputs)
-        self.inputs = len(self.memories)
+        """``inputs``: no two of one storage, alive until the call ends."""
+        self.memories: list[Memory] = []
         self.launches: list[tuple[Launch, list[Place]]] = []
         self.complete = True
-        self._by_storage = {
-            x.untyped_storage()._cdata: number for number, x in enumerate(self.memories)
-        }
+        self._by_storage: dict[int, int] = {}
+        # While one of these is there, no other storage gets the number of one that is gone.
+        self._names: list[StorageWeakRef] = []
+        for x in inputs:
+            self.allocated(x)
+        self.inputs = len(self.memories)
 
     def allocated(self, x: torch.Tensor) -> None:
         """``x`` was allocated by ``empty``."""
-        self._by_storage[x.untyped_storage()._cdata] = len(self.memories)
-        self.memories.append(x)
+        storage = x.untyped_storage()
+        self._by_storage[storage._cdata] = len(self.memories)
+        self._names.append(StorageWeakRef(storage))
+        room = x.numel() * x.element_size()
+        self.memories.append(
+            Memory(x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.device, room)
+        )
 
-    def note(self, made: Launch) -> None:
-        """A launch was made."""
-        places = [self.place(x) for x in made.pointers]
-        found = [place for place in places if place is not None]
+    def note(self, made: Launch, pointers: Sequence[torch.Tensor]) -> None:
+        """A launch was made on ``pointers``."""
+        found = [self.place(x) for x in pointers]
+        places = [place for place in found if place is not None]
         self.complete = self.complete and len(found) == len(places)
-        self.launches.append((made, found))
+        self.launches.append((made, places))
 
     def place(self, x: torch.Tensor) -> Place | None:
-        """Where a tensor is; None: in memory that is not the call's, such as a copy by torch."""
+        """Where a tensor is; None: in memory that is not the call's, such as a copy by torch, or in
+        memory that torch has written to, which it counts."""
         memory = self._by_storage.get(x.untyped_storage()._cdata)
-        if memory is None:
+        if memory is None or (memory >= self.inputs and x._version > 0):
             return None
-        offset = x.data_ptr() - self.memories[memory].data_ptr()
+        offset = x.data_ptr() - self.memories[memory].start
         return Place(memory, offset, x.dtype, tuple(x.shape), x.stride())
-
-    def only_launches_wrote(self) -> bool:
-        """Whether torch wrote to no memory of the call: it counts what it writes."""
-        return all(x._version == 0 for x in self.memories[self.inputs :])
 
 
 _of_thread = threading.local()

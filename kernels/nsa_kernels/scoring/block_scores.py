@@ -10,8 +10,11 @@ from ..band.compressed import OP, attend_compressed
 from ..band.geometry import Band
 from ..launch.checks import check_strides, softmax_scale
 from ..launch.device import on_its_device
+from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..launch.sizes import LOG2_E, cdiv, next_power_of_2, strides
+from ..launch.tape import empty
 from .kernels.block_scores import block_scores_kernel
 
 
@@ -93,7 +96,7 @@ def block_scores(
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]
     n_blocks = cdiv(t, block_size)
-    scores = torch.empty((b, t, h, n_blocks), dtype=torch.float32, device=q.device)
+    scores = empty((b, t, h, n_blocks), torch.float32, q.device)
     if scores.numel() == 0:
         return scores
     tiles = tiles or _tiles(q)
@@ -104,7 +107,9 @@ def block_scores(
         chunks = cdiv(blocks * span + reach - 1, tiles.keys)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     packed = cu_seqlens is not None and cu_keys is not None
-    block_scores_kernel[(cdiv(t, tiles.queries), cdiv(n_blocks, blocks), b * h)](
+    launch(
+        block_scores_kernel,
+        (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), b * h),
         *(q, k, lse, cu_seqlens if packed else lse, cu_keys if packed else lse, scores),
         *strides(q, k),
         *(t, n, hq, hq // h, n_blocks, sequences, sm_scale * LOG2_E),
@@ -128,6 +133,7 @@ def block_scores(
     return scores
 
 
+@replayed
 def _launch_scores(
     q: torch.Tensor,
     k: torch.Tensor,

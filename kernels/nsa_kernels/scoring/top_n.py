@@ -18,8 +18,11 @@ from ..launch.checks import (
     require,
 )
 from ..launch.device import device_limits, launch_options, on_its_device
+from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..launch.sizes import cdiv, next_power_of_2
+from ..launch.tape import empty
 from .kernels.top_n import select_blocks_kernel
 
 LOCAL_BLOCKS = 2
@@ -66,6 +69,7 @@ def select_blocks(
     return _launch(scores, count, block_size, first_position, local)
 
 
+@replayed
 def _launch(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
@@ -128,13 +132,15 @@ def launch_top_n(
     require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
     sets = 2 if window else t
     shape = (b, sets, h, count, 2) if spans else (b, sets, h, count)
-    chosen = torch.empty(shape, dtype=torch.int32, device=scores.device)
+    chosen = empty(shape, torch.int32, scores.device)
     if chosen.numel() == 0:
         return chosen
     rows = b * t * h
     tiles = tiles or _tiles(n_blocks, rows, device_limits(scores.device).processors)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    select_blocks_kernel[(cdiv(rows, tiles.rows),)](
+    launch(
+        select_blocks_kernel,
+        (cdiv(rows, tiles.rows),),
         *(scores.contiguous(), chosen, chosen if cu_seqlens is None else cu_seqlens),
         *(rows, t, h, n_blocks, sequences, first_position, window),
         COUNT=count,

@@ -23,9 +23,11 @@ from ...launch.checks import (
     require,
     softmax_scale,
 )
-from ...launch.device import on_its_device
+from ...launch.launcher import launch
 from ...launch.mode import traced
+from ...launch.replay import replayed
 from ...launch.sizes import next_power_of_2
+from ...launch.tape import empty
 from ...scoring.top_n import LOCAL_BLOCKS
 from ...selection.ranges.api import selection_ranges
 from ...selection.rows.api import selection_rows
@@ -149,7 +151,7 @@ def decode_scores(
     return _scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
 
 
-@on_its_device
+@replayed
 def _scores(
     q: torch.Tensor,
     k_cmp: torch.Tensor,
@@ -204,7 +206,7 @@ def gated_sum(
     return _sum(compressed, selected, window, gates)
 
 
-@on_its_device
+@replayed
 def _sum(
     compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
@@ -226,10 +228,12 @@ def _sum(
         f"{tuple(gates.shape)}",
     )
     dv = compressed.shape[-1]
-    out = torch.empty_like(compressed, memory_format=torch.contiguous_format)
+    out = empty(compressed.shape, compressed.dtype, compressed.device)
     if out.numel() == 0:
         return out
-    gated_sum_kernel[(out.numel() // dv,)](
+    launch(
+        gated_sum_kernel,
+        (out.numel() // dv,),
         out,
         compressed.contiguous(),
         selected.contiguous(),
@@ -263,6 +267,7 @@ def _check_step(
     n_selected: int,
     window: int,
 ) -> None:
+    """What the operator says itself, where shapes may be symbols."""
     check_qkv("decode_step", q, k_cmp, v_cmp)
     require(
         q.dim() == 3
@@ -319,6 +324,26 @@ def decode_step(
     Raises:
         TypeError, ValueError: as the branches; an input that requires a gradient.
     """
+    attend = _checked_step if traced(q) else _launch
+    return attend(
+        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
+    )
+
+
+def _checked_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
     check_qkv("decode_step", q, k, v)
     check_transforms("decode_step", k_cmp, v_cmp, gates)
     check_no_backward("decode_step", q, k, v, k_cmp, v_cmp, gates)
@@ -326,11 +351,14 @@ def decode_step(
     check_whole("decode_step", "n_selected", n_selected, 1, MAX_BLOCKS)
     check_strides("decode_step", block, stride, block_size)
     scale = softmax_scale("decode_step", q, sm_scale)
-    call = _operator if traced(q) else _step
-    out: torch.Tensor = call(
+    step = _operator if traced(q) else _step
+    out: torch.Tensor = step(
         q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
     )
     return out
+
+
+_launch = replayed(_checked_step)
 
 
 def _step(

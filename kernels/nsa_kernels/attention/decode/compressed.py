@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import dependent_launch
+from ...launch.launcher import launch
 from ...launch.shares import Shares, workspace
 from ...launch.sizes import cdiv, head_dims, scale_log2, strides
+from ...launch.tape import empty
 from ...launch.tuned import Tile
 from ...selection.rows.config import rows_config
 from .kernels.compressed import decode_compressed_kernel
@@ -29,15 +31,17 @@ def launch_compressed(
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]
-    out = q.new_empty((n, h, dv))
-    lse = torch.empty((n, h), dtype=torch.float32, device=q.device)
+    out = empty((n, h, dv), q.dtype, q.device)
+    lse = empty((n, h), torch.float32, q.device)
     padded = cdiv(length, LINE) * LINE
-    logits = torch.empty((n, h, padded), dtype=torch.float32, device=q.device)
+    logits = empty((n, h, padded), torch.float32, q.device)
     config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE, merge=False)
     part = plse = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
-    decode_compressed_kernel[(n, config.splits, config.head_tiles)](
+    launch(
+        decode_compressed_kernel,
+        (n, config.splits, config.head_tiles),
         *(q, k, v, logits, out, lse, part, plse),
         *strides(q, k, v),
         *(h, length, padded, config.chunk, scale_log2(sm_scale, d)),

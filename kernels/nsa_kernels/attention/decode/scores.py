@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import dependent_launch, device_limits, launch_options
+from ...launch.launcher import launch
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, next_power_of_2, scale_log2, strides
+from ...launch.tape import empty
 from .kernels.scores import decode_scores_kernel, decode_scores_of_logits_kernel
 
 
@@ -23,11 +25,13 @@ def launch_scores(
     """``decode_scores`` on inputs that were checked."""
     b, hq, d = q.shape
     h, n = k_cmp.shape[1:3]
-    scores = torch.empty((b, h, n_blocks), dtype=torch.float32, device=q.device)
+    scores = empty((b, h, n_blocks), torch.float32, q.device)
     if scores.numel() == 0:
         return scores
     wide = 16 if q.element_size() == 4 or d > 128 else 64
-    decode_scores_kernel[(b * h, cdiv(n_blocks, wide))](
+    launch(
+        decode_scores_kernel,
+        (b * h, cdiv(n_blocks, wide)),
         *(q, k_cmp, lse.contiguous(), scores),
         *strides(q, k_cmp),
         *(n, h, hq // h, n_blocks, scale_log2(sm_scale, d)),
@@ -56,7 +60,7 @@ def launch_scores_of_logits(
 ) -> torch.Tensor:
     """Scores [B, H, n_blocks] of logits [B * H, group, padded], the first ``n`` of each line."""
     rows, group, padded = logits.shape
-    scores = torch.empty((b, rows // b, n_blocks), dtype=torch.float32, device=logits.device)
+    scores = empty((b, rows // b, n_blocks), torch.float32, logits.device)
     span = block_size // stride
     places = next_power_of_2(span)
     wide = min(32, max(1, 128 // places))  # more logits of a head spill
@@ -64,7 +68,9 @@ def launch_scores_of_logits(
     # Programs that wait take room from those that they wait for.
     few = 2 * tiles * rows <= device_limits(logits.device).processors
     pdl = few and dependent_launch(logits.device)
-    decode_scores_of_logits_kernel[(rows, tiles)](
+    launch(
+        decode_scores_of_logits_kernel,
+        (rows, tiles),
         *(logits, shares.lse, shares.plse, scores),
         *(n, padded, group, n_blocks, shares.splits),
         BLOCK_G=next_power_of_2(group),

@@ -17,8 +17,10 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import dependent_launch, launch_options, on_its_device
+from ...launch.launcher import launch
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, next_power_of_2
+from ...launch.tape import empty
 from ...scoring.top_n import launch_top_n
 from ...selection.ranges.forward import range_shares
 from ...selection.rows.api import selection_rows
@@ -52,7 +54,7 @@ def launch_step(
     h, context = k.shape[1:3]
     group = hq // h
     gates = gates.contiguous()
-    out = q.new_empty((b, hq, v.shape[3]))
+    out = empty((b, hq, v.shape[3]), q.dtype, q.device)
     if out.numel() == 0:
         return out
     pdl = dependent_launch(q.device)
@@ -91,7 +93,9 @@ def _merge(
         return min(next_power_of_2(shares.splits), max(4096 // block_dv, 2))
 
     pdl = dependent_launch(out.device)
-    decode_merge_kernel[(b * h, group)](
+    launch(
+        decode_merge_kernel,
+        (b * h, group),
         *(out, gates, compressed.out, compressed.part, compressed.plse),
         *(spans.out, spans.part, spans.plse, spans.lse if spans.table is None else spans.table),
         *(h, group, compressed.splits, spans.splits),

@@ -10,6 +10,7 @@ import torch
 
 from ...launch.checks import check_whole, softmax_scale
 from ...launch.mode import traced
+from ...launch.replay import replayed
 from .checks import OP, check_blocks, check_plan
 from .config import (
     NO_CHUNK,
@@ -20,8 +21,8 @@ from .config import (
     query_major_wins,
 )
 from .naive import naive_blocks
-from .operators import run_query_major, shape_of
-from .plan import BlockPlan
+from .operators import results_of, run_block_major, run_plan, run_query_major, shape_of
+from .plan import BlockPlan, build_plan
 
 
 def block_selection_attention(
@@ -64,6 +65,13 @@ def block_selection_attention(
         TypeError, ValueError: arguments that do not fit, a plan of another call, a workspace too
             small for one chunk, tiles too large for the GPU's shared memory.
     """
+    without_values = traced(q)
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if plan is None and not grad and not without_values and q.dtype != torch.float64:
+        out, lse = _launch(
+            q, k, v, block_indices, cu_seqlens, block_size, sm_scale, workspace_bytes
+        )
+        return (out, lse) if return_lse else out
     check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
     scale = softmax_scale(OP, q, sm_scale)
     check_whole(OP, "workspace_bytes", workspace_bytes, 0)
@@ -75,15 +83,12 @@ def block_selection_attention(
         # Nothing, which autograd connects to the inputs.
         out = q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum() for x in (q, k, v))
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if return_lse else out
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    without_values = traced(q)
     if grad and not without_values:
         # What the backward does not take is said now, not after the forward.
         backward_config(shape)
     if plan is None and not grad and query_major_wins(shape):
-        # Eagerly without the dispatcher, which would take longer than the kernel.
-        call = torch.ops.nsa_kernels.block_query_major if without_values else run_query_major
-        out, lse = call(q, k, v, block_indices, cu_seqlens, block_size, scale)
+        query_major = torch.ops.nsa_kernels.block_query_major
+        out, lse = query_major(q, k, v, block_indices, cu_seqlens, block_size, scale)
     else:
         if plan is None:
             plan = plan_blocks(
@@ -92,20 +97,38 @@ def block_selection_attention(
             )  # fmt: skip
         else:
             check_plan(plan, block_indices, block_size, cu_seqlens)
-        out, lse = torch.ops.nsa_kernels.block_major(
-            q,
-            k,
-            v,
-            plan.entries,
-            plan.places,
-            plan.first,
-            plan.count,
-            plan.edges,
-            block_size,
-            scale,
-            workspace_bytes,
-        )
+        with_backward = grad or without_values
+        block_major = torch.ops.nsa_kernels.block_major if with_backward else run_block_major
+        lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
+        out, lse = block_major(q, k, v, *lists, block_size, scale, workspace_bytes)
     return (out, lse) if return_lse else out
+
+
+@replayed
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    block_size: int,
+    sm_scale: float | None,
+    workspace_bytes: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The forward without a gradient, out and lse: the operators would take longer than the
+    launches."""
+    check_blocks(q, k, v, block_indices, block_size, cu_seqlens)
+    scale = softmax_scale(OP, q, sm_scale)
+    check_whole(OP, "workspace_bytes", workspace_bytes, 0)
+    shape = shape_of(q, k, v, block_indices, block_size)
+    if shape.n == 0:
+        return results_of(q, v)
+    if query_major_wins(shape):
+        return run_query_major(q, k, v, block_indices, cu_seqlens, block_size, scale)
+    chunk = forward_workspace(shape, workspace_bytes).chunk
+    plan = build_plan(block_indices, cu_seqlens, block_size, chunk, cleared=False)
+    lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
+    return run_block_major(q, k, v, *lists, block_size, scale, workspace_bytes)
 
 
 def plan_blocks(
@@ -131,6 +154,6 @@ def plan_blocks(
     shape = shape_of(q, k, v, block_indices, block_size)
     room = backward_workspace if backward else forward_workspace
     chunk = room(shape, workspace_bytes).chunk if shape.n else NO_CHUNK
-    plan = torch.ops.nsa_kernels.block_plan
+    plan = torch.ops.nsa_kernels.block_plan if traced(block_indices) else run_plan
     entries, places, first, count, edges = plan(block_indices, cu_seqlens, block_size, chunk)
     return BlockPlan(entries, places, first, count, edges, block_size)

@@ -15,6 +15,7 @@ import torch
 from ...launch.device import on_its_device
 from ...launch.launcher import launch
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, strides
+from ...launch.tape import empty
 from .config import BlockConfig, beyond_int32
 from .kernels.forward import forward_kernel, merge_kernel
 from .plan import BlockPlan
@@ -58,8 +59,8 @@ def block_major_forward(
     g, s = hq // h, plan.places.shape[2]
     items = plan.items(config.queries)
     segment = plan.entries.shape[2]
-    part = torch.empty(heads * segment * g * dv, dtype=q.dtype, device=q.device)
-    plse = torch.empty(heads * segment * g, dtype=torch.float32, device=q.device)
+    part = empty((heads * segment * g * dv,), q.dtype, q.device)
+    plse = empty((heads * segment * g,), torch.float32, q.device)
     dims = head_dims(d, dv)
     block_s = next_power_of_2(s)
     merge_rows = max(4, min(32, 512 // dims["BLOCK_DV"], 1024 // block_s))

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from ...launch.checks import check_first_derivative
-from ...launch.fakes import gradients
+from ...launch.fakes import gradients, rows_results
+from ...launch.replay import replayed
 from ...launch.sizes import scale_log2
+from ...launch.tape import empty
 from .backward import block_major_backward
 from .config import (
     BlockShape,
@@ -44,18 +46,23 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def _results(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def results_of(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for out [B, T, HQ, Dv] and lse [B, T, HQ]."""
     b, t, hq, _ = q.shape
-    out = torch.empty((b, t, hq, v.shape[3]), dtype=q.dtype, device=q.device)
-    return out, torch.empty((b, t, hq), dtype=torch.float32, device=q.device)
+    out = empty((b, t, hq, v.shape[3]), q.dtype, q.device)
+    return out, empty((b, t, hq), torch.float32, q.device)
 
 
-@torch.library.custom_op("nsa_kernels::block_plan", mutates_args=())
-def _plan(
+@replayed
+def run_plan(
     block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    plan = build_plan(block_indices, cu_seqlens, block_size, chunk)
+    """The lists of a ``BlockPlan``."""
+    plan = build_plan(block_indices, cu_seqlens, block_size, chunk, cleared=True)
     return plan.entries, plan.places, plan.first, plan.count, plan.edges
+
+
+_plan = torch.library.custom_op("nsa_kernels::block_plan", run_plan, mutates_args=())
 
 
 @_plan.register_fake
@@ -70,6 +77,7 @@ def _(
     return entries, places, first, torch.empty_like(first), edges
 
 
+@replayed
 def run_query_major(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -79,7 +87,8 @@ def run_query_major(
     block_size: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = _results(q, v)
+    """The forward that needs no plan: out and lse."""
+    out, lse = results_of(q, v)
     query_major_forward(
         _flat(q),
         _flat(k),
@@ -100,11 +109,11 @@ _query_major = torch.library.custom_op(
 )
 
 
-_query_major.register_fake(lambda q, k, v, *others: _results(q, v))
+_query_major.register_fake(rows_results)
 
 
-@torch.library.custom_op("nsa_kernels::block_major", mutates_args=())
-def _block_major(
+@replayed
+def run_block_major(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -117,7 +126,8 @@ def _block_major(
     sm_scale: float,
     workspace_bytes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = _results(q, v)
+    """The forward with the lists of a ``BlockPlan``: out and lse."""
+    out, lse = results_of(q, v)
     plan = BlockPlan(entries, places, first, count, edges, block_size)
     shape = shape_of(q, k, v, places.view(*k.shape[:3], -1), block_size)
     block_major_forward(
@@ -134,7 +144,10 @@ def _block_major(
     return out, lse
 
 
-_block_major.register_fake(lambda q, k, v, *others: _results(q, v))
+_block_major = torch.library.custom_op("nsa_kernels::block_major", run_block_major, mutates_args=())
+
+
+_block_major.register_fake(rows_results)
 
 
 @torch.library.custom_op("nsa_kernels::block_major_backward", mutates_args=())

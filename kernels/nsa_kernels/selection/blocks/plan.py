@@ -22,6 +22,7 @@ from ...launch.tape import empty
 from .config import BITS_BYTES
 from .kernels.plan import (
     bins_kernel,
+    clear_kernel,
     count_kernel,
     edges_kernel,
     entries_kernel,
@@ -34,6 +35,8 @@ TOKENS = 32
 WARPS = 4
 CHOICES = 1024
 """The most choices of such a program, so that its code does not grow with S."""
+CLEARED = 4096
+"""Elements a program that clears."""
 SCAN = 4096
 """Bins a step of the running sum."""
 
@@ -80,8 +83,7 @@ class BlockPlan:
         """
         chunks, heads, bins = self.first.shape
         slots = self.entries.shape[2] // queries + bins
-        shape = (chunks, heads, slots, 2)
-        items = torch.full(shape, -1, dtype=torch.int32, device=self.first.device)
+        items = empty((chunks, heads, slots, 2), torch.int32, self.first.device)
         block = min(128, next_power_of_2(bins))
         launch(
             items_kernel,
@@ -113,15 +115,27 @@ def plan_sizes(
     )
 
 
+def _clear(x: torch.Tensor) -> None:
+    """Zeros into contiguous ``x``, by a launch like all others."""
+    if x.numel() > 0:
+        launch(clear_kernel, (cdiv(x.numel(), CLEARED),), x, x.numel(), BLOCK=CLEARED, num_warps=4)
+
+
 @on_its_device
 def build_plan(
-    block_indices: torch.Tensor, cu_seqlens: torch.Tensor | None, block_size: int, chunk: int
+    block_indices: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    block_size: int,
+    chunk: int,
+    cleared: bool,
 ) -> BlockPlan:
     """The inverted index of ``block_indices`` int32 [B, T, H, S], tokens in chunks of ``chunk``.
 
     Args:
         cu_seqlens: int32 [sequences + 1], when B = 1 and the T tokens are packed sequences.
         chunk: a multiple of 32.
+        cleared: what no token chose is 0, and not what was in that memory, as the results of an
+            operator must be; no kernel reads it.
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length
@@ -132,42 +146,44 @@ def build_plan(
         return empty(shape, torch.int32, device)
 
     plan = BlockPlan(
-        # What no token chose is 0: an operator's results must not depend on old memory.
-        entries=torch.zeros(entries, dtype=torch.int32, device=device),
+        entries=ints(entries),
         places=ints(places),
         first=ints(first),
         count=ints(first),
-        edges=torch.zeros(edges, dtype=torch.int32, device=device),
+        edges=ints(edges),
         block_size=block_size,
     )
+    if cleared:
+        _clear(plan.entries)
+    # Where sequences overlap or go backwards, bins without edges are chosen, too.
+    if cleared or sequences is not None:
+        _clear(plan.edges)
     if tokens == 0:
         return plan
     index = block_indices.view(tokens, heads, chosen)
-    cu, longest = cu_seqlens, tokens
-    if cu is None:
-        cu = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=device)
-        longest = length
-    sequences = cu.numel() - 1
+    cu, packed, longest = index, sequences is not None, length
+    if cu_seqlens is not None:
+        cu, longest = cu_seqlens, tokens
+    sequences = batch if sequences is None else sequences
     chunks, n_bins = plan.chunks, plan.n_bins
     edge_block = min(256, next_power_of_2(cdiv(longest, block_size)))
     launch(
         edges_kernel,
         (sequences, cdiv(cdiv(longest, block_size), edge_block)),
-        cu,
-        plan.edges,
-        tokens,
+        *(cu, plan.edges, tokens, length),
         BLOCK_SIZE=block_size,
+        PACKED=packed,
         BLOCK=edge_block,
     )
     words = chunk // 32
     row_bytes = heads * n_bins * words * 4
     at_once = max(1, min(chunks, BITS_BYTES // row_bytes))
-    before = ints((at_once, heads * n_bins, words))
+    bits, before = (ints((at_once, heads * n_bins, words)) for _ in range(2))
     block_s = next_power_of_2(chosen)
     program_tokens = max(1, min(TOKENS, CHOICES // block_s))
     for c in range(0, chunks, at_once):
         here = min(at_once, chunks - c)
-        bits = torch.zeros((here, heads * n_bins, words), dtype=torch.int32, device=device)
+        _clear(bits)
         end = min((c + here) * chunk, tokens)
         grid = (cdiv(end - c * chunk, program_tokens), heads)
         launch(
@@ -175,10 +191,11 @@ def build_plan(
             grid,
             *(index, cu, plan.places, bits),
             *strides(index),
-            *(heads, n_bins, sequences, c * chunk, end, chunk),
+            *(heads, n_bins, sequences, length, c * chunk, end, chunk),
             S=chosen,
             BLOCK_S=block_s,
             BLOCK_SIZE=block_size,
+            PACKED=packed,
             STEPS=max(1, sequences.bit_length()),
             TOKENS=program_tokens,
             num_warps=WARPS,

@@ -33,23 +33,32 @@ def bins_kernel(
     H,
     n_bins,
     sequences,
+    length,
     first_token,
     end_token,
     chunk,
     S: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PACKED: tl.constexpr,
     STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (tokens, head): the bin of every choice into its place, and its bit."""
+    """Program (tokens, head): the bin of every choice into its place, and its bit.
+
+    PACKED: sequences are as ``cu`` says, else all of ``length`` tokens.
+    """
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
     seen = t < end_token
-    sequence = sequence_of(cu_ptr, t, sequences, STEPS)
-    begin = tl.load(cu_ptr + sequence, mask=seen, other=0)
-    # Tokens in no sequence choose nothing.
-    seen = seen & (begin >= 0) & (t >= begin) & (t < tl.load(cu_ptr + sequence + 1, mask=seen))
+    if PACKED:
+        sequence = sequence_of(cu_ptr, t, sequences, STEPS)
+        begin = tl.load(cu_ptr + sequence, mask=seen, other=0)
+        # Tokens in no sequence choose nothing.
+        seen = seen & (begin >= 0) & (t >= begin) & (t < tl.load(cu_ptr + sequence + 1, mask=seen))
+    else:
+        sequence = t // length
+        begin = sequence * length
     s = tl.arange(0, BLOCK_S)
     row = index_ptr + t.to(tl.int64) * i_st + h * i_sh
     held = (t < end_token)[:, None] & (s[None, :] < S)
@@ -140,12 +149,24 @@ def entries_kernel(
 
 
 @triton.jit
-def edges_kernel(cu_ptr, edges_ptr, N, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def edges_kernel(
+    cu_ptr,
+    edges_ptr,
+    N,
+    length,
+    BLOCK_SIZE: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Program (sequence, blocks): first and last key of its bins."""
     b = tl.program_id(0)
     j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    begin = tl.load(cu_ptr + b)
-    end = tl.minimum(tl.load(cu_ptr + b + 1), N)
+    if PACKED:
+        begin = tl.load(cu_ptr + b)
+        end = tl.minimum(tl.load(cu_ptr + b + 1), N)
+    else:
+        begin = b * length
+        end = begin + length
     key = begin + j * BLOCK_SIZE
     bin_ = begin // BLOCK_SIZE + b + j
     tl.store(edges_ptr + bin_ * 2, key, mask=(begin >= 0) & (key < end))
@@ -155,16 +176,36 @@ def edges_kernel(cu_ptr, edges_ptr, N, BLOCK_SIZE: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
+def clear_kernel(x_ptr, n, BLOCK: tl.constexpr):
+    """Program (elements): zeros."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.zeros([BLOCK], x_ptr.dtype.element_ty), mask=at < n)
+
+
+@triton.jit
 def items_kernel(
     first_ptr, count_ptr, items_ptr, bins, slots, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Program (bins, (chunk, head)): the work items of each bin into its own slots."""
+    """Program (bins, (chunk, head)): the work items of each bin into its own slots, (-1, -1) into
+    those that are idle."""
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     segment = tl.program_id(1).to(tl.int64)
-    first = tl.load(first_ptr + segment * bins + b, mask=b < bins, other=0)
-    count = tl.load(count_ptr + segment * bins + b, mask=b < bins, other=0)
-    slot = segment * slots + first // QUERIES + b
-    for start in range(0, tl.max(count, 0), QUERIES):
-        offset = (slot + start // QUERIES) * 2
-        tl.store(items_ptr + offset, b, mask=start < count)
-        tl.store(items_ptr + offset + 1, tl.zeros_like(b) + start, mask=start < count)
+    first_ptr += segment * bins
+    count_ptr += segment * bins
+    items_ptr += segment * slots * 2
+    first = tl.load(first_ptr + b, mask=b < bins, other=0)
+    count = tl.load(count_ptr + b, mask=b < bins, other=0)
+    slot = first // QUERIES + b
+    # Where the next bin's slots begin; no bin has fewer than one.
+    own = tl.where(b < bins, (first + count) // QUERIES + b + 1 - slot, 0)
+    for i in range(tl.max(own, 0)):
+        busy = i * QUERIES < count
+        tl.store(items_ptr + (slot + i) * 2, tl.where(busy, b, -1), mask=i < own)
+        tl.store(items_ptr + (slot + i) * 2 + 1, tl.where(busy, i * QUERIES, -1), mask=i < own)
+    # What is behind the last bin's is shared out among all programs.
+    last = tl.load(first_ptr + bins - 1) + tl.load(count_ptr + bins - 1)
+    behind = last // QUERIES + bins
+    for start in range(behind + tl.program_id(0) * BLOCK, slots, tl.num_programs(0) * BLOCK):
+        at = (start + tl.arange(0, BLOCK)) * 2
+        tl.store(items_ptr + at, -1, mask=at < slots * 2)
+        tl.store(items_ptr + at + 1, -1, mask=at < slots * 2)
