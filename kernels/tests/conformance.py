@@ -39,6 +39,7 @@ PACKABLE = (
     "sliding_window",
     "compressed_attention",
     "nsa_attention",
+    "NSAttention",
 )
 NO_BACKWARD = (
     "selection_rows",
@@ -120,13 +121,13 @@ REFUSALS = (
     Refusal(
         "TypeError",
         "…{call}() got an unexpected keyword argument 'cu_seqlens'",
-        _but(*PACKABLE, "NSAttention", "NSAttention with a cache"),
+        _but(*PACKABLE, "NSAttention with a cache"),
         conditions=("packed",),
     ),
     Refusal(
-        "TypeError",
-        "NSAttention.forward() got an unexpected keyword argument 'cu_seqlens'",
-        ("NSAttention", "NSAttention with a cache"),
+        "ValueError",
+        "NSAttention: a cache takes no packed sequences; give it one prompt a row of the batch",
+        ("NSAttention with a cache",),
         conditions=("packed",),
     ),
     Refusal(
@@ -179,13 +180,6 @@ REFUSALS = (
         "ValueError",
         "{op}: batch and time of … must follow one another in memory; use .contiguous()",
         ("block_selection_attention", "plan_blocks"),
-        conditions=("expanded",),
-    ),
-    Refusal(
-        "ValueError",
-        "block_selection_attention: batch and time of … must follow one another in memory; use "
-        ".contiguous()",
-        ("nsa_attention",),
         conditions=("expanded",),
     ),
     Refusal(

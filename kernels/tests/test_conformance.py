@@ -293,7 +293,9 @@ def layer(name: str, b: int, t: int, dtype: torch.dtype) -> Case:
         first = of(x[:, :-1], cache, **more)
         return torch.cat([first, of(x[:, -1:], cache)], 1)
 
-    def formula(x: torch.Tensor) -> Any:
+    def formula(x: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> Any:
+        if cu_seqlens is not None:
+            return torch.cat([formula(x[:, a:e]) for a, e in pairwise(cu_seqlens.tolist())], 1)
         q, k, v, gates = exact.project(x)
         out = naive_nsa(q, k, v, exact.compress_k(k), exact.compress_v(v), gates, **sizes)
         return exact.to_out(out.flatten(-2))

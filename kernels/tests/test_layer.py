@@ -247,3 +247,15 @@ def test_an_empty_cache_says_that_it_is_empty(name) -> None:
 def test_an_input_of_another_shape_is_refused(x) -> None:
     with pytest.raises(ValueError, match=r"NSAttention: expected x \[B,T,24\]"):
         layer()(x.to(DEVICE))
+
+
+def test_packed_sequences_go_through_the_layer_as_each_alone() -> None:
+    of, x = layer(), tokens(60, b=1)
+    cu = torch.tensor([0, 23, 23, 60], dtype=torch.int32, device=DEVICE)
+    with torch.no_grad():
+        alone = torch.cat([of(x[:, :23]), of(x[:, 23:])], 1)
+        torch.testing.assert_close(of(x, cu_seqlens=cu), alone, atol=2e-5, rtol=1e-4)
+        with pytest.raises(ValueError, match="packed sequences need compression"):
+            layer("mlp")(x, cu_seqlens=cu)
+        with pytest.raises(ValueError, match="a cache takes no packed sequences"):
+            of(x, of.cache(), cu)

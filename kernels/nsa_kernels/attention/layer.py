@@ -18,7 +18,7 @@ from ..launch.checks import MAX_DIM, MIN_DIM, check_whole, require
 from .cache import NSACache
 from .compression import MeanCompression, MLPCompression
 from .decode.api import decode_step
-from .whole import attend_whole, check_sizes
+from .whole import attend_whole, check_sizes, nsa_attention
 
 
 def _are_three_numbers(gates: object) -> bool:
@@ -128,17 +128,28 @@ class NSAttention(nn.Module):
             gates = torch.sigmoid(self.to_gates(x)).unflatten(-1, (self.heads, 3))
         return q, k, v, gates
 
-    def forward(self, x: torch.Tensor, cache: NSACache | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        cache: NSACache | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """x [B,T,dim] -> [B,T,dim].
 
         Without a cache, or with an empty one, which it fills: prefill of T tokens. With a filled
-        one: decode of one token, without gradients.
+        one: decode of one token, without gradients. With ``cu_seqlens``, int32 [sequences + 1],
+        B = 1 and the sequences are packed along T; its values are never read on the host.
 
         Raises:
             ValueError: more than one token for a cache that is not empty, a cache of another block
-                or stride, an x to decode that requires a gradient. After any error the cache holds
-                what it held before.
+                or stride, an x to decode that requires a gradient, packed sequences for a cache or
+                with another compression than the mean. After any error the cache holds what it
+                held before.
         """
+        require(
+            cu_seqlens is None or cache is None,
+            "NSAttention: a cache takes no packed sequences; give it one prompt a row of the batch",
+        )
         dim = self.to_q.in_features
         require(
             x.dim() == 3 and x.shape[2] == dim,
@@ -166,26 +177,38 @@ class NSAttention(nn.Module):
         with nullcontext() if cache is None else cache.undone_by_errors():
             if cache is not None:
                 cache.append(k, v, self.compress_k, self.compress_v)
-            out = self._decode(q, gates, cache) if filled else self._prefill(q, k, v, gates)
+            out = (
+                self._decode(q, gates, cache)
+                if filled
+                else self._prefill(q, k, v, gates, cu_seqlens)
+            )
         result: torch.Tensor = self.to_out(out.flatten(-2))
         return result
 
     def _prefill(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        gates: torch.Tensor,
+        cu_seqlens: torch.Tensor | None,
     ) -> torch.Tensor:
-        return attend_whole(
-            q,
-            k,
-            v,
-            self.compress_k(k),
-            self.compress_v(v),
-            gates,
-            block=self.block,
-            stride=self.stride,
-            block_size=self.block_size,
-            n_selected=self.n_selected,
-            window=self.window,
+        sizes = {
+            "block": self.block,
+            "stride": self.stride,
+            "block_size": self.block_size,
+            "n_selected": self.n_selected,
+            "window": self.window,
+        }
+        means = (self.compress_k, self.compress_v)
+        if all(isinstance(x, MeanCompression) for x in means):
+            return nsa_attention(q, k, v, gates, **sizes, cu_seqlens=cu_seqlens)
+        require(
+            cu_seqlens is None,
+            'NSAttention: packed sequences need compression="mean"; an MLP takes one sequence a '
+            "row of the batch",
         )
+        return attend_whole(q, k, v, self.compress_k(k), self.compress_v(v), gates, **sizes)
 
     @torch.no_grad()
     def _decode(self, q: torch.Tensor, gates: torch.Tensor, cache: NSACache | None) -> torch.Tensor:
