@@ -182,13 +182,6 @@ REFUSALS = (
         conditions=("expanded",),
     ),
     Refusal(
-        "ValueError",
-        "block_selection_attention: batch and time of … must follow one another in memory; use "
-        ".contiguous()",
-        ("nsa_attention",),
-        conditions=("expanded",),
-    ),
-    Refusal(
         "RuntimeError",
         "selection_attention: has no second derivative; take its gradient without create_graph",
         ("packed_sdpa", "selection_attention"),

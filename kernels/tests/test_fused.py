@@ -5,10 +5,10 @@ from __future__ import annotations
 import nsa_kernels
 import pytest
 import torch
-from nsa_kernels.attention.branches import launch_sum, launch_sum_backward, sum_branches
+from nsa_kernels.attention.branches import launch_gates_backward, launch_sum
 from nsa_kernels.attention.means import key_offsets, keys_of, launch_means, means_of_blocks
 from nsa_kernels.scoring.naive import naive_select_blocks
-from nsa_kernels.scoring.top_n import RowTiles, choose_blocks, launch_top_n
+from nsa_kernels.scoring.top_n import RowTiles, launch_top_n
 from torch.library import opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,41 +33,30 @@ def weighted(branches: list[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 21, 3, 48), (1, 9, 4, 256)])
-def test_the_gated_sum_and_its_gradients(dtype, gates, shape) -> None:
-    given = [x.requires_grad_() for x in branches(dtype, gates, *shape)]
-    weight = draw(*shape, dtype=dtype, seed=9)
-    out = sum_branches(*given)
-    want = weighted(given)
+def test_the_gated_sum_and_the_gradients_of_gates(dtype, gates, shape) -> None:
+    given = branches(dtype, gates, *shape)
+    given[3].requires_grad_()
+    grad = draw(*shape, dtype=dtype, seed=9)
+    out, want = launch_sum(*given), weighted(given)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), want, atol=ROUNDED[dtype], rtol=ROUNDED[dtype])
-    got = torch.autograd.grad(out, given, weight)
-    exact = torch.autograd.grad(want, given, weight.double())
-    for a, b, x in zip(got, exact, given, strict=True):
-        assert a.dtype == x.dtype and a.shape == x.shape
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=2 * ROUNDED[x.dtype])
-
-
-def test_the_gated_sum_takes_what_lies_apart_in_memory() -> None:
-    given = branches(torch.float32, torch.float32, 2, 5, 3, 16)
-    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
-    apart[3] = apart[3][..., :1].expand(-1, -1, -1, 3)
-    torch.testing.assert_close(sum_branches(*apart).double(), weighted(apart), atol=1e-5, rtol=1e-5)
+    got = launch_gates_backward(grad, *given)
+    (exact,) = torch.autograd.grad(want, given[3], grad.double())
+    assert got.gates.dtype == gates and got.gates.shape == exact.shape
+    torch.testing.assert_close(got.gates, exact, atol=1e-5, rtol=2 * ROUNDED[gates])
+    of_each = (got.compressed, got.selected, got.near)
+    for i, (weight, rest) in enumerate(of_each):
+        in_rows = [x.transpose(1, 2) if i != 1 else x.view(exact.shape[:3]) for x in (weight, rest)]
+        assert torch.equal(in_rows[0], given[3][..., i].float())
+        torch.testing.assert_close(in_rows[1], exact[..., i].float(), atol=1e-5, rtol=0.02)
 
 
 def test_rows_a_program_do_not_change_a_bit_of_the_gated_sum() -> None:
     given = branches(torch.bfloat16, torch.float32, 1, 37, 2, 64)
     grad = draw(1, 37, 2, 64, dtype=torch.bfloat16)
-    one = (launch_sum(*given, rows=1), *launch_sum_backward(grad, *given, rows=1))
-    many = (launch_sum(*given, rows=16), *launch_sum_backward(grad, *given, rows=16))
-    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
-
-
-@pytest.mark.parametrize("shape", [(0, 4, 2, 16), (2, 0, 2, 16)])
-def test_the_gated_sum_of_nothing(shape) -> None:
-    given = [x.requires_grad_() for x in branches(torch.float32, torch.float32, *shape)]
-    out = sum_branches(*given)
-    assert out.shape == shape
-    assert all(g.numel() == 0 for g in torch.autograd.grad(out.sum(), given))
+    assert torch.equal(launch_sum(*given, rows=1), launch_sum(*given, rows=16))
+    one, many = (launch_gates_backward(grad, *given, rows=rows) for rows in (1, 16))
+    assert torch.equal(one.gates, many.gates)
 
 
 def mean(x: torch.Tensor, block: int, stride: int) -> torch.Tensor:
@@ -138,6 +127,12 @@ def test_a_mean_does_not_depend_on_where_its_program_begins() -> None:
     assert all(torch.equal(a[:, 5:], b) for a, b in zip(whole, shifted, strict=True))
 
 
+def choose_blocks(
+    of: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None = None
+) -> torch.Tensor:
+    return launch_top_n(of, count, block_size, 0, spans=False, cu_seqlens=cu_seqlens)
+
+
 def scores(kind: str, t: int, blocks: int) -> torch.Tensor:
     x = draw(2, t, 2, blocks).exp()
     if kind == "few values":  # ties within a group, between groups, and at the last place
@@ -202,14 +197,12 @@ def test_blocks_of_packed_sequences_are_those_of_each_alone() -> None:
         assert torch.equal(got[:, a:b], choose_blocks(given[:, a:b].contiguous(), 4, 4))
 
 
-@pytest.mark.parametrize("op", ["sum_branches", "means_of_blocks", "choose_blocks", "key_offsets"])
+@pytest.mark.parametrize("op", ["means_of_blocks", "key_offsets"])
 def test_operators_keep_what_they_promise(op) -> None:
     cu = torch.tensor([0, 9, 24], device=DEVICE, dtype=torch.int32)
     k = draw(1, 24, 2, 16).requires_grad_()
     given = {
-        "sum_branches": tuple(x.requires_grad_() for x in branches(k.dtype, k.dtype, 1, 6, 2, 16)),
         "means_of_blocks": (k, k, 8, 4, cu, key_offsets(cu, 24, 8, 4)),
-        "choose_blocks": (draw(1, 24, 2, 6).exp(), 3, 4, None),
         "key_offsets": (cu, 24, 8, 4),
     }[op]
     opcheck(getattr(torch.ops.nsa_kernels, op).default, given)

@@ -11,7 +11,8 @@ import torch
 from nsa_kernels.attention.naive import naive_nsa
 from nsa_kernels.band.compressed import attend_compressed
 from nsa_kernels.band.geometry import Band
-from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores, scores_of
+from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores
+from torch.library import opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}
@@ -43,6 +44,56 @@ def test_the_whole_and_its_gradients_are_those_of_the_paper() -> None:
     agree([out], [want])
     got = torch.autograd.grad(out, given, weight)
     agree(got, torch.autograd.grad(want, given, weight.double()))
+
+
+def test_a_forward_without_gradients_is_the_same_to_the_bit() -> None:
+    """It keeps nothing and writes the sum over the window's output; few tokens it plans not."""
+    for t in (90, 30):
+        given = inputs(t)
+        with torch.no_grad():
+            out = nsa_kernels.nsa_attention(*given, **SIZES)
+        want = nsa_kernels.nsa_attention(*given, **SIZES)
+        if t == 90:
+            assert torch.equal(out, want)
+        agree([out], [want])
+
+
+def test_two_runs_agree_to_the_bit() -> None:
+    given = inputs(90)
+    runs = []
+    for _ in "ab":
+        out = nsa_kernels.nsa_attention(*given, **SIZES)
+        runs.append((out, *torch.autograd.grad(out.square().sum(), given)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gates_keep_their_precision_beside_16_bits(dtype) -> None:
+    given = inputs(70)
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in given[:3])
+    out = nsa_kernels.nsa_attention(q, k, v, given[3], **SIZES)
+    want = exact(q, k, v, given[3])
+    near = {"atol": 3e-2, "rtol": 3e-2}
+    torch.testing.assert_close(out.double(), want, **near)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got = torch.autograd.grad(out, (q, k, v, given[3]), weight.to(dtype))
+    exact_ = torch.autograd.grad(want, (q, k, v, given[3]), weight.to(dtype).double())
+    for a, b in zip(got, exact_, strict=True):
+        assert a.dtype == b.dtype
+        assert (a.double() - b.double()).norm() <= 2e-2 * b.double().norm()
+
+
+def test_the_operator_keeps_what_it_promises() -> None:
+    q, k, v, gates = inputs(40)
+    k_cmp, v_cmp = (x.detach()[:, ::4][:, :9].clone().requires_grad_() for x in (k, v))
+    numbers = (8, 4, 16, 4, 20, 0.25)
+    tensors = (q, k, v, k_cmp, v_cmp, gates)
+    for op in (torch.ops.nsa_kernels.attend_whole, torch.ops.nsa_kernels.attend_whole_kept):
+        if op is torch.ops.nsa_kernels.attend_whole:
+            tensors_of_op = tuple(x.detach() for x in tensors)
+        else:
+            tensors_of_op = tensors
+        opcheck(op.default, (*tensors_of_op, None, None, *numbers))
 
 
 LENGTHS = [33, 0, 5, 1, 70, 16]
@@ -110,9 +161,10 @@ def test_scores_of_packed_sequences_are_those_of_each_alone() -> None:
     q, k = (torch.cat([x[i] for x in some], 1) for i in (0, 1))
     lse = torch.cat([x[2] for x in some], 2)
     keys = offsets([x[1].shape[1] if x else 0 for x in parts])
-    got = scores_of(q, k, lse, 8, 4, 16, 0.25, cu, keys)
+    band = Band(8, 4, 0)
+    got = block_scores(q, k, lse, band, 16, 0.25, cu, keys)
     for (a, b), part in zip(pairwise(cu.tolist()), parts, strict=True):
         if part:
-            want = scores_of(*part, 8, 4, 16, 0.25)
+            want = block_scores(*part, band, 16, 0.25)
             torch.testing.assert_close(got[:, a:b, :, : want.shape[3]], want, atol=1e-6, rtol=1e-5)
             assert not got[:, a:b, :, want.shape[3] :].any()

@@ -9,19 +9,21 @@ import torch
 
 from ..band.checks import check_band, check_cu
 from ..band.compressed import OP as COMPRESSED
-from ..band.compressed import attend_compressed
-from ..band.sliding import sliding_window
-from ..launch.checks import check_strides, check_whole, require, softmax_scale
+from ..launch.checks import (
+    MAX_TOKENS,
+    check_strides,
+    check_transforms,
+    check_whole,
+    require,
+    softmax_scale,
+)
 from ..launch.mode import traced
 from ..launch.replay import replayed
-from ..scoring.block_scores import scores_of
-from ..scoring.top_n import LOCAL_BLOCKS, choose_blocks
-from ..selection.blocks.api import block_selection_attention
+from ..scoring.top_n import LOCAL_BLOCKS
 from ..selection.blocks.checks import BLOCK_SIZES
-from .branches import sum_branches
+from .launches import Sizes
 from .means import key_offsets, means_of_blocks
-
-OP = "nsa_attention"
+from .operator import OP, run_whole
 
 
 def nsa_attention(
@@ -83,15 +85,15 @@ def _attend(
 ) -> torch.Tensor:
     check_sizes(OP, block, stride, block_size, n_selected, window)
     _check(q, k, v, gates)
-    sizes = (block, stride, block_size, n_selected)
+    scale = softmax_scale(OP, q, sm_scale)
     cu_keys = None
     if cu_seqlens is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
         cu_seqlens = cu_seqlens.contiguous()
         cu_keys = key_offsets(cu_seqlens, q.shape[1], block, stride)
     means = means_of_blocks(k, v, block, stride, cu_seqlens, cu_keys)
-    compressed, chosen = _compressed_and_choice(q, *means, *sizes, sm_scale, cu_seqlens, cu_keys)
-    return _sum(q, k, v, gates, compressed, chosen, block_size, window, sm_scale, cu_seqlens)
+    sizes = Sizes(block, stride, block_size, n_selected, window, scale)
+    return run_whole((q, k, v, *means, gates), cu_seqlens, cu_keys, sizes)
 
 
 _launch = replayed(_attend)
@@ -112,10 +114,11 @@ def attend_whole(
     window: int,
 ) -> torch.Tensor:
     """``nsa_attention`` on compressed keys k_cmp [B,Nc,H,D] and v_cmp that the caller has made."""
-    compressed, chosen = _compressed_and_choice(
-        q, k_cmp, v_cmp, block, stride, block_size, n_selected, None, None, None
-    )
-    return _sum(q, k, v, gates, compressed, chosen, block_size, window, None, None)
+    _check(q, k, v, gates)
+    check_band(COMPRESSED, q, k_cmp, v_cmp)
+    scale = softmax_scale(OP, q, None)
+    sizes = Sizes(block, stride, block_size, n_selected, window, scale)
+    return run_whole((q, k, v, k_cmp, v_cmp, gates), None, None, sizes)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor) -> None:
@@ -131,6 +134,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tenso
         f"{v.device}",
     )
     check_band(COMPRESSED, q, k, v)
+    check_transforms(COMPRESSED, gates)
+    tokens = q.shape[0] * q.shape[1]
+    require(q.shape[2] >= 1, f"{OP}: expected at least one query head; got {tuple(q.shape)}")
+    require(tokens < MAX_TOKENS, f"{OP}: {tokens} tokens are more than int32 positions can count")
     require(
         gates.shape == (*q.shape[:3], 3) and gates.is_floating_point() and gates.device == q.device,
         f"{OP}: expected gates {[*q.shape[:3], 3]} on q's device; got {gates.dtype} "
@@ -158,44 +165,3 @@ def check_sizes(
         f"{op}: n_selected must be over {LOCAL_BLOCKS}, for the first block and the "
         f"last {LOCAL_BLOCKS}; got {n_selected}",
     )
-
-
-def _compressed_and_choice(
-    q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    sm_scale: float | None,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch [B,T,HQ,Dv], and the blocks int32 [B,T,H,n] that its scores choose,
-    counted from the beginning of a query's sequence."""
-    scale = softmax_scale(COMPRESSED, q, sm_scale)
-    packed = (cu_seqlens, cu_keys)
-    compressed, lse = attend_compressed(q, k_cmp, v_cmp, *packed, block, stride, scale)
-    scores = scores_of(q, k_cmp, lse, block, stride, block_size, scale, *packed, visible=True)
-    return compressed, choose_blocks(scores, n_selected, block_size, cu_seqlens)
-
-
-def _sum(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    gates: torch.Tensor,
-    compressed: torch.Tensor,
-    chosen: torch.Tensor,
-    block_size: int,
-    window: int,
-    sm_scale: float | None,
-    cu_seqlens: torch.Tensor | None,
-) -> torch.Tensor:
-    selected = block_selection_attention(
-        q, k, v, chosen, block_size=block_size, sm_scale=sm_scale, cu_seqlens=cu_seqlens
-    )
-    assert isinstance(selected, torch.Tensor)
-    near, _ = sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)
-    return sum_branches(compressed, selected, near, gates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..launch.device import device_limits, on_its_device
+from ..launch.gated import Gated
 from ..launch.launcher import launch
 from ..launch.shares import add_shares, room_for_shares
 from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
@@ -26,15 +27,21 @@ def band_backward(
     band: Band,
     sm_scale: float,
     tiles: tuple[Tiles, Tiles] | None = None,
+    gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk, dv of ``band_forward``; ``grad_lse`` is that of lse [B,HQ,T], or None."""
+    """dq, dk, dv of ``band_forward``; ``grad_lse`` is that of lse [B,HQ,T], or None. With ``gated``
+    ``grad`` is the gradient of the sum, and ``out`` is not read."""
     b, t, hq, d = q.shape
     n, h, dv = v.shape[1:]
     group = hq // h
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    before = None if gated is None else gated.dq
+    dq = before
+    if dq is None:
+        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     if min(q.numel(), k.numel()) == 0:
-        return dq.zero_(), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    rest = torch.empty_like(lse)
+        dq = dq.zero_() if before is None else before
+        return dq, k.new_zeros(k.shape), v.new_zeros(v.shape)
+    rest, gate = (torch.empty_like(lse), lse) if gated is None else (gated.rest, gated.gate)
     dlse = rest if grad_lse is None else grad_lse
     for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
     shapes = {**head_dims(d, dv), **band.constants()}
@@ -43,10 +50,12 @@ def band_backward(
     launch(
         band_dq_kernel,
         (cdiv(t, for_dq.block_m), hq, b),
-        *(q, k, v, grad, out, lse, dlse, rest, dq, *tables_of(band.keys, lse)),
+        *(q, k, v, grad, out, lse, dlse, rest, gate, dq, *tables_of(band.keys, lse)),
         *of_all,
         *(dlse.stride(0), dlse.stride(2), dlse.stride(1), t, n, hq, group, band.window, scale),
         HAS_DLSE=grad_lse is not None,
+        GATED=gated is not None,
+        ADDED=before is not None,
         BLOCK_M=for_dq.block_m,
         BLOCK_N=for_dq.block_n,
         num_warps=for_dq.num_warps,
@@ -67,7 +76,7 @@ def band_backward(
     launch(
         band_dkv_kernel,
         (key_tiles, h, b * shares),
-        *(q, k, v, grad, lse, rest, dk_parts, dv_parts, *tables_of(band.keys, lse)),
+        *(q, k, v, grad, lse, rest, gate, dk_parts, dv_parts, *tables_of(band.keys, lse)),
         *tables_of(band.queries, lse),
         *of_all,
         *(t, n, hq, group, b, shares, share_stride, band.window, scale),
@@ -75,6 +84,7 @@ def band_backward(
         BLOCK_N=for_dkv.block_n,
         num_warps=for_dkv.num_warps,
         num_stages=for_dkv.num_stages,
+        GATED=gated is not None,
         PRECISION="ieee",
         **shapes,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -46,7 +45,8 @@ def compressed_attention_with_scores(
     check_strides(OP, block, stride, block_size)
     scale = softmax_scale(OP, q, sm_scale)
     out, lse = attend_compressed(q, k_cmp, v_cmp, None, None, block, stride, scale)
-    scores = scores_of(q, k_cmp, lse, block, stride, block_size, scale)
+    score = _scores if traced(q) else _launch_scores
+    scores = score(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, scale)
     return out, lse.transpose(1, 2), scores
 
 
@@ -133,27 +133,6 @@ def block_scores(
     return scores
 
 
-def scores_of(
-    q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    lse: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float,
-    cu_seqlens: torch.Tensor | None = None,
-    cu_keys: torch.Tensor | None = None,
-    visible: bool = False,
-) -> torch.Tensor:
-    """``block_scores`` of tensors that autograd may watch, traced or not."""
-    score = _scores if traced(q) else _launch_scores
-    scores: torch.Tensor = score(
-        *(q.detach(), k_cmp.detach(), lse.detach(), block, stride, block_size, sm_scale),
-        *(cu_seqlens, cu_keys, visible),
-    )
-    return scores
-
-
 @replayed
 def _launch_scores(
     q: torch.Tensor,
@@ -163,12 +142,8 @@ def _launch_scores(
     stride: int,
     block_size: int,
     sm_scale: float,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    visible: bool,
 ) -> torch.Tensor:
-    band = Band(block, stride, 0)
-    return block_scores(q, k, lse, band, block_size, sm_scale, cu_seqlens, cu_keys, visible)
+    return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
 
 
 _scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, mutates_args=())
@@ -176,8 +151,13 @@ _scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, m
 
 @_scores.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, block: int, stride: int, block_size: int,
-    *others: Any,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lse: torch.Tensor,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float,
+) -> torch.Tensor:
     b, t = q.shape[:2]
     return q.new_empty((b, t, k.shape[2], -(-t // block_size)), dtype=torch.float32)

@@ -171,34 +171,3 @@ def _(
     scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
 ) -> torch.Tensor:
     return scores.new_empty((*scores.shape[:3], count, 2), dtype=torch.int32)
-
-
-def choose_blocks(
-    scores: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The blocks of ``select_blocks`` themselves: int32 [B, T, H, count], -1 where there are fewer.
-
-    Args:
-        scores: as ``block_scores`` makes them, and with the same ``cu_seqlens``, int32
-            [sequences + 1], from where the blocks of each sequence are counted.
-    """
-    choose = _choose if traced(scores) else _launch_choice
-    chosen: torch.Tensor = choose(scores, count, block_size, cu_seqlens)
-    return chosen
-
-
-@replayed
-def _launch_choice(
-    scores: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None
-) -> torch.Tensor:
-    return launch_top_n(scores, count, block_size, 0, spans=False, cu_seqlens=cu_seqlens)
-
-
-_choose = torch.library.custom_op("nsa_kernels::choose_blocks", _launch_choice, mutates_args=())
-
-
-@_choose.register_fake
-def _(
-    scores: torch.Tensor, count: int, block_size: int, cu_seqlens: torch.Tensor | None
-) -> torch.Tensor:
-    return scores.new_empty((*scores.shape[:3], count), dtype=torch.int32)

@@ -1,6 +1,7 @@
 """The gated sum of the three branches (arXiv 2502.11089, equation 5), forward and backward.
 
-Memory is all it takes: forward moves four rows of Dv, backward seven, and neither reads one twice.
+Memory is all it takes: both move four rows of Dv. The backward is that of the gates alone. What a
+branch gets is the gradient of the sum times its gate, and the branch's own backward multiplies.
 """
 
 from __future__ import annotations
@@ -43,48 +44,52 @@ def sum_branches_kernel(
 
 
 @triton.jit
-def _of_branch(
-    d_branch_ptr,
+def _of_gate(
     d_gates_ptr,
+    weight_ptr,
+    rest_ptr,
     branch,
     grad,
     gates_ptr,
     row,
-    offset,
+    to,
     real,
-    mask,
     BRANCH: tl.constexpr,
 ):
-    """Writes what one branch and its gate get of the gradient ``grad`` fp32 [ROWS, BLOCK_DV]."""
-    gate = _gate(gates_ptr, row, real, BRANCH)
-    tl.store(
-        d_branch_ptr + offset,
-        narrow(grad * gate[:, None], d_branch_ptr.dtype.element_ty),
-        mask=mask,
-    )
+    """Writes the gradient of one gate, and what the branch's backward takes: gate and gradient."""
     d_gate = tl.sum(grad * branch.to(tl.float32), 1)
+    tl.store(weight_ptr + to, _gate(gates_ptr, row, real, BRANCH), mask=real)
+    tl.store(rest_ptr + to, d_gate, mask=real)
     tl.store(
         d_gates_ptr + row * 3 + BRANCH, narrow(d_gate, d_gates_ptr.dtype.element_ty), mask=real
     )
 
 
 @triton.jit
-def sum_branches_backward_kernel(
+def gates_backward_kernel(
     d_out_ptr,
     cmp_ptr,
     sel_ptr,
     win_ptr,
     gates_ptr,
-    d_cmp_ptr,
-    d_sel_ptr,
-    d_win_ptr,
     d_gates_ptr,
+    cmp_weight_ptr,
+    cmp_rest_ptr,
+    sel_weight_ptr,
+    sel_rest_ptr,
+    win_weight_ptr,
+    win_rest_ptr,
     n_rows,
+    T,
+    HQ,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program (ROWS rows): gradients of the three branches [R,DV] and of gates [R,3]."""
+    """Program (ROWS rows): gradients of gates [R,3], R = B * T * HQ, and for the backward of each
+    branch its gate and the gate's gradient, fp32: [B,HQ,T] of compressed keys and window, [R] of
+    blocks. The gradient of a branch itself is a factor away from that of the sum and not written.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows
     dv = tl.arange(0, BLOCK_DV)
@@ -94,6 +99,12 @@ def sum_branches_backward_kernel(
     compressed = tl.load(cmp_ptr + offset, mask=mask, other=0.0)
     selected = tl.load(sel_ptr + offset, mask=mask, other=0.0)
     near = tl.load(win_ptr + offset, mask=mask, other=0.0)
-    _of_branch(d_cmp_ptr, d_gates_ptr, compressed, grad, gates_ptr, row, offset, real, mask, 0)
-    _of_branch(d_sel_ptr, d_gates_ptr, selected, grad, gates_ptr, row, offset, real, mask, 1)
-    _of_branch(d_win_ptr, d_gates_ptr, near, grad, gates_ptr, row, offset, real, mask, 2)
+    token = row // HQ
+    to = (token // T * HQ + row % HQ) * T + token % T
+    _of_gate(
+        d_gates_ptr, cmp_weight_ptr, cmp_rest_ptr, compressed, grad, gates_ptr, row, to, real, 0
+    )
+    _of_gate(
+        d_gates_ptr, sel_weight_ptr, sel_rest_ptr, selected, grad, gates_ptr, row, row, real, 1
+    )
+    _of_gate(d_gates_ptr, win_weight_ptr, win_rest_ptr, near, grad, gates_ptr, row, to, real, 2)

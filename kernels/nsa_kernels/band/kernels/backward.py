@@ -1,8 +1,10 @@
 """Gradients of attention under a band (`forward.py`), deterministic: nothing is added atomically.
 
 ``rest`` is what the softmax gradient subtracts from every logit's gradient: rowsum(out * d_out)
-less the gradient of the LSE. One launch makes it and dQ, a query tile a program, one dK and dV, a
-key tile; where key tiles are few, each is shared by several programs and a last launch adds up.
+less the gradient of the LSE. Of a branch of a gated sum, whose ``grad`` is the sum's, it is made
+before, with the gradient of the gate, and the gate is a factor of the weights. One launch makes it
+and dQ, a query tile a program, one dK and dV, a key tile; where key tiles are few, each is shared
+by several programs and a last launch adds up.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ def band_dq_kernel(
     lse_ptr,
     dlse_ptr,
     rest_ptr,
+    gate_ptr,
     dq_ptr,
     lo_ptr,
     hi_ptr,
@@ -110,9 +113,15 @@ def band_dq_kernel(
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
     HAS_DLSE: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (query tile, query head, batch): dq [B,T,HQ,D] and rest [B,HQ,T]."""
+    """Program (query tile, query head, batch): dq [B,T,HQ,D] and rest [B,HQ,T].
+
+    GATED: of an output that a gate [B,HQ,T] weights in a sum; ``grad`` is the sum's gradient, rest
+    is there. ADDED: dq is added to what is there.
+    """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
@@ -126,13 +135,16 @@ def band_dq_kernel(
     g_base = grad_ptr + batch * g_sb + head.to(tl.int64) * g_sh + first.to(tl.int64) * g_st
     grad = load_tile(g_base, of_tile, dv, g_st, g_sd, inside, DV, BLOCK_DV, True)
     row0 = (batch * T + first) * HQ + head
-    out = load_tile(out_ptr + row0 * DV, of_tile, dv, HQ * DV, 1, inside, DV, BLOCK_DV, True)
-    rest = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    if HAS_DLSE:
-        l_base = dlse_ptr + batch * l_sb + head.to(tl.int64) * l_sh
-        rest -= tl.load(l_base + t.to(tl.int64) * l_st, mask=inside, other=0.0)
     row = (batch * HQ + head) * T + t
-    tl.store(rest_ptr + row, rest, mask=inside)
+    if GATED:
+        rest = tl.load(rest_ptr + row, mask=inside, other=0.0)
+    else:
+        out = load_tile(out_ptr + row0 * DV, of_tile, dv, HQ * DV, 1, inside, DV, BLOCK_DV, True)
+        rest = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+        if HAS_DLSE:
+            l_base = dlse_ptr + batch * l_sb + head.to(tl.int64) * l_sh
+            rest -= tl.load(l_base + t.to(tl.int64) * l_st, mask=inside, other=0.0)
+        tl.store(rest_ptr + row, rest, mask=inside)
     lse = base_2(tl.load(lse_ptr + row, mask=inside, other=0.0))
     kv_head = (head // GROUP).to(tl.int64)
     k_base = k_ptr + batch * k_sb + kv_head * k_sh
@@ -172,11 +184,13 @@ def band_dq_kernel(
                 PRECISION,
             )
     acc = acc * natural(scale_log2)
-    tl.store(
-        dq_ptr + row0 * D + of_tile[:, None] * (HQ * D) + d[None, :],
-        narrow(acc, dq_ptr.dtype.element_ty),
-        mask=inside[:, None] & (d[None, :] < D),
-    )
+    to = dq_ptr + row0 * D + of_tile[:, None] * (HQ * D) + d[None, :]
+    mask = inside[:, None] & (d[None, :] < D)
+    if GATED:
+        acc = acc * tl.load(gate_ptr + row, mask=inside, other=0.0)[:, None]
+    if ADDED:
+        acc += tl.load(to, mask=mask, other=0.0).to(tl.float32)
+    tl.store(to, narrow(acc, dq_ptr.dtype.element_ty), mask=mask)
 
 
 # N is specialised here: no loop is without a step for one key, and where N is a multiple of 16 the
@@ -189,6 +203,7 @@ def band_dkv_kernel(
     grad_ptr,
     lse_ptr,
     rest_ptr,
+    gate_ptr,
     dk_ptr,
     dv_ptr,
     lo_ptr,
@@ -230,9 +245,10 @@ def band_dkv_kernel(
     STRIDE: tl.constexpr,
     WINDOWED: tl.constexpr,
     PACKED: tl.constexpr,
+    GATED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV].
+    """Program (key tile, key head, batch and share): dk [B,N,H,D], dv [B,N,H,DV]. GATED: as dq's.
 
     The walk over the heads of the group and, for each, the queries that see a key of the tile is
     cut into ``shares``; each leaves its sums ``share_stride`` elements behind the last one's.
@@ -288,6 +304,9 @@ def band_dkv_kernel(
         if WINDOWED or PACKED:
             seen = seen & (keys[:, None] >= lo[None, :])
         p = tl.where(seen, tl.exp2(s * scale_log2 - lse[None, :]), 0.0)
+        if GATED:
+            # The gate goes with the weights, which are in registers, and not with the gradient.
+            p = p * tl.load(gate_ptr + rows, mask=inside, other=0.0)[None, :]
         dv_acc = dot(narrow(p, grad.dtype), grad, dv_acc, PRECISION)
         dp = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
         dp = dot(v, tl.trans(grad), dp, PRECISION)

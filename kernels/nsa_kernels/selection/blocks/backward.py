@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from ...launch.device import on_its_device
+from ...launch.gated import Gated
 from ...launch.launcher import launch
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
 from .config import BlockConfig, beyond_int32
@@ -30,32 +31,38 @@ def block_major_backward(
     sm_scale: float,
     heads: int,
     config: BlockConfig,
+    gated: Gated | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq [N, HQ, D], dk [N, H, D], dv [N, H, Dv] in q's dtype, from what the forward gave.
 
     Args:
         out, lse: [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
         heads: as the forward's.
+        gated: of [N, HQ]; then ``do`` is the gradient of the sum, and ``out`` is not read.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]
     g, s = hq // h, plan.places.shape[2]
     dims = head_dims(d, dv)
     floats = {"dtype": torch.float32, "device": q.device}
-    delta = torch.empty((n, hq), **floats)
-    launch(
-        delta_kernel,
-        (cdiv(n * hq, 32),),
-        out,
-        do,
-        delta,
-        n * hq,
-        hq,
-        *do.stride(),
-        DV=dv,
-        BLOCK_DV=dims["BLOCK_DV"],
-        ROWS=32,
-    )
+    before = None if gated is None else gated.dq
+    if gated is None:
+        delta = torch.empty((n, hq), **floats)
+        launch(
+            delta_kernel,
+            (cdiv(n * hq, 32),),
+            out,
+            do,
+            delta,
+            n * hq,
+            hq,
+            *do.stride(),
+            DV=dv,
+            BLOCK_DV=dims["BLOCK_DV"],
+            ROWS=32,
+        )
+    else:
+        delta = gated.rest
     queries = config.queries
     items = plan.items(queries)
     segment = plan.entries.shape[2]
@@ -64,7 +71,8 @@ def block_major_backward(
     spill_slots = segment // queries + 1
     spill = torch.empty((heads * spill_slots, plan.block_size, d + dv), **floats)
     part = torch.empty(heads * segment * g * d, dtype=q.dtype, device=q.device)
-    dq, dk, dv_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dk, dv_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if before is None else before
     width = min(64, next_power_of_2(d + dv))
     merge_rows = max(4, min(32, 512 // dims["BLOCK_D"]))
     for first_head in range(0, h, heads):
@@ -77,7 +85,8 @@ def block_major_backward(
             launch(
                 backward_kernel,
                 (items.shape[2], here),
-                *(q, k, v, do, lse, delta, part, dk_here, dv_here, spill),
+                *(q, k, v, do, lse, delta, delta if gated is None else gated.gate),
+                *(part, dk_here, dv_here, spill),
                 *(plan.entries[c], items[c], *lists),
                 *strides(q, k, v, do),
                 *(h, plan.n_bins, segment, spill_slots, first, first_head),
@@ -89,6 +98,7 @@ def block_major_backward(
                 QUERIES=queries,
                 ROWS=config.rows,
                 WIDE=beyond_int32(q, do, lse),
+                GATED=gated is not None,
                 PRECISION="ieee",
                 num_warps=config.warps,
                 num_stages=1,
@@ -115,6 +125,7 @@ def block_major_backward(
                 D=d,
                 BLOCK_D=dims["BLOCK_D"],
                 ROWS=merge_rows,
+                ADDED=before is not None,
                 num_warps=1,
             )
         dk[:, first_head : first_head + here] = dk_here.view(n, here, d)

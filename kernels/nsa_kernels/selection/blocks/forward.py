@@ -8,6 +8,8 @@ merged by their LSE before the next chunk overwrites them, which bounds the work
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ...launch.device import on_its_device
@@ -17,6 +19,21 @@ from ...launch.tape import empty
 from .config import BlockConfig, beyond_int32
 from .kernels.forward import forward_kernel, merge_kernel
 from .plan import BlockPlan
+
+
+@dataclass(frozen=True, slots=True)
+class GatedSum:
+    """The sum of three branches that the last merge writes: ``total`` [N, HQ, Dv].
+
+    compressed, near: the other two, [N, HQ, Dv]; ``near`` may be ``total`` itself. gates: [N, HQ,
+    3], contiguous as they are. kept: whether the merged branch itself is wanted, for the backward.
+    """
+
+    total: torch.Tensor
+    compressed: torch.Tensor
+    near: torch.Tensor
+    gates: torch.Tensor
+    kept: bool
 
 
 @on_its_device
@@ -30,10 +47,12 @@ def block_major_forward(
     lse: torch.Tensor,
     heads: int,
     config: BlockConfig,
+    gated: GatedSum | None = None,
 ) -> None:
     """Fill ``out`` [N, HQ, Dv] and ``lse`` [N, HQ] from q [N, HQ, D], k [N, H, D], v [N, H, Dv].
 
-    ``heads`` KV heads are worked on at once; with the plan's chunk they set the workspace.
+    ``heads`` KV heads are worked on at once; with the plan's chunk they set the workspace. With
+    ``gated`` the sum is written, too, and ``out`` and ``lse`` only where they are kept.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]
@@ -45,6 +64,9 @@ def block_major_forward(
     dims = head_dims(d, dv)
     block_s = next_power_of_2(s)
     merge_rows = max(4, min(32, 512 // dims["BLOCK_DV"], 1024 // block_s))
+    others = (out, out, out, out)
+    if gated is not None:
+        others = (gated.total, gated.compressed, gated.near, gated.gates)
     for c in range(plan.chunks):
         first = c * plan.chunk
         last = min(first + plan.chunk, n)
@@ -73,7 +95,7 @@ def block_major_forward(
             launch(
                 merge_kernel,
                 (cdiv((last - first) * g, merge_rows), here),
-                *(part, plse, plan.places, out, lse),
+                *(part, plse, plan.places, out, lse, *others),
                 *(h, segment, first, last, first_head),
                 S=s,
                 BLOCK_S=block_s,
@@ -81,5 +103,7 @@ def block_major_forward(
                 DV=dv,
                 BLOCK_DV=dims["BLOCK_DV"],
                 ROWS=merge_rows,
+                GATED=gated is not None,
+                KEPT=gated is None or gated.kept,
                 num_warps=1,
             )

@@ -39,6 +39,7 @@ def backward_kernel(
     do_ptr,
     lse_ptr,
     delta_ptr,
+    gate_ptr,
     dq_part_ptr,
     dk_ptr,
     dv_ptr,
@@ -78,9 +79,12 @@ def backward_kernel(
     QUERIES: tl.constexpr,
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
+    GATED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (work item, head): dK and dV of one block over its queries, and their partial dQ.
+
+    GATED: of an output that a gate [N, HQ] weights in a sum; ``do`` is the sum's gradient.
 
     ``dk_ptr`` fp32 [N, HEADS, D] and ``dv_ptr`` fp32 [N, HEADS, Dv] are added to, HEADS being those
     of the launch; ``spill_ptr`` fp32 [slots, BLOCK_SIZE, D + Dv] takes what items other than a
@@ -100,6 +104,7 @@ def backward_kernel(
         do_ptr += h * G * do_sh
         lse_ptr += h * G
         delta_ptr += h * G
+        gate_ptr += h * G
         key = tl.load(edges_ptr + bin_ * 2) + tl.arange(0, BLOCK_SIZE)
         held = key < tl.load(edges_ptr + bin_ * 2 + 1)
         d = tl.arange(0, BLOCK_D)
@@ -133,6 +138,8 @@ def backward_kernel(
             s = dot(q, tl.trans(k), s, PRECISION)
             p = tl.exp2(s * scale_log2 - base_2(lse)[:, None])
             p = tl.where(key[None, :] <= t[:, None], p, 0.0)
+            if GATED:
+                p = p * tl.load(gate_ptr + token * HQ + head, mask=real, other=0.0)[:, None]
             dv_sum = dot(tl.trans(narrow(p, q.dtype)), do, dv_sum, PRECISION)
             dp = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             dp = dot(do, tl.trans(v), dp, PRECISION)
@@ -223,8 +230,10 @@ def dq_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
-    """Program (rows, KV head): the sum of the partials of each row (token, head), slot by slot."""
+    """Program (rows, KV head): the sum of the partials of each row (token, head), slot by slot.
+    ADDED: to what is there."""
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)
     local_h = tl.program_id(1).to(tl.int64)
@@ -246,8 +255,9 @@ def dq_kernel(
                 other=0.0,
             )
             total += part.to(tl.float32)
-    tl.store(
-        dq_ptr + row[:, None] * D + d[None, :],
-        narrow(total * sm_scale, dq_ptr.dtype.element_ty),
-        mask=real[:, None] & (d[None, :] < D),
-    )
+    total *= sm_scale
+    to = dq_ptr + row[:, None] * D + d[None, :]
+    mask = real[:, None] & (d[None, :] < D)
+    if ADDED:
+        total += tl.load(to, mask=mask, other=0.0).to(tl.float32)
+    tl.store(to, narrow(total, dq_ptr.dtype.element_ty), mask=mask)

@@ -132,6 +132,10 @@ def merge_kernel(
     places_ptr,
     out_ptr,
     lse_ptr,
+    total_ptr,
+    cmp_ptr,
+    win_ptr,
+    gates_ptr,
     H,
     segment_size,
     first_token,
@@ -143,8 +147,15 @@ def merge_kernel(
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr,
+    GATED: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
-    """Program (rows, KV head): merge the partials of each row (token, head), slot by slot."""
+    """Program (rows, KV head): merge the partials of each row (token, head), slot by slot.
+
+    GATED: write to ``total_ptr`` the sum of compressed keys, the merged row and window by gates
+    [N,HQ,3]; the window's may be there, since a row is read before it is written. KEPT: write out
+    and lse.
+    """
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (first_token + local // G).to(tl.int64)
     local_h = tl.program_id(1).to(tl.int64)
@@ -178,9 +189,19 @@ def merge_kernel(
             )
             acc += part.to(tl.float32) * weight[:, None]
     out, divisor = normalised(acc, total, some)
-    out = narrow(out, out_ptr.dtype.element_ty)
-    tl.store(
-        out_ptr + row[:, None] * DV + dv[None, :], out, mask=real[:, None] & (dv[None, :] < DV)
-    )
-    lse = log_sum_exp(top, divisor, some)
-    tl.store(lse_ptr + row, lse, mask=real)
+    to = row[:, None] * DV + dv[None, :]
+    mask = real[:, None] & (dv[None, :] < DV)
+    if KEPT:
+        tl.store(out_ptr + to, narrow(out, out_ptr.dtype.element_ty), mask=mask)
+    if GATED:
+        gates_ptr += row * 3
+        gate = tl.load(gates_ptr + 1, mask=real, other=0.0).to(tl.float32)
+        out = out * gate[:, None]
+        gate = tl.load(gates_ptr, mask=real, other=0.0).to(tl.float32)
+        out += tl.load(cmp_ptr + to, mask=mask, other=0.0).to(tl.float32) * gate[:, None]
+        gate = tl.load(gates_ptr + 2, mask=real, other=0.0).to(tl.float32)
+        out += tl.load(win_ptr + to, mask=mask, other=0.0).to(tl.float32) * gate[:, None]
+        tl.store(total_ptr + to, narrow(out, total_ptr.dtype.element_ty), mask=mask)
+    if KEPT:
+        lse = log_sum_exp(top, divisor, some)
+        tl.store(lse_ptr + row, lse, mask=real)

@@ -1,0 +1,204 @@
+"""The launches of the whole attention on compressed keys, forward and backward.
+
+Forward: the compressed keys, their scores, the choice by them, the window, and the chosen blocks,
+whose last merge writes the gated sum. Backward: the gates first; of each branch the gradient is
+that of the sum times a gate, which its own kernels multiply, and each adds its dq to the last one's
+(docs/explanation/whole-attention.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..band.backward import band_backward
+from ..band.forward import band_forward
+from ..band.geometry import Band, packed_band
+from ..launch.gated import Gated
+from ..launch.sizes import scale_log2
+from ..launch.tape import empty
+from ..scoring.block_scores import block_scores
+from ..scoring.top_n import launch_top_n
+from ..selection.blocks.backward import block_major_backward
+from ..selection.blocks.config import (
+    WORKSPACE_BYTES,
+    BlockShape,
+    backward_config,
+    backward_workspace,
+    forward_config,
+    forward_workspace,
+    heads_at_once,
+    query_major_wins,
+)
+from ..selection.blocks.forward import GatedSum, block_major_forward
+from ..selection.blocks.plan import BlockPlan, build_plan
+from ..selection.blocks.query_major import query_major_forward
+from .branches import launch_gates_backward, launch_sum
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What ``nsa_attention`` takes besides tensors, with a scale."""
+
+    block: int
+    stride: int
+    block_size: int
+    n_selected: int
+    window: int
+    sm_scale: float
+
+
+class Kept(NamedTuple):
+    """What the backward needs of the forward: outputs [B, T, HQ, Dv] and LSEs float32 of the
+    branches, [B, HQ, T] and of blocks [B, T, HQ], and the lists of a ``BlockPlan``."""
+
+    compressed: torch.Tensor
+    compressed_lse: torch.Tensor
+    near: torch.Tensor
+    near_lse: torch.Tensor
+    selected: torch.Tensor
+    selected_lse: torch.Tensor
+    entries: torch.Tensor
+    places: torch.Tensor
+    first: torch.Tensor
+    count: torch.Tensor
+    edges: torch.Tensor
+
+
+def block_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sizes: Sizes) -> BlockShape:
+    """The call of block selection within one of the whole."""
+    return BlockShape(
+        n=q.shape[0] * q.shape[1],
+        hq=q.shape[2],
+        h=k.shape[2],
+        s=sizes.n_selected,
+        d=q.shape[3],
+        dv=v.shape[3],
+        block_size=sizes.block_size,
+        dtype=q.dtype,
+        device=q.device,
+    )
+
+
+def _bands(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    k_cmp: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    sizes: Sizes,
+) -> tuple[Band, Band]:
+    """Those of the compressed keys and of the window."""
+    window = min(sizes.window, q.shape[1])
+    if cu_seqlens is None or cu_keys is None:
+        return Band(sizes.block, sizes.stride, 0), Band(1, 1, window)
+    keys = k_cmp.shape[1]
+    return (
+        packed_band(q, keys, cu_seqlens, cu_keys, sizes.block, sizes.stride, 0),
+        packed_band(q, k.shape[1], cu_seqlens, cu_seqlens, 1, 1, window),
+    )
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """[B, T, …] as [B * T, …]; a copy where batch and time do not follow one another in memory."""
+    return x.flatten(0, 1)
+
+
+def launch_whole(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    sizes: Sizes,
+    kept: bool,
+) -> tuple[torch.Tensor, Kept | None]:
+    """The gated sum [B, T, HQ, Dv] and, ``kept``, what its backward needs. B * T is over 0."""
+    of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)
+    compressed, compressed_lse = band_forward(q, k_cmp, v_cmp, of_keys, sizes.sm_scale)
+    scores = block_scores(
+        *(q, k_cmp, compressed_lse, of_keys, sizes.block_size, sizes.sm_scale),
+        *(cu_seqlens, cu_keys),
+        visible=True,
+    )
+    chosen = launch_top_n(
+        scores, sizes.n_selected, sizes.block_size, 0, spans=False, cu_seqlens=cu_seqlens
+    )
+    del scores  # the largest of all there is: it need not wait for the blocks
+    near, near_lse = band_forward(q, k, v, of_window, sizes.sm_scale)
+    gates = gates.contiguous()
+    shape = block_shape(q, k, v, sizes)
+    flat = (_flat(q), _flat(k), _flat(v))
+    log2 = scale_log2(sizes.sm_scale, q.shape[3])
+    selected, lse = near, empty(q.shape[:3], torch.float32, q.device)
+    if not kept and query_major_wins(shape):
+        selected = empty(near.shape, near.dtype, near.device)
+        query_major_forward(
+            *(*flat, _flat(chosen), cu_seqlens, q.shape[1], sizes.block_size, log2),
+            *(_flat(selected), _flat(lse)),
+        )
+        return launch_sum(compressed, selected, near, gates), None
+    room = backward_workspace if kept else forward_workspace
+    chunk = room(shape, WORKSPACE_BYTES).chunk
+    plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept)
+    # Without a backward nobody needs the window's output once it is in the sum.
+    out = empty(near.shape, near.dtype, near.device) if kept else near
+    if kept:
+        selected = empty(near.shape, near.dtype, near.device)
+    summed = GatedSum(_flat(out), _flat(compressed), _flat(near), _flat(gates), kept)
+    block_major_forward(
+        *(*flat, plan, log2, _flat(selected), _flat(lse)),
+        heads_at_once(shape, plan.chunk, forward_workspace(shape, WORKSPACE_BYTES)),
+        forward_config(shape),
+        summed,
+    )
+    if not kept:
+        return out, None
+    lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
+    return out, Kept(compressed, compressed_lse, near, near_lse, selected, lse, *lists)
+
+
+def launch_whole_backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    kept: Kept,
+    sizes: Sizes,
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk, dv, dk_cmp, dv_cmp and the gradients of gates, contiguous."""
+    d_out, gates = d_out.contiguous(), gates.contiguous()
+    of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)
+    of_gates = launch_gates_backward(d_out, kept.compressed, kept.selected, kept.near, gates)
+    dq, dk_cmp, dv_cmp = band_backward(
+        *(q, k_cmp, v_cmp, kept.compressed, kept.compressed_lse, d_out, None),
+        *(of_keys, sizes.sm_scale),
+        gated=Gated(*of_gates.compressed, None),
+    )
+    dq, dk_near, dv_near = band_backward(
+        *(q, k, v, kept.near, kept.near_lse, d_out, None, of_window, sizes.sm_scale),
+        gated=Gated(*of_gates.near, dq),
+    )
+    shape = block_shape(q, k, v, sizes)
+    plan = BlockPlan(
+        kept.entries, kept.places, kept.first, kept.count, kept.edges, sizes.block_size
+    )
+    _, dk, dv = block_major_backward(
+        *(_flat(q), _flat(k), _flat(v), _flat(kept.selected), _flat(kept.selected_lse)),
+        *(_flat(d_out), plan, sizes.sm_scale),
+        heads=heads_at_once(shape, plan.chunk, backward_workspace(shape, WORKSPACE_BYTES)),
+        config=backward_config(shape),
+        gated=Gated(*of_gates.selected, _flat(dq)),
+    )
+    dk, dv = dk.view(k.shape).add_(dk_near), dv.view(v.shape).add_(dv_near)
+    return dq, dk, dv, dk_cmp, dv_cmp, of_gates.gates

@@ -1,0 +1,231 @@
+"""The whole attention on compressed keys as an operator: eager, traced, and its backward.
+
+Two operators, since what the backward keeps is half of what a forward needs: ``attend_whole``
+returns the sum alone, ``attend_whole_kept`` also what ``Kept`` names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from ..launch.checks import check_first_derivative
+from ..launch.device import on_its_device
+from ..launch.mode import traced
+from ..launch.replay import replayed
+from ..selection.blocks.config import WORKSPACE_BYTES, backward_config, backward_workspace
+from ..selection.blocks.plan import plan_sizes
+from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backward
+
+OP = "nsa_attention"
+_OTHERS = 8  # arguments behind the first six tensors, which have no gradient
+
+
+def run_whole(
+    tensors: tuple[torch.Tensor, ...],
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    sizes: Sizes,
+) -> torch.Tensor:
+    """The gated sum [B, T, HQ, Dv] of q, k, v, k_cmp, v_cmp and gates, differentiable in them."""
+    q, k, v = tensors[:3]
+    if q.shape[0] * q.shape[1] == 0:
+        # Nothing, which autograd connects to the inputs.
+        return q.new_empty((*q.shape[:3], v.shape[3])) + sum(x.sum().to(q.dtype) for x in tensors)
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    arguments = (*tensors, cu_seqlens, cu_keys, *astuple(sizes))
+    if traced(q):
+        operator = _kept if wanted else _whole
+        results = operator(*arguments)
+        out: torch.Tensor = results[0] if wanted else results
+        return out
+    if wanted:
+        # What the backward does not take is said now, not after the forward.
+        backward_config(block_shape(q, k, v, sizes))
+        sum_: torch.Tensor = _Whole.apply(*arguments)
+        return sum_
+    return _launch(*arguments)
+
+
+@replayed
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
+    return launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, False)[0]
+
+
+@replayed
+def _launch_kept(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, ...]:
+    """The sum, and what ``Kept`` names."""
+    sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
+    out, kept = launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, True)
+    assert kept is not None
+    return out, *kept
+
+
+@on_its_device
+def _launch_backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    kept: list[torch.Tensor],
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, ...]:
+    sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
+    tensors = (q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys)
+    return launch_whole_backward(d_out, *tensors, Kept(*kept), sizes)
+
+
+class _Whole(torch.autograd.Function):
+    """The launches, differentiable in eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        out, *kept = _launch_kept(*arguments)
+        ctx.save_for_backward(*arguments[:8], *kept)
+        ctx.sizes = arguments[8:]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        check_first_derivative(OP)
+        saved = ctx.saved_tensors
+        gradients: tuple[torch.Tensor, ...] = _launch_backward(
+            *(d_out, *saved[:8], list(saved[8:]), *ctx.sizes)
+        )
+        return (*gradients, *[None] * _OTHERS)
+
+
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor k_cmp, Tensor v_cmp, Tensor gates, Tensor? cu_seqlens, "
+    "Tensor? cu_keys"
+)
+_SIZES = "int block, int stride, int block_size, int n_selected, int window, float sm_scale"
+_KEPT = ", ".join(["Tensor"] * (1 + len(Kept._fields)))
+_whole = torch.library.custom_op(
+    "nsa_kernels::attend_whole",
+    _launch,
+    mutates_args=(),
+    schema=f"({_TENSORS}, {_SIZES}) -> Tensor",
+)
+_kept = torch.library.custom_op(
+    "nsa_kernels::attend_whole_kept",
+    _launch_kept,
+    mutates_args=(),
+    schema=f"({_TENSORS}, {_SIZES}) -> ({_KEPT})",
+)
+_backward = torch.library.custom_op(
+    "nsa_kernels::attend_whole_backward",
+    _launch_backward,
+    mutates_args=(),
+    schema=f"(Tensor d_out, {_TENSORS}, Tensor[] kept, {_SIZES}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _sum_like(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+@_whole.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    return _sum_like(q, v)
+
+
+@_kept.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    *numbers: Any,
+) -> tuple[torch.Tensor, ...]:
+    sizes = Sizes(*numbers)
+    b, t, hq, _ = q.shape
+    sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    chunk = backward_workspace(block_shape(q, k, v, sizes), WORKSPACE_BYTES).chunk
+    index = torch.Size((b, t, k.shape[2], sizes.n_selected))
+    entries, places, first, edges = (
+        q.new_empty(size, dtype=torch.int32)
+        for size in plan_sizes(index, sequences, sizes.block_size, chunk)
+    )
+
+    def lse(*shape: int) -> torch.Tensor:
+        return q.new_empty(shape, dtype=torch.float32)
+
+    out, compressed, near, selected = (_sum_like(q, v) for _ in range(4))
+    kept = Kept(
+        *(compressed, lse(b, hq, t), near, lse(b, hq, t), selected, lse(b, t, hq)),
+        *(entries, places, first, torch.empty_like(first), edges),
+    )
+    return out, *kept
+
+
+@_backward.register_fake
+def _(d_out: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in tensors[:6])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:8], *output[1:])
+    ctx.sizes = inputs[8:]
+
+
+def _differentiate(
+    ctx: Any, d_out: torch.Tensor, *_of_kept: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    check_first_derivative(OP)
+    saved = ctx.saved_tensors
+    results = _backward(d_out, *saved[:8], list(saved[8:]), *ctx.sizes)
+    return (*results, *[None] * _OTHERS)
+
+
+_kept.register_autograd(_differentiate, setup_context=_keep)
