@@ -12,7 +12,6 @@ import torch
 
 from ..launch.device import on_its_device
 from ..launch.launcher import launch
-from ..launch.replay import replayed
 from ..launch.sizes import cdiv, next_power_of_2
 from ..launch.tape import empty
 from .kernels.gated_sum import gates_backward_kernel, sum_branches_kernel
@@ -23,7 +22,7 @@ def _rows(block_dv: int) -> int:
     return max(1, 2048 // block_dv)
 
 
-@replayed
+@on_its_device
 def launch_sum(
     compressed: torch.Tensor,
     selected: torch.Tensor,
@@ -77,9 +76,9 @@ def launch_gates_backward(
 ) -> GateGradients:
     """The backward of ``launch_sum``, of ``rows`` rows a program; all contiguous."""
     b, t, hq, dv = d_out.shape
-    d_gates = torch.empty_like(gates)
-    of_bands = gates.new_empty((4, b, hq, t), dtype=torch.float32)
-    of_blocks = gates.new_empty((2, b * t, hq), dtype=torch.float32)
+    d_gates = empty(gates.shape, gates.dtype, gates.device)
+    of_bands = empty((4, b, hq, t), torch.float32, gates.device)
+    of_blocks = empty((2, b * t, hq), torch.float32, gates.device)
     of_each = (*of_bands[:2], *of_blocks, *of_bands[2:])
     if gates.numel() > 0:
         block_dv = next_power_of_2(dv)

@@ -14,6 +14,7 @@ import torch
 from ..launch.checks import check_first_derivative
 from ..launch.device import on_its_device
 from ..launch.mode import traced
+from ..launch.replay import replayed
 from ..selection.blocks.config import WORKSPACE_BYTES, backward_config, backward_workspace
 from ..selection.blocks.plan import plan_sizes
 from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backward
@@ -48,7 +49,7 @@ def run_whole(
     return _launch(*arguments)
 
 
-@on_its_device
+@replayed
 def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -69,7 +70,7 @@ def _launch(
     return launch_whole(q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, sizes, False)[0]
 
 
-@on_its_device
+@replayed
 def _launch_kept(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -99,10 +99,11 @@ def kind(
 ) -> tuple[Hashable, ...]:
     """What a launch is specialised on, but for the kernel and the device."""
     return (
-        tuple([(x.dtype, x.data_ptr() % 16 == 0) for x in pointers]),
-        tuple(map(kind_of_number, numbers)),
+        tuple([(x.dtype, x.data_ptr() & 15 == 0) for x in pointers]),
+        tuple([kind_of_number(x) for x in numbers]),
+        tuple(constants.items()),
         # True and 1 are equal, and are other constants.
-        tuple([(name, value.__class__, value) for name, value in constants.items()]),
+        tuple(map(type, constants.values())),
     )
 
 

@@ -259,8 +259,9 @@ def orphan_without_environment(q, k, v):
 
 
 def in_place_of_the_compiler(reset):
-    """The worker resets what torch compiled before the next case."""
+    """The worker resets what torch compiled before the next case, if it compiled anything."""
     sys.modules["torch._dynamo"] = SimpleNamespace(reset=reset)
+    sys.modules["torch._dynamo.convert_frame"] = SimpleNamespace(FRAME_COUNTER=1)
 
 
 @hostile
