@@ -222,7 +222,7 @@ def kubernetes_(
 def modal_(matrices: tuple[str, ...], shards: int, out: Path, **given: Any) -> int:
     """Write an app that measures a plan on GPUs that Modal rents out.
 
-    Example: nsabench fleet modal selection_rows --shards 4 --out fleets/rows --gpu H100!
+    Example: nsabench fleet modal selection_rows --shards 4 --out fleet --gpu H100!
     --combo torch2.11.0-cu130
     """
     own = {name: given.pop(name) for name in ("gpu", "combo", "secret", "volume")}
