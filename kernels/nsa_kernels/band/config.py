@@ -21,6 +21,16 @@ class Tiles:
     num_stages: int
 
 
+# For compressed keys of wide heads; a GPU with less shared memory than it takes has smaller tiles.
+LONG = Tiles(64, 64, 4, 3)
+
+
+def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
+    """What queries and staged keys and values of a program take."""
+    row = (next_power_of_2(q.shape[3]) + next_power_of_2(v.shape[3])) * q.element_size()
+    return row * (tiles.block_n * tiles.num_stages + tiles.block_m)
+
+
 def _fit(tiles: Tiles, q: torch.Tensor, dv: int, stage_queries: bool = False) -> Tiles:
     """``tiles`` made smaller until the device has the shared memory.
 
@@ -47,12 +57,15 @@ def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
     widest = max(q.shape[3], v.shape[3])
     programs = cdiv(q.shape[1], 64) * q.shape[2] * q.shape[0]
     few = programs <= 2 * device_limits(q.device).processors
+    shared = device_limits(q.device).shared_bytes
     if band.window:
         tiles = Tiles(64, 64, 4, 3 if few or widest <= 32 else 2)
     elif widest <= 32:
         tiles = Tiles(64, 64, 4, 2)
     elif widest <= 64 and not few and band.keys is None:
         tiles = Tiles(128, 64, 8, 3)
+    elif not few and band.keys is None and _shared_bytes(LONG, q, v) <= shared:
+        tiles = LONG
     else:
         tiles = Tiles(64, 32, 4, 2)
     return _fit(tiles, q, v.shape[3])
