@@ -143,7 +143,8 @@ def test_a_run_that_is_not_signed_yet_is_signed_when_it_is_resumed(
     assert nsabench("run", tiny, "--device", "cpu", "--out", run).returncode == 0
     done = nsabench("verify", run)
     assert done.returncode == 4 and f"`nsabench all --resume {run}`" in done.stderr
-    assert nsabench("all", "--resume", run).returncode == 0
+    done = nsabench("all", "--resume", run)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert nsabench("verify", run).returncode == 0
 
 
@@ -333,7 +334,8 @@ def test_interrupt_exits_130_and_is_resumable(
     assert process.returncode == 130
     assert f"the run goes on with `nsabench all --resume {run}`" in said
     assert "Traceback" not in said
-    assert nsabench("all", "--resume", run).returncode == 0
+    done = nsabench("all", "--resume", run)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_refused_before_it_measures_leaves_nothing_behind(

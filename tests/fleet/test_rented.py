@@ -62,7 +62,7 @@ def test_a_threshold_is_proposed_as_a_patch(tmp_path: Path) -> None:
 def test_a_published_run_without_one_says_why_nothing_is_proposed(tmp_path: Path) -> None:
     summary, output = after_the_gpu(tmp_path, PUBLISHED)
     assert "patched=false" in output and "Nothing is proposed:" in summary
-    assert "no candidate to decide about" in summary
+    assert "all of these cases are backward" in summary
     assert (tmp_path / "config.yaml").read_text() == CONFIG
 
 

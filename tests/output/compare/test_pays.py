@@ -94,7 +94,10 @@ def comparison(tmp_path: Path) -> Comparison:
     return replace(plain, payments=tuple(paid))
 
 
-def test_it_is_a_regression_and_every_output_says_so(comparison: Comparison) -> None:
+def test_it_is_a_regression_and_every_output_says_so(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     assert list(comparison.failures(slower=False)) == []
     [line] = comparison.failures(slower=True)
     assert line.startswith("nsa_attention 64/4 forward (device) in run1: pays from T = 16384 on")

@@ -116,7 +116,7 @@ def compress_kernel(
         first = tl.load(cu_ptr + i) + (key - tl.load(cu_keys_ptr + i)) * STRIDE
     if head < H:
         d = tl.arange(0, BLOCK_D)
-        mean = _mean_of_rows(
+        mean_of_k = _mean_of_rows(
             k_ptr + batch * k_sb + head.to(tl.int64) * k_sh,
             first,
             real,
@@ -131,13 +131,13 @@ def compress_kernel(
         row = (batch * N + key) * H + head
         tl.store(
             k_cmp_ptr + row[:, None] * D + d[None, :],
-            narrow(mean, k_cmp_ptr.dtype.element_ty),
+            narrow(mean_of_k, k_cmp_ptr.dtype.element_ty),
             mask=held[:, None] & (d[None, :] < D),
         )
     else:
         head -= H
-        d = tl.arange(0, BLOCK_DV)
-        mean = _mean_of_rows(
+        dv = tl.arange(0, BLOCK_DV)
+        mean_of_v = _mean_of_rows(
             v_ptr + batch * v_sb + head.to(tl.int64) * v_sh,
             first,
             real,
@@ -151,9 +151,9 @@ def compress_kernel(
         )
         row = (batch * N + key) * H + head
         tl.store(
-            v_cmp_ptr + row[:, None] * DV + d[None, :],
-            narrow(mean, v_cmp_ptr.dtype.element_ty),
-            mask=held[:, None] & (d[None, :] < DV),
+            v_cmp_ptr + row[:, None] * DV + dv[None, :],
+            narrow(mean_of_v, v_cmp_ptr.dtype.element_ty),
+            mask=held[:, None] & (dv[None, :] < DV),
         )
 
 
@@ -235,7 +235,7 @@ def compress_backward_kernel(
         keys = tl.where(inside, tl.minimum(tl.load(cu_keys_ptr + i + 1), N) - first_key, 0)
     if head < H:
         d = tl.arange(0, BLOCK_D)
-        total = _sum_of_keys(
+        sum_of_k = _sum_of_keys(
             dk_cmp_ptr + batch * k_sb + head.to(tl.int64) * k_sh,
             place,
             keys,
@@ -250,13 +250,13 @@ def compress_backward_kernel(
         row = (batch * T + t) * H + head
         tl.store(
             dk_ptr + row[:, None] * D + d[None, :],
-            narrow(total, dk_ptr.dtype.element_ty),
+            narrow(sum_of_k, dk_ptr.dtype.element_ty),
             mask=held[:, None] & (d[None, :] < D),
         )
     else:
         head -= H
-        d = tl.arange(0, BLOCK_DV)
-        total = _sum_of_keys(
+        dv = tl.arange(0, BLOCK_DV)
+        sum_of_v = _sum_of_keys(
             dv_cmp_ptr + batch * v_sb + head.to(tl.int64) * v_sh,
             place,
             keys,
@@ -270,7 +270,7 @@ def compress_backward_kernel(
         )
         row = (batch * T + t) * H + head
         tl.store(
-            dv_ptr + row[:, None] * DV + d[None, :],
-            narrow(total, dv_ptr.dtype.element_ty),
-            mask=held[:, None] & (d[None, :] < DV),
+            dv_ptr + row[:, None] * DV + dv[None, :],
+            narrow(sum_of_v, dv_ptr.dtype.element_ty),
+            mask=held[:, None] & (dv[None, :] < DV),
         )
