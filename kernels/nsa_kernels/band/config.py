@@ -21,8 +21,9 @@ class Tiles:
     num_stages: int
 
 
-# For compressed keys of wide heads; a GPU with less shared memory than it takes has smaller tiles.
+# For many compressed keys of wide heads; on a GPU that has the shared memory.
 LONG = Tiles(64, 64, 4, 3)
+MANY_KEYS = 1024
 
 
 def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
@@ -64,7 +65,7 @@ def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
         tiles = Tiles(64, 64, 4, 2)
     elif widest <= 64 and not few and band.keys is None:
         tiles = Tiles(128, 64, 8, 3)
-    elif not few and band.keys is None and _shared_bytes(LONG, q, v) <= shared:
+    elif v.shape[1] > MANY_KEYS and band.keys is None and _shared_bytes(LONG, q, v) <= shared:
         tiles = LONG
     else:
         tiles = Tiles(64, 32, 4, 2)

@@ -20,16 +20,20 @@ from triton.runtime.jit import JITFunction
 
 from .compat import CPU_ALLOWED, TRITON_VERSION
 
+VARIABLE = "NSA_KERNELS_LAUNCH"
+"""``direct``: compiled kernels are called directly. Anything else, and not set: as Triton does."""
+
 _KNOWN = (3, 0, 0) <= TRITON_VERSION < (3, 10, 0)
 AVAILABLE: bool = (
-    _KNOWN
+    os.environ.get(VARIABLE) == "direct"
+    and _KNOWN
     and not CPU_ALLOWED
     and torch.version.cuda is not None
     and torch.version.hip is None
     and hasattr(torch._C, "_cuda_getCurrentRawStream")
 )
-"""Whether compiled kernels can be called directly at all: not in the interpreter, nor where
-launches are recorded and not run, nor on other GPUs than NVIDIA's."""
+"""Whether compiled kernels are called directly at all: where it was asked for, but not in the
+interpreter, nor where launches are recorded and not run, nor on other GPUs than NVIDIA's."""
 
 TAKES_CONSTANTS: bool = TRITON_VERSION >= (3, 3, 0)
 """Whether the launcher is given the constants, too, behind the arguments."""
