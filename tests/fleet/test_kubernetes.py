@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -56,25 +57,23 @@ def test_it_is_what_was_looked_at(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ASKED)
 def test_kubernetes_takes_it(tmp_path: Path, name: str, version: str) -> None:
-    validate = pytest.importorskip("kubernetes_validate")
     [job] = documents(write(tmp_path, *ASKED[name]) / "base" / "job.yaml")
-    validate.validate(job, version, strict=True)
+    kubernetes_validate.validate(job, version, strict=True)
     job["spec"]["completionModes"] = "Indexed"
-    with pytest.raises(validate.ValidationError):
-        validate.validate(job, version, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, version, strict=True)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kustomize_makes_one_of_it(tmp_path: Path, version: str) -> None:
-    validate = pytest.importorskip("kubernetes_validate")
     out = write(tmp_path, *ASKED["whole"])
     made = subprocess.run(
         ["kubectl", "kustomize", out / "overlay"], capture_output=True, text=True, check=True
     ).stdout
     [files, job] = list(yaml.safe_load_all(made))
     for document in (files, job):
-        validate.validate(document, version, strict=True)
+        kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"]["namespace"] == "bench"
     assert files["data"]["tiny.yaml"] == TINY
     pod = job["spec"]["template"]["spec"]

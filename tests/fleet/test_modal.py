@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import modal
 import pytest
 from click.testing import CliRunner
 
@@ -25,7 +26,6 @@ def write(folder: Path, *words: str) -> Path:
 
 
 def test_it_is_an_app_with_a_function_a_shard(tmp_path: Path) -> None:
-    modal = pytest.importorskip("modal")
     path = write(tmp_path, "--secret", "nsabench-key")
     assert "@" not in path.read_text().replace("@app.", "")
     spec = importlib.util.spec_from_file_location("app_of_a_fleet", path)

