@@ -241,18 +241,52 @@ def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
 
 def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
     number = end = 0
-    # Only a newline ends a line: a stray \r must not pass for a torn last one.
-    while (text := file.readline(limits.JOURNAL_LINE + 1)).endswith(b"\n"):
+    # What is begun gives way to the next line, maybe while it is read here: it is held back until
+    # what follows it is known to follow it.
+    begun: tuple[bytes, Line] | None = None
+    while True:
+        text = file.readline(limits.JOURNAL_LINE + 1)
+        if end + len(text) > limits.JOURNAL:
+            raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
+        line = _parsed(text)
+        if line is None:
+            before = begun[0] + b"\n" if begun else b""
+            if _is_replaced(file, before + text, end - len(before)):
+                end, number, begun = end - len(before), number - bool(begun), None
+                continue
+            if len(text) > limits.JOURNAL_LINE:
+                raise bounds.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")
+            if not text.endswith(b"\n"):
+                break
+            raise UsageError(
+                f"{path}:{number + 1}: not a line of a run's journal",
+                "the file was altered or the disk is bad: start a new run.",
+            )
+        if begun:
+            yield begun
         number += 1
         end += len(text)
-        if end > limits.JOURNAL:
-            raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
-        try:
-            yield text[:-1], LINE.validate_json(text)
-        except ValidationError:
-            raise UsageError(
-                f"{path}:{number}: not a line of a run's journal",
-                "the file was altered or the disk is bad: start a new run.",
-            ) from None
-    if len(text) > limits.JOURNAL_LINE:
-        raise bounds.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")
+        begun = (text[:-1], line) if isinstance(line, Begun) else None
+        if not begun:
+            yield text[:-1], line
+    if begun:
+        yield begun
+
+
+def _parsed(text: bytes) -> Line | None:
+    """None: it is no whole line. Only a newline ends one: a stray \r must not pass for its end."""
+    if not text.endswith(b"\n"):
+        return None
+    try:
+        return LINE.validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _is_replaced(file: BinaryIO, read_before: bytes, start: int) -> bool:
+    """Whether another process wrote there since it was read. The file is then where that starts."""
+    if os.pread(file.fileno(), len(read_before), start) == read_before:
+        return False
+    file.seek(0, os.SEEK_END)  # what is buffered is of the past
+    file.seek(start)
+    return True

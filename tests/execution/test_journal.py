@@ -13,8 +13,8 @@ import pytest
 from nsabench.assessment import parquet
 from nsabench.assessment.results import Results, assemble
 from nsabench.errors import UsageError
-from nsabench.execution.journal import Journal, read
-from nsabench.model.journal import EARLIER_KINDS, Entry
+from nsabench.execution.journal import Journal, lines, read
+from nsabench.model.journal import EARLIER_KINDS, Begun, Entry
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
@@ -110,6 +110,28 @@ def test_ceilings_of_a_run_that_was_resumed_are_the_best_and_its_timer_the_worst
     assert [f.sentence for f in results.findings if f.check == "timer"] == [
         "the timer reads a kernel of known duration -20.0% off, over the 2% allowed"
     ]
+
+
+def begun(names: int) -> Begun:
+    return Begun(
+        pass_name=PassName.FIRST_LOOK,
+        case_id="b",
+        implementations=[f"implementation_{n}" for n in range(names)],
+    )
+
+
+@pytest.mark.parametrize("names", [1, 20, 200, 2000])
+def test_what_is_begun_gives_way_while_it_is_read(tmp_path: Path, names: int) -> None:
+    """A reader has the old line in its buffer, whole or a part of it, when the next is written."""
+    path = tmp_path / "journal.jsonl"
+    with closing(Journal(path)) as journal:
+        journal.append(entry("a"))
+        journal.begin_attempt(begun(names))
+        reading = lines(path)
+        assert next(reading)[1].case_id == "a"
+        journal.append(entry("b" * 5 * names))
+        journal.append(entry("c"))
+        assert [line.case_id for _, line in reading][-2:] == ["b" * 5 * names, "c"]
 
 
 def test_a_byte_that_looks_like_the_end_of_a_line_cuts_nothing(tmp_path: Path) -> None:
