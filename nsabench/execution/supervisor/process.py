@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -170,7 +170,7 @@ class WorkerProcess:
                 if left <= 0:
                     self.stop()
                     raise WorkerTimedOut(self._step, limit_s)
-                if self._memory_in_use() > self._memory_limit:
+                if self._is_too_large():
                     self.stop()
                     raise WorkerTooLarge(self._step, self._memory_limit)
                 if not selector.select(min(left, POLL_S)):
@@ -208,12 +208,10 @@ class WorkerProcess:
         self._drain.join(TERM_GRACE_S)
         return WorkerDied(self._step, returncode, self.log.text())
 
-    def _memory_in_use(self) -> int:
-        total = 0
-        for process in _family(self.pid):
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-        return total
+    def _is_too_large(self) -> bool:
+        family = _family(self.pid)
+        # Forked processes share pages, and each counts them all; to count a page once takes longer.
+        return all(_memory_of(family, of) > self._memory_limit for of in (_resident, _shared_once))
 
     def children(self) -> list[psutil.Process]:
         """Processes the worker started and left."""
@@ -244,6 +242,27 @@ class WorkerProcess:
             stream.close()
         reap_orphans(self._siblings, self._born)
         _tell_reaper(f"-{self.pid}")
+
+
+def _memory_of(family: list[psutil.Process], of_one: Callable[[psutil.Process], int]) -> int:
+    """Bytes of all that still live."""
+    total = 0
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += of_one(process)
+    return total
+
+
+def _resident(process: psutil.Process) -> int:
+    return int(process.memory_info().rss)
+
+
+def _shared_once(process: psutil.Process) -> int:
+    """A page that n processes share counts as 1/n in each."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.AccessDenied:
+        return _resident(process)  # a process can forbid that its pages are counted
 
 
 def _start(program: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:

@@ -140,6 +140,19 @@ def child_left_behind(q, k, v):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
 
+large = []
+
+
+@hostile
+def children_share_memory(q, k, v):
+    if not large:
+        large.append(b"1" * (1 << 29))
+        for _ in range(6):
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+
+
 @hostile
 def orphan_left_behind(q, k, v):
     if os.fork() == 0:

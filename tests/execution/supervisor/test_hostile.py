@@ -134,6 +134,12 @@ def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
     assert outcomes["sdpa_gqa"].status == Status.OK
 
 
+def test_memory_that_processes_share_counts_once(make_plan: MakePlan, tmp_path: Path) -> None:
+    outcomes = measure(make_plan, tmp_path, "children_share_memory", memory_limit_bytes=2 << 30)
+    assert outcomes["children_share_memory"].status == Status.OK
+    assert any("6 process(es) were left" in n for n in outcomes["children_share_memory"].notes)
+
+
 def test_a_gigabyte_of_stderr_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:
     outcomes = measure(make_plan, tmp_path, "gigabyte_of_stderr", timeout_s=60)
     assert outcomes["gigabyte_of_stderr"].status == Status.CRASHED
