@@ -127,7 +127,7 @@ def patch_sheets():
 
     def elsewhere(path, size, *, new=False, private=False):
         if new:
-            real = Path(os.environ["TMPDIR"], "real")
+            real = Path(os.environ["TMPDIR"], f"the real {path.name}")
             path.symlink_to(real)
             path = real
         return mapping(path, size, new=new, private=private)
@@ -189,9 +189,9 @@ class Hook:
         raise ImportError(f"{name} is not for you")
 
 
-@attack("crashed", "is not for you")
+@attack("ok")
 def hooks_imports(q, k, v, sm_scale):
-    """Whatever the worker imports from here on."""
+    """Whatever the worker imports from here on, which is nothing."""
     if not any(isinstance(one, Hook) for one in sys.meta_path):
         sys.meta_path.insert(0, Hook())
 

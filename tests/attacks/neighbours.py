@@ -4,7 +4,6 @@ import ctypes
 import os
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +64,7 @@ def slows_everybody(q, k, v, sm_scale):
 
 @attack("ok", "were left behind and killed")
 def leaves_a_child(q, k, v, sm_scale):
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
 
 
 @attack("ok")

@@ -208,7 +208,7 @@ def test_it_gains_nothing(attacked, attack: Attack) -> None:
         assert any("the machine may have been busy" in one for one in said), told
     else:
         assert record.status == attack.status, told
-        assert attack.says in (record.reason or record.notes or ""), told
+        assert attack.says in f"{record.reason} {record.notes}", told
     assert record.verdict is not Verdict.FASTER
     if record.status is not Status.OK:
         assert record.median_ms is None and record.speedup is None

@@ -14,9 +14,10 @@ import pytest
 
 from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest import verify
-from nsabench.execution.journal import read
+from nsabench.execution.journal import lines, read
 from nsabench.fleet.folder import FleetFolder
 from nsabench.fleet.status import Progress, Stage, of_fleet
+from nsabench.model.journal import Begun
 from nsabench.model.plan import PlannedCase
 from nsabench.planning import resolve
 from nsabench.planning.shards import share
@@ -27,23 +28,25 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 COUNT = 5
-MATRIX = """
+NAMES = ("sdpa_gqa", "bmm_softmax", "unhurried")
+MATRIX = f"""
 op: selection_rows
-axes: {N: 4, H: [1, 2, 3, 4, 5], D: 32, L: [8, 16, 32, 64]}
-implementations: {only: [sdpa_gqa, bmm_softmax, unhurried]}
+axes: {{N: 4, H: [1, 2, 3, 4, 5], D: 32, L: [8, 16, 32, 64]}}
+implementations: {{only: [{", ".join(NAMES)}]}}
 timing:
   warmup_s: 0.005
-  stopping: {kind: fixed_count, rounds: 5}
+  stopping: {{kind: fixed_count, rounds: 5}}
 """
-# Slurm looks every half a minute whose time is nearly up: one shard must take longer than that.
+# Slurm looks every half a minute whose time is nearly up: one shard must take longer than that
+# behind its first case.
 KERNELS = """
 import time
 from nsabench import implementation
 
 @implementation(op="selection_rows", name="unhurried", role="candidate", devices=("cpu",))
 def unhurried(q, k, v, *, sm_scale):
-    if q.shape[1] == {heads}:
-        time.sleep(0.25)
+    if q.shape[1] == {heads} and k.shape[1] > 8:
+        time.sleep(0.8)
     weights = ((q @ k.transpose(-1, -2)) * sm_scale).float().softmax(-1)
     return weights.to(v.dtype) @ v
 """
@@ -74,11 +77,12 @@ def nsabench(cluster: Cluster, *words: str) -> str:
     return done.stdout
 
 
-def make(cluster: Cluster, folder: Path, *words: str) -> FleetFolder:
+def make(cluster: Cluster, folder: Path, *words: str, late: int = 0) -> FleetFolder:
+    """late: the shard that takes long."""
     matrix = folder.with_suffix(".yaml")
     matrix.write_text(MATRIX)
     kernels = folder.with_suffix(".py")
-    kernels.write_text(KERNELS.format(heads=_heads_of(LATE, matrix)))
+    kernels.write_text(KERNELS.format(heads=_heads_of(late, matrix) if late else 0))
     words = ("--kernels", str(kernels), *words)
     where = ("--shards", str(COUNT), "--out", str(folder), "--cpus", "1", "--memory", "500M")
     nsabench(cluster, "fleet", "slurm", str(matrix), "--device", "cpu", *where, *words)
@@ -89,7 +93,7 @@ def make(cluster: Cluster, folder: Path, *words: str) -> FleetFolder:
 def _heads_of(number: int, matrix: Path) -> int:
     """Of the cases that a shard has."""
     cases = [case for loaded in resolve.load_matrices([str(matrix)]) for case in loaded.cases]
-    planned = [PlannedCase(id=case.id, case=case, implementations=()) for case in cases]
+    planned = [PlannedCase(id=case.id, case=case, implementations=NAMES) for case in cases]
     return share(planned, f"{number}/{COUNT}")[0].case.shape["H"]
 
 
@@ -132,7 +136,7 @@ def test_a_fleet_is_measured_and_merged(cluster: Cluster, undisturbed: FleetFold
 def test_what_befalls_its_tasks_is_not_seen_in_the_run(
     cluster: Cluster, undisturbed: FleetFolder, tmp_path: Path
 ) -> None:
-    fleet = make(cluster, tmp_path / "disturbed", "--warn", "58", "--time", "10")
+    fleet = make(cluster, tmp_path / "disturbed", "--warn", "58", "--time", "10", late=LATE)
     disk = fleet.shard(FULL)
     disk.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", "size=300m", "none", str(disk)]
@@ -179,8 +183,11 @@ def _befall(cluster: Cluster, fleet: FleetFolder) -> None:
         for number in [n for n in sorted(waiting) if shard(fleet, n).measured > 0]:
             waiting.remove(number)
             _befall_one(cluster, fleet, number, f"{array}_{number}", lost)
-            journal = fleet.shard(number) / "journal.jsonl"
-            before[number] = journal.read_bytes().rpartition(b"\n")[0]
+            written = lines(fleet.shard(number) / "journal.jsonl")
+            # What is begun gives way to the next line.
+            before[number] = b"".join(
+                text + b"\n" for text, line in written if not isinstance(line, Begun)
+            )
         return not waiting
 
     wait(befallen, 240, "a case of each shard")
