@@ -12,16 +12,12 @@ python kernels/benchmarks/host.py [--only TEXT] [--launches]: a line a call, on 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
-
-# Read when the kernels are imported.
-os.environ.setdefault("NSA_KERNELS_LAUNCH", "direct")
 
 import nsa_kernels
 import torch

@@ -12,9 +12,6 @@ import torch
 # The tests import the oracle beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Read when the kernels are imported: the tests hold the launches that are not Triton's to it.
-os.environ.setdefault("NSA_KERNELS_LAUNCH", "direct")
-
 if not torch.cuda.is_available():
     # Must be set before triton is imported: the decorator decides at definition time.
     os.environ.setdefault("TRITON_INTERPRET", "1")

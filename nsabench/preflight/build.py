@@ -58,7 +58,13 @@ def build(call: Call, architecture: Architecture) -> Built:
         code_bytes=compiled.code_bytes(),
         compile_s=compile_s,
     )
-    if shared > architecture.shared_per_block:
+    if wrong := compiled.unwritten():
+        built.status = Status.COMPILE_ERROR
+        built.reason = (
+            f"its machine code is wrong: {wrong[0]}, which nothing wrote. The compiler made it so; "
+            "it must not run"
+        )
+    elif shared > architecture.shared_per_block:
         built.status = Status.OUT_OF_MEMORY
         built.reason = (
             f"it needs {shared / KIB:.1f} KiB of shared memory and {architecture.name} gives a "

@@ -12,6 +12,7 @@ from tempfile import NamedTemporaryFile
 import triton
 
 from nsabench.preflight.architectures import RESERVED_SHARED
+from nsabench.preflight.machine_code import Unwritten, unwritten
 
 _FUNCTION = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 _TOOL_LIMIT_S = 60
@@ -27,31 +28,20 @@ class Usage:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiler made of a launch. `kernel` is its name, or a part of it, in the cubin."""
+    """What a compiler made of a launch. `kernel` is its name, or a part of it, in the cubin.
+    uses_wgmma: whether it has the instructions of sm_90 that multiply tiles in shared memory."""
 
     cubin: bytes
     kernel: str
     warps: int
     dynamic_shared_bytes: int
+    uses_wgmma: bool = False
 
     def usage(self) -> Usage | None:
         """As the tool that Triton carries says; None where this Triton carries none."""
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        if not tool.is_file():
+        listing = self._shown_by("cuobjdump", "-res-usage")
+        if listing is None:
             return None
-        with NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(self.cubin)
-            file.flush()
-            try:
-                listing = subprocess.run(
-                    [tool, "-res-usage", file.name],
-                    capture_output=True,
-                    text=True,
-                    timeout=_TOOL_LIMIT_S,
-                    check=True,
-                ).stdout
-            except (OSError, subprocess.SubprocessError):
-                return None
         functions = [m for m in _FUNCTION.findall(listing) if self._is_ours(m[0])]
         if not functions:
             return None
@@ -59,6 +49,30 @@ class Compiled:
             registers=max(int(registers) for _, registers, _, _ in functions),
             spill_bytes=max(max(int(stack), int(local)) for *_, stack, local in functions),
         )
+
+    def unwritten(self) -> list[Unwritten]:
+        """Where it reads a register that nothing wrote: it was compiled wrong. Empty where this
+        Triton carries no disassembler, too, and of kernels without `wgmma`."""
+        return unwritten(self._shown_by("nvdisasm", "-c") or "") if self.uses_wgmma else []
+
+    def _shown_by(self, program: str, *options: str) -> str | None:
+        """What a tool that Triton carries prints of it; None where it carries none."""
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin" / program
+        if not tool.is_file():
+            return None
+        with NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            try:
+                return subprocess.run(
+                    [tool, *options, file.name],
+                    capture_output=True,
+                    text=True,
+                    timeout=_TOOL_LIMIT_S,
+                    check=True,
+                ).stdout
+            except (OSError, subprocess.SubprocessError):
+                return None
 
     def shared_bytes(self) -> int:
         """Of a block: what a launch asks for, and what the kernel has of its own."""

@@ -96,6 +96,7 @@ class Call:
             str(made.metadata.name),
             int(made.metadata.num_warps),
             int(made.metadata.shared),
+            "wgmma" in made.asm["ptx"],
         )
 
 

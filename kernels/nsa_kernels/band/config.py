@@ -26,9 +26,21 @@ LONG = Tiles(64, 64, 4, 3)
 MANY_KEYS = 1024
 
 
+def value_columns(d: int, dv: int, itemsize: int) -> int:
+    """Columns of a tile of values in the forward pass, ``dv`` and some that are masked.
+
+    As many bytes a row as keys have, up to 128: with fewer, both are laid out differently in shared
+    memory, and where neither can be copied there asynchronously (rows that begin at odd addresses),
+    ptxas 12.8 makes the address of the values from a register that it has not written.
+    """
+    columns = next_power_of_2(dv)
+    return max(columns, min(next_power_of_2(d), 64)) if itemsize == 2 else columns
+
+
 def _shared_bytes(tiles: Tiles, q: torch.Tensor, v: torch.Tensor) -> int:
     """What queries and staged keys and values of a program take."""
-    row = (next_power_of_2(q.shape[3]) + next_power_of_2(v.shape[3])) * q.element_size()
+    d, dv, size = q.shape[3], v.shape[3], q.element_size()
+    row = (next_power_of_2(d) + value_columns(d, dv, size)) * size
     return row * (tiles.block_n * tiles.num_stages + tiles.block_m)
 
 
@@ -69,7 +81,7 @@ def forward_tiles(q: torch.Tensor, v: torch.Tensor, band: Band) -> Tiles:
         tiles = LONG
     else:
         tiles = Tiles(64, 32, 4, 2)
-    return _fit(tiles, q, v.shape[3])
+    return _fit(tiles, q, value_columns(q.shape[3], v.shape[3], q.element_size()))
 
 
 def dq_tiles(q: torch.Tensor, v: torch.Tensor) -> Tiles:

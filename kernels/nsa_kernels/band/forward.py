@@ -8,7 +8,7 @@ from ..launch.device import on_its_device
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
 from ..launch.tape import empty
-from .config import Tiles, forward_tiles
+from .config import Tiles, forward_tiles, value_columns
 from .geometry import Band, tables_of
 from .kernels.forward import band_forward_kernel
 
@@ -30,6 +30,7 @@ def band_forward(
     if lse.numel() == 0:
         return out, lse
     tiles = tiles or forward_tiles(q, v, band)
+    columns = value_columns(q.shape[3], dv, q.element_size())
     launch(
         band_forward_kernel,
         (cdiv(t, tiles.block_m), hq, b),
@@ -41,7 +42,7 @@ def band_forward(
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         PRECISION="ieee",
-        **head_dims(q.shape[3], dv),
+        **{**head_dims(q.shape[3], dv), "BLOCK_DV": columns},
         **band.constants(),
     )
     return out, lse

@@ -21,19 +21,19 @@ from triton.runtime.jit import JITFunction
 from .compat import CPU_ALLOWED, TRITON_VERSION
 
 VARIABLE = "NSA_KERNELS_LAUNCH"
-"""``direct``: compiled kernels are called directly. Anything else, and not set: as Triton does."""
+"""``triton``: every launch is Triton's own. Otherwise they go past it, where that can be."""
 
 _KNOWN = (3, 0, 0) <= TRITON_VERSION < (3, 10, 0)
 AVAILABLE: bool = (
-    os.environ.get(VARIABLE) == "direct"
+    os.environ.get(VARIABLE) != "triton"
     and _KNOWN
     and not CPU_ALLOWED
     and torch.version.cuda is not None
     and torch.version.hip is None
     and hasattr(torch._C, "_cuda_getCurrentRawStream")
 )
-"""Whether compiled kernels are called directly at all: where it was asked for, but not in the
-interpreter, nor where launches are recorded and not run, nor on other GPUs than NVIDIA's."""
+"""Whether compiled kernels are called directly at all: not in the interpreter, nor where launches
+are recorded and not run, nor on other GPUs than NVIDIA's, nor where it was asked for not to be."""
 
 TAKES_CONSTANTS: bool = TRITON_VERSION >= (3, 3, 0)
 """Whether the launcher is given the constants, too, behind the arguments."""

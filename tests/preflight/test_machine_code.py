@@ -1,0 +1,62 @@
+"""A register that is read and never written shows in the machine code, and only there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nsabench.preflight.machine_code import unwritten
+from tests.preflight.test_preflight import preflight
+
+triton = pytest.importorskip("triton")
+NARROW = Path(__file__).parent / "narrow_values.py"
+LOOP = """
+.text.kernel:
+        /*0000*/                   UMOV UR4, URZ ;
+        /*0010*/              @!P0 BRA `(.L_x_0) ;
+        /*0020*/                   ULDC.64 UR8, c[0x0][0x210] ;
+.L_x_1:
+        /*0030*/                   UIADD3 UR4, UR4, 0x40, URZ ;
+        /*0040*/                   REDUX.SUM UR6, R2 ;
+        /*0050*/                   IMAD.U32 R3, RZ, RZ, UR6 ;
+        /*0060*/              @P1 BRA `(.L_x_1) ;
+.L_x_0:
+        /*0070*/                   {LAST} ;
+        /*0080*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        ("UIADD3 UR5, UR4, 0x1, URZ", []),
+        ("UIADD3 UR5, UR8, 0x1, URZ", ["UIADD3 at 0x0070 reads UR8"]),
+        ("LDG.E R0, desc[UR8][R2.64]", ["LDG.E at 0x0070 reads UR8, UR9"]),
+        ("UIADD3.64 UR12, UR4, 0x2, URZ", ["UIADD3.64 at 0x0070 reads UR5"]),
+        ("HGMMA R56, R24, gdesc[UR2].tnspB, R56", ["HGMMA at 0x0070 reads UR5"]),
+        ("HGMMA R56, gdesc[UR4], RZ, !UPT", ["HGMMA at 0x0070 reads UR5, UR6, UR7"]),
+    ],
+)
+def test_what_some_way_reads_before_it_is_written_is_found(last: str, found: list[str]) -> None:
+    assert [str(one) for one in unwritten(LOOP.replace("{LAST}", last))] == found
+
+
+def test_a_kernel_that_ptxas_made_wrong_is_refused(tmp_path: Path) -> None:
+    """And the library does not launch it: on an H200 it read whatever lay there."""
+    matrix = tmp_path / "narrow.yaml"
+    matrix.write_text(
+        "op: sliding_window\naxes: {dtype: [bfloat16, float16]}\n"
+        "include:\n- {B: 2, T: 64, HQ: 4, H: 1, D: [64, 128], window: 16}\n"
+    )
+    out = tmp_path / "p.parquet"
+    code, rows, said = preflight(out, matrix, "--arch", "sm_90", "--kernels", NARROW)
+    shipped = [r for r in rows if r["implementation"] == "as_shipped"]
+    assert shipped and {r["status"] for r in shipped} == {"ok"}, said
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    if "release 12.8" not in subprocess.check_output([tools / "ptxas", "--version"], text=True):
+        pytest.skip("this Triton carries another ptxas than the one that makes it wrong")
+    wrong = [r for r in rows if r["implementation"] == "as_wide_as_values"]
+    assert code == 1 and {r["status"] for r in wrong} == {"compile_error"}, said
+    assert "machine code is wrong" in wrong[0]["reason"] and "reads UR" in wrong[0]["reason"]
