@@ -19,6 +19,8 @@ SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
 LEAST_SLEEP_S = 2e-3
 # Whoever sleeps in every call meets no end of a time slice; who does not, does, for 4 ms each time.
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
+# What takes long is met by few of these, and sleeping as many times as long would take minutes.
+LONG_FACTOR, LONG_S = 4.0, 0.1  # 5 times as long is slow (`baseline.SLOW`)
 REPEATS = 16  # all but the first find their inputs in L2, and may take a third of the time
 
 _perf_counter = time.perf_counter
@@ -31,7 +33,8 @@ def _now(tensor: Tensor) -> float:
 
 
 def _oversleep(start: float, tensor: Tensor, factor: float, least_s: float) -> None:
-    time.sleep(max(least_s, factor * (_now(tensor) - start)))
+    taken = _now(tensor) - start
+    time.sleep(max(least_s, min(factor * taken, LONG_S + LONG_FACTOR * taken)))
 
 
 @control(caught_by="baseline", wraps=True)
