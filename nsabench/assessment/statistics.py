@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,14 +75,43 @@ def ratio_of_independent_medians(
     A percentile bootstrap that resamples each arm by itself. It knows nothing of what differs
     between two processes or machines. Raises `ValueError` when an arm has no sample.
     """
-    a = np.sort(np.asarray(numerator, dtype=np.float64), axis=None)
-    b = np.sort(np.asarray(denominator, dtype=np.float64), axis=None)
-    if a.size == 0 or b.size == 0:
-        raise ValueError(f"samples of both arms needed, got {a.size} and {b.size}")
+    return ratio_of_independent_arms(
+        [Arm(numerator)], [Arm(denominator)], resamples=resamples, seed=seed
+    )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Samples that were taken together. less: what is taken off their median, in their unit."""
+
+    samples: ArrayLike
+    less: float = 0.0
+
+
+def ratio_of_independent_arms(
+    above: Sequence[Arm], below: Sequence[Arm], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Ratio:
+    """The product of the medians `above` over that of those `below`, each less what its arm says.
+
+    A percentile bootstrap that resamples each arm by itself. Raises `ValueError` when an arm has no
+    sample, or nothing is left of a median.
+    """
     rng = np.random.default_rng(seed)
-    ratios = _resampled_medians(a, resamples, rng) / _resampled_medians(b, resamples, rng)
+    value = 1.0
+    ratios = np.ones(resamples)
+    for arms, power in ((above, 1), (below, -1)):
+        for arm in arms:
+            ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
+            if ordered.size == 0:
+                raise ValueError("samples of all arms needed, and one has none")
+            median = float(np.median(ordered)) - arm.less
+            resampled = _resampled_medians(ordered, resamples, rng) - arm.less
+            if median <= 0 or resampled.min() <= 0:
+                raise ValueError("nothing is left of a median")
+            value *= median**power
+            ratios *= resampled**power
     lo, hi = np.quantile(ratios, [0.025, 0.975])
-    return Ratio(float(np.median(a) / np.median(b)), float(lo), float(hi))
+    return Ratio(value, float(lo), float(hi))
 
 
 def _resampled_medians(

@@ -47,7 +47,8 @@ from nsabench.planning.narrow import Narrowed
     default=compare.BAND,
     show_default=True,
     metavar="SHARE",
-    help="Differences up to this are none: two runs of the same code differ by some per cent.",
+    help="Differences up to this are none. Baselines of the same code in both runs may show that "
+    "hosts differ by more; then that is the band.",
 )
 @click.option(
     "--fail-on",

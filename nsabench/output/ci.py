@@ -13,7 +13,7 @@ from nsabench.assessment.results import Results
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, Role
 from nsabench.output.compare import Comparison
-from nsabench.output.compare.comparison import Shift
+from nsabench.output.compare.shift import Shift
 from nsabench.output.report.files import replace
 from nsabench.text import shown
 

@@ -62,6 +62,7 @@ class Implementation:
     computes: str = ""
     kind: Kind = Kind.SPECIALISED
     package: Package | None = None
+    compiled_by: str = ""
 
     @property
     def origin(self) -> Origin:
@@ -88,6 +89,7 @@ def implementation(
     computes: str = "",
     kind: str = Kind.SPECIALISED,
     package: Package | None = None,
+    compiled_by: str = "",
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `op`.
 
@@ -106,6 +108,8 @@ def implementation(
     kind: of a baseline: `general` where it is a mask, a gather or FlexAttention, which any
       selection of keys could be put through; else `specialised`.
     package: the library that it calls, if that is not the one that registers it.
+    compiled_by: of a baseline: `triton` where its kernels are compiled when they are called, by it
+      or by `torch.compile`. Under another Triton such a baseline is another one.
     Raises `UsageError` for an unknown role, device, direction or kind.
     """
 
@@ -157,6 +161,7 @@ def implementation(
                 computes=computes,
                 kind=of_kind,
                 package=package,
+                compiled_by=compiled_by,
             )
         )
         return call

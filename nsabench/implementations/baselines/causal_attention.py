@@ -30,6 +30,7 @@ def dense(
     devices: Sequence[str] = ("cuda",),
     kind: str = "specialised",
     package: Package | None = None,
+    compiled_by: str = "",
 ) -> Callable[[Attention], Attention]:
     """Register dense attention as a baseline of its own op, and as an alternative to NSA."""
 
@@ -41,6 +42,7 @@ def dense(
             devices=devices,
             kind=kind,
             package=package,
+            compiled_by=compiled_by,
         )(call)
         implementation(
             op="nsa_attention",
@@ -49,6 +51,7 @@ def dense(
             computes="causal_attention",
             devices=devices,
             package=package,
+            compiled_by=compiled_by,
         )(call)
         return call
 
@@ -176,7 +179,7 @@ def _block_mask(t: int, device: torch.device) -> Any:
 _block_mask_of = memoised(2)(_block_mask)
 
 
-@dense("flex_attention", kind="general")
+@dense("flex_attention", kind="general", compiled_by="triton")
 def flex_attention(
     q: Tensor,
     k: Tensor,

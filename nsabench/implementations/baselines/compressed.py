@@ -199,7 +199,14 @@ def _bounds(
     return lo, lo + complete.clamp_(min=0)
 
 
-@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",), kind="general")
+@implementation(
+    op=OP,
+    name="flex_attention",
+    role="baseline",
+    devices=("cuda",),
+    kind="general",
+    compiled_by="triton",
+)
 def flex_attention(
     q: Tensor,
     k: Tensor,

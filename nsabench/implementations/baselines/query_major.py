@@ -135,7 +135,13 @@ def _inverted(rows: Tensor, begin: Tensor, ends: Tensor, size: int) -> tuple[Any
     return (*int32, queries, blocks)
 
 
-@implementation(op="selection_blocks", name="query_major", role="baseline", devices=("cuda",))
+@implementation(
+    op="selection_blocks",
+    name="query_major",
+    role="baseline",
+    devices=("cuda",),
+    compiled_by="triton",
+)
 def query_major(
     q: Tensor,
     k: Tensor,

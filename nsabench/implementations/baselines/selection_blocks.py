@@ -153,7 +153,14 @@ def gathered_sdpa(
     return torch.cat(chunks).view(b, t, hq, dv)
 
 
-@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",), kind="general")
+@implementation(
+    op=OP,
+    name="flex_attention",
+    role="baseline",
+    devices=("cuda",),
+    kind="general",
+    compiled_by="triton",
+)
 def flex_attention(
     q: Tensor,
     k: Tensor,

@@ -242,7 +242,12 @@ def _flash(
 
 
 @implementation(
-    op="selection_ranges", name="flex_attention", role="baseline", devices=("cuda",), kind="general"
+    op="selection_ranges",
+    name="flex_attention",
+    role="baseline",
+    devices=("cuda",),
+    kind="general",
+    compiled_by="triton",
 )
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int

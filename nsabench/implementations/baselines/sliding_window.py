@@ -136,7 +136,14 @@ def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:
     return torch.maximum(first, position - (window - 1)), position + 1
 
 
-@implementation(op=OP, name="flex_attention", role="baseline", devices=("cuda",), kind="general")
+@implementation(
+    op=OP,
+    name="flex_attention",
+    role="baseline",
+    devices=("cuda",),
+    kind="general",
+    compiled_by="triton",
+)
 def flex_attention(
     q: Tensor,
     k: Tensor,

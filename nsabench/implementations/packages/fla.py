@@ -41,6 +41,7 @@ def refuse_group(q: Tensor, k: Tensor) -> None:
     devices=("cuda",),
     distributions=DISTRIBUTIONS,
     package=FLA,
+    compiled_by="triton",
 )
 def fla(
     q: Tensor,

@@ -23,6 +23,7 @@ TOPK = "fsa.ops.FSA_topk_sparse_attention:FSA_topk_sparse_attention"
     devices=("cuda",),
     distributions=DISTRIBUTIONS,
     package=FSA,
+    compiled_by="triton",
 )
 def fsa(
     q: Tensor,

@@ -56,6 +56,7 @@ def topk_attention(
     devices=("cuda",),
     distributions=DISTRIBUTIONS,
     package=NSA_TRITON,
+    compiled_by="triton",
 )
 def nsa_triton(
     q: Tensor,

@@ -9,25 +9,18 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from nsabench.assessment import labels
-from nsabench.assessment.checks.group import Group
-from nsabench.assessment.statistics import geometric_mean, ratio_of_independent_medians
-from nsabench.assessment.verdict import Key
+from nsabench.assessment.statistics import geometric_mean
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Role, Status, Verdict
+from nsabench.model.vocabulary import Role
 from nsabench.output.compare import payments
+from nsabench.output.compare.band import BAND, BAND_IN_QUEUE
 from nsabench.output.compare.payments import ComparedPayment, PaymentShift
+from nsabench.output.compare.shift import MISSING, Pair, Shift
 from nsabench.output.compare.side import Side, compared
 from nsabench.output.compare.vocabulary import Change, Difference
-
-# Two runs of the same code differ by more than their intervals say. "How well it measures" in
-# docs/explanation/measurement.md: 97.6 % of medians within 3 %, and 99.6 % of those over 20 µs.
-BAND = 0.05
-# Hosts differ by more than devices; what two hosts, or two versions, cost a caller shows beyond it.
-BAND_IN_QUEUE = 0.10
-MISSING = "missing"  # in place of a status: planned, and not measured
 
 
 @dataclass(frozen=True)
@@ -44,20 +37,6 @@ class Measurement:
     speedup_hi: float | None = None
     verdict: str | None = None
     regime: str = ""  # that these are of
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A later run against the first: ratio = time in the first / time in the later one, with its
-    95 % interval. `difference` is None where both runs declined the case."""
-
-    difference: Difference | None
-    why: str = ""
-    ratio: float | None = None
-    lo: float | None = None
-    hi: float | None = None
-    change: Change | None = None
-    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,6 +245,7 @@ def _settings(planned: PlannedCase) -> dict[str, object]:
 
 def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[ComparedCell]:
     common = [compared(side) for side in sides]
+    pairs = [Pair(sides[0], later, band) for later in sides[1:]]
     for (case_id, name), role in common[0].items():
         if not all((case_id, name) in other for other in common):
             continue
@@ -276,14 +256,8 @@ def _cells(sides: Sequence[Side], only: Sequence[str], band: float) -> Iterator[
             continue
         key = (case_id, name)
         records = [side.records.get(key) for side in sides]
-        shifts = tuple(
-            _shift(sides[0], side, records[0], record, key, band)
-            for side, record in zip(sides[1:], records[1:], strict=True)
-        )
-        in_queue = tuple(
-            _shift_in_queue(sides[0], side, records[0], record)
-            for side, record in zip(sides[1:], records[1:], strict=True)
-        )
+        shifts = tuple(pair.shift(key) for pair in pairs)
+        in_queue = tuple(pair.shift_in_queue(key) for pair in pairs)
         length = next((r.length for r in records if r), None)
         yield ComparedCell(
             planned[0], name, role, length, tuple(map(_measurement, records)), shifts, in_queue
@@ -304,66 +278,6 @@ def _measurement(record: Record | None) -> Measurement:
         record.verdict,
         record.regime.value,
     )
-
-
-def _shift(
-    first: Side, later: Side, before: Record | None, after: Record | None, key: Key, band: float
-) -> Shift:
-    statuses = [record.status if record else MISSING for record in (before, after)]
-    change = Change.between(*statuses)
-    for side, record in ((first, before), (later, after)):
-        if record is None or record.status is not Status.OK:
-            if change is None and statuses[0] in BENIGN:
-                return Shift(None, record.reason if record else "")
-            outcome = f"{record.status}: {record.reason}" if record else "not measured"
-            return Shift(Difference.INVALID, f"in {side.name} {outcome}", change=change)
-    assert before is not None
-    assert after is not None
-    for side, record in ((first, before), (later, after)):
-        objection = side.objects_to(Group.of(record))
-        if objection or record.verdict is Verdict.INVALID:
-            why = objection or f"in {side.name} {record.reason}"
-            return Shift(Difference.INVALID, why, change=change)
-    if key not in first.samples or key not in later.samples:
-        return Shift(Difference.INCONCLUSIVE, "parity only: it was not timed")
-    for side, record in ((first, before), (later, after)):
-        doubt = side.doubt(record)
-        if doubt:
-            return Shift(Difference.INCONCLUSIVE, f"in {side.name} {doubt}", doubtful=True)
-    ratio = ratio_of_independent_medians(first.samples[key], later.samples[key])
-    difference, why = _difference(ratio.lo, ratio.hi, band)
-    return Shift(difference, why, ratio.value, ratio.lo, ratio.hi, change)
-
-
-def _shift_in_queue(
-    first: Side, later: Side, before: Record | None, after: Record | None
-) -> Shift | None:
-    """By the medians of the bursts; their 20 and 80 % quantiles, which are all that is kept of
-    them in a record, bound the ratio."""
-    if before is None or after is None:
-        return None
-    if not (before.queued_ms and after.queued_ms and after.queued_p20_ms and after.queued_p80_ms):
-        return None
-    assert before.queued_p20_ms is not None and before.queued_p80_ms is not None
-    for side, record in ((first, before), (later, after)):
-        objection = side.objects_to_queue(record)
-        if objection:
-            return Shift(Difference.INVALID, objection)
-    lo = before.queued_p20_ms / after.queued_p80_ms
-    hi = before.queued_p80_ms / after.queued_p20_ms
-    difference, why = _difference(lo, hi, BAND_IN_QUEUE)
-    return Shift(difference, why, before.queued_ms / after.queued_ms, lo, hi)
-
-
-def _difference(lo: float, hi: float, band: float) -> tuple[Difference, str]:
-    low, high = 1 / (1 + band), 1 + band
-    if lo > high:
-        return Difference.FASTER, ""
-    if hi < low:
-        return Difference.SLOWER, ""
-    if lo >= low and hi <= high:
-        return Difference.SAME, ""
-    return Difference.INCONCLUSIVE, f"the 95 % interval of the ratio is {lo:.3f} to {hi:.3f}"
 
 
 def _mean(op: str, name: str, cells: Sequence[ComparedCell], later: int) -> Mean:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.model.vocabulary import Role, Status
+from nsabench.output.compare.band import BAND_IN_QUEUE
 from nsabench.output.compare.comparison import (
-    BAND_IN_QUEUE,
     Comparison,
     Mean,
     Measurement,
-    Shift,
 )
 from nsabench.output.compare.payments import PaymentShift
+from nsabench.output.compare.shift import Shift
 from nsabench.output.compare.vocabulary import Difference
 from nsabench.output.report.markdown import table
 from nsabench.text import code, markdown
@@ -50,8 +50,11 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield f"# Comparison with {markdown(comparison.first.name)}\n"
     yield (
         "Ratio: median time in the first run over that in the later one, with its 95 % interval; "
-        f"above 1 the later one is faster. Within {comparison.band:.0%} of 1 they are the same. "
-        "It is of the samples: of the regime device, or graph where that is the mode."
+        "above 1 the later one is faster. It is of the samples, less what the timer adds: of the "
+        "regime device, or graph where that is the mode. Where a baseline of the case is known to "
+        "be the same code in both runs, the ratio is to that one, so that the hosts cancel. Within "
+        f"{comparison.band:.0%} of 1, or further where such baselines of like duration differ by "
+        "more, they are the same."
     )
     for side in comparison.sides:
         if side.objection:
