@@ -90,7 +90,7 @@ def _compile(wanted: list[str], target: Path, options: list[str]) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".in") as listed:
         listed.write("\n".join(wanted) + "\n")
         listed.flush()
-        command: list[str | Path] = [programs.find("uv", "uv"), "pip", "compile", "--quiet"]
+        command: list[str | Path] = [*programs.find("uv", "uv", "uv"), "pip", "compile", "--quiet"]
         command += ["--generate-hashes", "--no-header", "--no-annotate", "--no-emit-find-links"]
         command += ["--python-version", PYTHON, "--python-platform", PLATFORM]
         command += [*options, "--output-file", target, listed.name]

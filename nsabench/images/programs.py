@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -11,15 +12,23 @@ from pathlib import Path
 from nsabench.errors import EnvironmentRefused, NsabenchError
 
 
-def find(tool: str, package: str) -> str:
-    """The tool beside this Python or on PATH. Raises `EnvironmentRefused` when it is not there."""
+def find(tool: str, package: str, module: str) -> list[str]:
+    """What starts the tool: beside this Python, as a module that it imports, or on PATH.
+
+    Scripts stay behind where packages are borrowed from another environment (a `.pth`, `--target`),
+    and there the module is all that there is. Raises `EnvironmentRefused` when it is nowhere.
+    """
     beside = Path(sys.executable).parent / tool
-    program = str(beside) if beside.is_file() else shutil.which(tool)
+    if beside.is_file():
+        return [str(beside)]
+    if importlib.util.find_spec(module) is not None:
+        return [sys.executable, "-m", module]
+    program = shutil.which(tool)
     if program is None:
         raise EnvironmentRefused(
             f"{tool} is not installed", f"pip install 'nsabench[images]' (or {package})."
         )
-    return program
+    return [program]
 
 
 def run(command: Sequence[str | Path], purpose: str, timeout_s: float) -> str:

@@ -20,7 +20,10 @@ def write(checkout: Checkout, locks: Sequence[Path], target: Path) -> Path:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as together:
         together.writelines(lock.read_text() for lock in locks)
         together.flush()
-        command: list[str | Path] = [programs.find("cyclonedx-py", "cyclonedx-bom"), "requirements"]
+        command: list[str | Path] = [
+            *programs.find("cyclonedx-py", "cyclonedx-bom", "cyclonedx_py"),
+            "requirements",
+        ]
         command += ["--output-reproducible", "--validate", "--output-format", "JSON"]
         command += ["--pyproject", checkout.root / "pyproject.toml"]
         command += ["--output-file", target, together.name]

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.images import combos, daemon, launch, lock, matrix, sbom
+from nsabench.images import combos, daemon, launch, lock, matrix, programs, sbom
 from nsabench.images.wheelhouse import existing_lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
@@ -120,6 +120,17 @@ def test_the_bill_of_materials_is_cyclonedx_and_names_the_whole_lock(
         hashes = component["externalReferences"][0]["hashes"]
         assert hashes and all(h["alg"] == "SHA-256" for h in hashes)
     assert bill["metadata"]["component"]["name"] == "nsabench"
+
+
+def test_a_tool_is_found_where_only_its_module_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = programs.find("cyclonedx-py", "cyclonedx-bom", "cyclonedx_py")
+    assert found == [str(tmp_path / "python"), "-m", "cyclonedx_py"]
+    with pytest.raises(EnvironmentRefused, match="no-such-tool is not installed"):
+        programs.find("no-such-tool", "none", "no_such_module_of_a_tool")
 
 
 def test_bases_are_pinned_by_digest() -> None:
