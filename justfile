@@ -101,18 +101,19 @@ install:
     #!/bin/sh
     set -eu
     stamp=.venv/installed
-    if [ -e "$stamp" ] && [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt kernels/pyproject.toml ]; then
-        exit 0
-    fi
-    if ! {{ python }} -c 'import torch, triton' 2>/dev/null; then
-        if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-            {{ pip }} torch triton 'numpy<2.4'
-        else
-            {{ pip }} {{ cpu_torch }}
+    if ! [ "$stamp" -nt pyproject.toml ] || ! [ "$stamp" -nt kernels/pyproject.toml ]; then
+        if ! {{ python }} -c 'import torch, triton' 2>/dev/null; then
+            if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+                {{ pip }} torch triton 'numpy<2.4'
+            else
+                {{ pip }} {{ cpu_torch }}
+            fi
         fi
+        {{ pip }} -e '.[dev]' -e kernels
+        touch "$stamp"
     fi
-    {{ pip }} -e '.[dev]' -e kernels
-    touch "$stamp"
+    # A worker in its sandbox cannot keep what it compiles, and each would do it again.
+    {{ python }} -m compileall -q nsabench kernels/nsa_kernels
 
 # Add a finished, signed run to docs/results/archive, and take the README's pictures of it
 publish run: install

@@ -14,6 +14,7 @@ from typing import Any
 
 from nsabench.errors import EnvironmentRefused
 from nsabench.model.version import __version__
+from nsabench.output.report.vega import bundle
 from nsabench.text import shown
 
 # In the order in which they build on each other; those of a page follow.
@@ -41,7 +42,7 @@ def render(
         style=_asset("report.css"),
         scripts=[_asset(name) for name in (*COMMON, *scripts)],
         charts=_charts(),
-        vega=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"),
+        vega=bundle(vl_convert),
         data=_pack(data),
         **context,
     )
