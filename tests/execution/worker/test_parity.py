@@ -72,9 +72,9 @@ def test_the_worst_row_is_the_one_that_is_furthest_beyond_its_own_bound(of_dv: f
     assert Errors.worst([dq, dv]) == (dv if 4 * of_dv > 6.0 else dq)
 
 
-def one_small(of_typical: float) -> torch.Tensor:
+def one_small(of_typical: float, width: int = 16) -> torch.Tensor:
     """Rows of the norm 1 but for the last one, which has so much of a typical row's."""
-    rows = result(64, 8)
+    rows = result(64, width)
     rows /= rows.norm(dim=-1, keepdim=True)
     others = rows[:-1].square().sum()
     rows[-1] *= math.sqrt(float(of_typical**2 * others / (64 - of_typical**2)))
@@ -111,6 +111,17 @@ def test_a_lost_row_is_wrong_by_its_own_norm(times: float, left: float, factor: 
     found = parity.measure("dk", off, oracle, RESOLVED, factor)
     lost = times > 1 and left < 1 / 8
     assert found.worst_row == pytest.approx((1 - left) * (1.0 if lost else times * RESOLVED))
+
+
+@pytest.mark.parametrize("times", [1.1, 8.0, 15.0, 17.0])
+def test_of_few_elements_rounding_may_be_the_opposite(times: float) -> None:
+    """A row of three that is nearly zero is lost only beyond what rounding may be of a gradient."""
+    oracle = one_small(times * RESOLVED, width=3)
+    off = oracle.clone()
+    off[-1] = 0
+    found = parity.measure("dgates", off, oracle, RESOLVED)
+    lost = times > parity.checks.row_ratio("dgates")
+    assert found.worst_row == pytest.approx(1.0 if lost else times * RESOLVED)
 
 
 def test_what_underflows_is_not_lost() -> None:
