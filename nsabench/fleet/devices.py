@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -20,10 +21,12 @@ GOOD = (0, 1)  # exit codes of a run that is complete
 
 @dataclass(frozen=True)
 class Place:
-    """Where a shard is measured. variables: of the environment, which choose the device."""
+    """Where a shard is measured. variables: of the environment, which choose the device. cpus:
+    those that are near it; none: any. Memory is of the node whose CPU writes to it first."""
 
     name: str
     variables: Mapping[str, str]
+    cpus: frozenset[int] = frozenset()
 
 
 def places(asked: str) -> list[Place]:
@@ -33,16 +36,15 @@ def places(asked: str) -> list[Place]:
     named twice.
     """
     failure = nvml.failure()
-    there = (
-        [] if failure else [i for device in nvml.Device.all() if (i := device.index()) is not None]
-    )
+    devices = [] if failure else nvml.Device.all()
+    there = {i: device for device in devices if (i := device.index()) is not None}
     if not there:
         raise EnvironmentRefused(
             f"--devices {asked} needs GPUs, and this machine shows none: {failure or 'NVML has 0'}",
             "run `nsabench doctor`, or measure without --devices.",
         )
     if asked == "all":
-        chosen = there
+        chosen = list(there)
     else:
         try:
             chosen = [int(part) for part in asked.split(",")]
@@ -57,7 +59,15 @@ def places(asked: str) -> list[Place]:
             f"--devices {asked}: {what}", f"name each once of {', '.join(map(str, there))}."
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML counts
-    return [Place(f"gpu {i}", {**order, "CUDA_VISIBLE_DEVICES": str(i)}) for i in chosen]
+    ours = os.sched_getaffinity(0)
+    return [
+        Place(
+            f"gpu {i}",
+            {**order, "CUDA_VISIBLE_DEVICES": str(i)},
+            there[i].cpus().intersection(ours),
+        )
+        for i in chosen
+    ]
 
 
 def measure(
@@ -107,7 +117,7 @@ def measure(
 
 
 def _start(arguments: Sequence[str], place: Place) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "nsabench", "all", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -116,6 +126,10 @@ def _start(arguments: Sequence[str], place: Place) -> subprocess.Popen[str]:
         env={**os.environ, **secrecy.variables(), **place.variables},
         start_new_session=True,  # an interrupt of the terminal is handed on once, and by us
     )
+    if place.cpus:
+        with suppress(ProcessLookupError):  # why it ended is read from its exit code
+            os.sched_setaffinity(process.pid, place.cpus)  # and of all that it will start
+    return process
 
 
 def _read(process: subprocess.Popen[str], name: str, show: Callable[[str, str], None]) -> None:

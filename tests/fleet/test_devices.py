@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from nsabench.cli._options import Measuring
 from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
 from nsabench.execution.journal import read
-from nsabench.fleet.devices import Place, measure, places
+from nsabench.fleet.devices import Place, _start, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import MARGIN
@@ -72,6 +73,28 @@ def test_a_shard_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentRefused, match="the shard on first ended with exit code 2"):
         measure(["none.yaml"], BOTH, tmp_path / "s", lambda *line: lines.append(line))
     assert any("there is no matrix" in line for _, line in lines)
+
+
+def test_a_shard_runs_on_the_cpus_of_its_place(tmp_path: Path) -> None:
+    [cpu, *_] = os.sched_getaffinity(0)
+    place = Place("near", {}, frozenset({cpu}))
+    process = _start(["none.yaml"], place)
+    try:
+        assert os.sched_getaffinity(process.pid) == {cpu}
+    finally:
+        process.communicate()
+
+
+def test_cpus_of_a_node_are_read_from_its_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def affinity(handle: object, words: int) -> list[int]:
+        asked.append(words)
+        return [1 << 0 | 1 << 63, 1 << 2]
+
+    monkeypatch.setattr(nvml.os, "cpu_count", lambda: 96)
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetCpuAffinity", affinity)
+    assert nvml.Device(None).cpus() == {0, 63, 66} and asked == [2]
 
 
 @pytest.mark.skipif(nvml.initialised(), reason="needs a machine without a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 import pynvml
 
 T = TypeVar("T")
+
+WORD_BITS = 64  # of the words that a set of CPUs comes in
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, "clocks event reasons").
 CLOCK_EVENT_REASONS = {
@@ -88,6 +91,17 @@ class Device:
     def index(self) -> int | None:
         """Its place in NVML's order, the same in every process that sees the same devices."""
         return attempt(pynvml.nvmlDeviceGetIndex, self.handle)
+
+    def cpus(self) -> frozenset[int]:
+        """CPUs of the NUMA node that it hangs on; none where that cannot be had."""
+        words = -(-(os.cpu_count() or 1) // WORD_BITS)
+        masks = attempt(pynvml.nvmlDeviceGetCpuAffinity, self.handle, words) or []
+        return frozenset(
+            word * WORD_BITS + bit
+            for word, mask in enumerate(masks)
+            for bit in range(WORD_BITS)
+            if int(mask) >> bit & 1
+        )
 
     def read(self) -> Reading:
         h = self.handle
