@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
@@ -12,12 +13,16 @@ import click
 
 from nsabench.cli import _options
 from nsabench.cli._say import say
+from nsabench.images import apptainer as apptainers
 from nsabench.images import build as building
 from nsabench.images import combos as known
 from nsabench.images import launch as launching
 from nsabench.images import lock as locking
 from nsabench.images import matrix as matrices_in_images
+from nsabench.images import provenance as provenances
 from nsabench.images import sbom
+from nsabench.images import venv as venvs
+from nsabench.images import verify as verifying
 from nsabench.images import wheelhouse as wheels
 from nsabench.output import terminal
 from nsabench.output.compare import tables
@@ -36,6 +41,12 @@ RESULTS = click.option(
     default=Path("results"),
     show_default=True,
     help="Folder that holds the runs; it must be yours to write.",
+)
+WHEELHOUSE = click.option(
+    "--wheelhouse",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Take the packages from this folder, not from an index.",
 )
 GPUS = click.option(
     "--gpus",
@@ -143,12 +154,7 @@ def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
 @command.command("build")
 @COMBO
 @click.option("--base", default="", help="Base image. Default: the one pinned in combos.yaml.")
-@click.option(
-    "--wheelhouse",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Take the packages from this folder, not from an index.",
-)
+@WHEELHOUSE
 @click.option("--flash-attn", is_flag=True, help="Add flash-attn, compiled from its sdist.")
 @click.option("--max-jobs", default=4, show_default=True, help="Compilers at once for flash-attn.")
 @click.option("--flash-attn-archs", default="80;90", show_default=True)
@@ -157,6 +163,13 @@ def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
     default="",
     help="CUDA devel image that compiles flash-attn; its CUDA has the combo's major version. "
     "Default: the one pinned in combos.yaml.",
+)
+@click.option(
+    "--evidence",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("images"),
+    show_default=True,
+    help="Folder for the bill of materials and the provenance of the image.",
 )
 @click.option("--verbose", is_flag=True, help="Show what the daemon says.")
 def build(
@@ -167,9 +180,10 @@ def build(
     max_jobs: int,
     flash_attn_archs: str,
     devel_base: str,
+    evidence: Path,
     verbose: bool,
 ) -> None:
-    """Build the image of a combo.
+    """Build the image of a combo; its provenance is signed with your key, or one made for it.
 
     Example: nsabench images build cpu --base nsabench/offline-base:bookworm
     """
@@ -183,8 +197,87 @@ def build(
         if flash_attn
         else None,
         say=say if verbose else lambda line: None,
+        evidence=evidence,
     )
     say(f"{known.tag(combo)} {identifier} in {time.monotonic() - began:.0f} s")
+
+
+@command.command("venv")
+@COMBO
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where it goes; empty or new. Default: venvs/COMBO.",
+)
+@WHEELHOUSE
+def venv(combo: str, folder: Path | None, wheelhouse: Path | None) -> None:
+    """Make the virtual environment of a combo, for hosts without containers.
+
+    uv installs what the image holds, from the same lock and hashes. `environment.json` of its runs
+    names the combo and says that it was a venv.
+
+    Example: nsabench images venv torch2.5.1-cu124
+    """
+    target = folder or Path("venvs") / combo
+    began = time.monotonic()
+    program = venvs.make(known.checkout(), combo, target, wheelhouse=wheelhouse, say=say)
+    say(f"{program} in {time.monotonic() - began:.0f} s")
+
+
+@command.command("apptainer")
+@COMBO
+@click.option("--base", default="", help="Base image. Default: the one pinned in combos.yaml.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where it goes; empty or new. Default: apptainer/COMBO.",
+)
+@WHEELHOUSE
+def apptainer(combo: str, base: str, folder: Path | None, wheelhouse: Path | None) -> None:
+    """Write an Apptainer definition of a combo, made from the Dockerfile, and what it copies.
+
+    Example: nsabench images apptainer torch2.5.1-cu124
+    """
+    target = folder or Path("apptainer") / combo
+    definition = apptainers.write(known.checkout(), combo, target, base=base, wheelhouse=wheelhouse)
+    say(f"cd {definition.parent} && apptainer build {combo}.sif {definition.name}")
+
+
+@command.command("verify")
+@COMBO
+@click.option(
+    "--venv",
+    "folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Look at this virtual environment, and not at the image.",
+)
+@click.option(
+    "--provenance",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Hold the image against this file. Default: images/COMBO.provenance.json, if it is there.",
+)
+@_options.as_json
+def verify(combo: str, folder: Path | None, provenance: Path | None, as_json: bool) -> int:
+    """Check what is installed against the lock, the labels and the provenance.
+
+    The image is started without a network. Every file is held against the hash that it was
+    installed with. Exits with 4 when something differs.
+
+    Example: nsabench images verify torch2.5.1-cu124
+    """
+    checkout = known.checkout()
+    if folder is not None:
+        checks = verifying.venv(checkout, combo, folder)
+    else:
+        usual = provenances.place(Path("images"), combo)
+        given = provenance or (usual if usual.is_file() else None)
+        checks = verifying.image(checkout, combo, given)
+    if as_json:
+        say(json.dumps([asdict(check) for check in checks], indent=1))
+    else:
+        for check in checks:
+            say(f"{'ok' if check.holds else 'FAILED':6} {check.name:12} {check.detail}")
+    return 0 if all(check.holds for check in checks) else 4
 
 
 @command.command("sbom")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nsabench.errors import NsabenchError
-from nsabench.images import daemon, sbom
+from nsabench.images import context, daemon, provenance, sbom
 from nsabench.images.combos import Checkout, tag
 from nsabench.images.lock import FLASH_ATTN, sha256
+from nsabench.images.revision import revision
 from nsabench.images.wheelhouse import existing_lock
-
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "nsabench", "matrices", "kernels")
-NOT_SOURCES = ("__pycache__", ".egg-info", ".pyc")
+from nsabench.signing.signer import load_signer
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,16 @@ def build(
     wheelhouse: Path | None = None,
     flash_attn: FlashAttn | None = None,
     say: Callable[[str], None] = lambda line: None,
+    evidence: Path | None = None,
 ) -> str:
     """Build and tag; returns the image's id.
 
-    With a wheelhouse, and a base that has Python and a compiler, nothing is fetched. Raises
-    `NsabenchError` with the step that failed.
+    With a wheelhouse, and a base that has Python and a compiler, nothing is fetched. evidence: a
+    folder for the signed provenance and the bill of materials. Raises `NsabenchError` with the step
+    that failed, and `UsageError` when the key that is to sign cannot be used.
     """
+    signer = load_signer() if evidence is not None else None
+    began = datetime.now(UTC)
     combos = checkout.combos()
     combo = combos.get(name)
     lock = existing_lock(checkout, name)
@@ -59,10 +60,10 @@ def build(
             "MAX_JOBS": str(flash_attn.max_jobs),
             "FLASH_ATTN_ARCHS": flash_attn.archs,
         }
-    with daemon.in_words(base), tempfile.TemporaryFile() as context:
-        _write_context(checkout, locks, wheelhouse, context)
+    with daemon.in_words(base), tempfile.TemporaryFile() as packed:
+        context.pack(checkout, name, wheelhouse, flash_attn is not None, packed)
         lines = client.api.build(
-            fileobj=context,
+            fileobj=packed,
             custom_context=True,
             dockerfile="docker/Dockerfile",
             tag=image,
@@ -84,7 +85,13 @@ def build(
             },
         )
         _follow(lines, image, say)
-        return str(client.images.get(image).id)
+        built = client.images.get(image)
+        if evidence is not None and signer is not None:
+            source = provenance.Source(name, base, _digest(client, base), target)
+            record = provenance.describe(checkout, source, built.attrs, began, client.version())
+            provenance.write(record, signer, evidence, image.partition(":")[2])
+            sbom.write(checkout, locks, evidence / f"{image.partition(':')[2]}.cdx.json")
+        return str(built.id)
 
 
 def _follow(lines: Iterator[dict[str, Any]], image: str, say: Callable[[str], None]) -> None:
@@ -100,58 +107,6 @@ def _follow(lines: Iterator[dict[str, Any]], image: str, say: Callable[[str], No
         if text:
             last.append(text)
             say(text)
-
-
-def _write_context(
-    checkout: Checkout, locks: Sequence[Path], wheelhouse: Path | None, file: IO[bytes]
-) -> None:
-    """The sources, the locks, the wheels: what the Dockerfile copies, and nothing else."""
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for part in (*SOURCES, "docker/Dockerfile"):
-            tar.add(checkout.root / part, part, filter=_source)
-        for lock in locks:
-            tar.add(lock, f"docker/locks/{lock.name}", filter=_source)
-        with tempfile.TemporaryDirectory() as folder:
-            bill = sbom.write(checkout, locks, Path(folder) / "sbom.cdx.json")
-            tar.add(bill, "docker/sbom.cdx.json", filter=_source)
-        if wheelhouse is not None:
-            for wheel in sorted(wheelhouse.glob("*.whl")):
-                tar.add(wheel, f"wheelhouse/{wheel.name}", filter=_source)
-    file.seek(0, io.SEEK_SET)
-
-
-def _source(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    if any(member.name.endswith(end) or f"{end}/" in member.name for end in NOT_SOURCES):
-        return None
-    # Owner and time of the checkout would make every build a different one.
-    member.uid = member.gid = member.mtime = 0
-    member.uname = member.gname = ""
-    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-    return member
-
-
-def revision(root: Path) -> str:
-    """The commit, marked when the checkout differs from it."""
-    try:
-        done = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(root),
-                "describe",
-                "--always",
-                "--abbrev=40",
-                "--exclude=*",
-                "--dirty",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def _digest(client: Any, base: str) -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from nsabench.images import combos, daemon, launch, lock
-from nsabench.images.build import revision
+from nsabench.images import build as building
+from nsabench.images import combos, context, daemon, launch, lock, provenance
+from nsabench.images.revision import revision
 
 BASE = os.environ.get("NSABENCH_TEST_BASE", "")
 OWNER = "1000:1000"
@@ -56,13 +57,19 @@ def nsabench(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The image's id, and the revision that it was built from."""
-    wheels = tmp_path_factory.mktemp("wheels")
-    fetched = nsabench("images", "wheelhouse", "cpu", "--folder", wheels)
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cpu") / "wheels"
+    fetched = nsabench("images", "wheelhouse", "cpu", "--folder", folder)
     assert fetched.returncode == 0, fetched.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(wheels: Path) -> tuple[str, str]:
+    """The image's id, and the revision that it was built from."""
     sources = revision(CHECKOUT.root)
-    done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels)
+    evidence = ["--evidence", wheels.parent / "evidence"]
+    done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels, *evidence)
     assert done.returncode == 0, done.stderr
     return next(word for word in done.stdout.split() if word.startswith("sha256:")), sources
 
@@ -220,6 +227,76 @@ def test_labels_health_and_bill_of_materials(
         assert ('"code": "unwritable"' in found["Log"][-1]["Output"]) == (health == "unhealthy")
     finally:
         container.remove(force=True)
+
+
+def test_an_image_is_what_its_lock_and_its_provenance_say(image: str, wheels: Path) -> None:
+    file = provenance.place(wheels.parent / "evidence", "cpu")
+    statement = provenance.read(file)
+    assert statement["subject"][0]["digest"]["sha256"] == image.removeprefix("sha256:")
+    done = nsabench("images", "verify", "cpu", "--provenance", file, "--json")
+    assert done.returncode == 0, done.stdout
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert "is of this image" in checks["provenance"]["detail"]
+    # A library that was exchanged, with what it is called left as it was.
+    client = daemon.connect()
+    container = client.containers.create(
+        image,
+        ["-c", "open('/opt/nsabench/lib/python3.11/site-packages/click/core.py', 'a').write('#')"],
+        entrypoint="python",
+        user="0:0",
+    )
+    try:
+        container.start()
+        assert container.wait()["StatusCode"] == 0
+        container.commit("nsabench", "cpu")
+        done = nsabench("images", "verify", "cpu", "--provenance", file)
+    finally:
+        container.remove(force=True)
+        client.images.get(image).tag("nsabench", "cpu")
+    assert done.returncode == 4
+    assert "click/core.py was changed" in done.stdout
+    assert "FAILED provenance" in done.stdout and "other layers" in done.stdout
+
+
+def test_a_build_of_the_same_sources_has_the_same_layers(
+    image: str, wheels: Path, tmp_path: Path
+) -> None:
+    """nsabench is installed anew, since a file that is not of it differs; torch is not."""
+    for part in (*context.SOURCES, "docker"):
+        origin, target = CHECKOUT.root / part, tmp_path / part
+        if origin.is_dir():
+            shutil.copytree(origin, target, ignore=shutil.ignore_patterns("__pycache__", "build"))
+        else:
+            shutil.copyfile(origin, target)
+    (tmp_path / "kernels/tests/new.txt").write_text(str(time.time()))
+    client = daemon.connect()
+    try:
+        again = building.build(
+            combos.Checkout(tmp_path), "cpu", base=BASE, wheelhouse=wheels, say=print
+        )
+        first, second = (client.images.get(i).attrs["RootFS"]["Layers"] for i in (image, again))
+    finally:
+        client.images.get(image).tag("nsabench", "cpu")
+    assert first == second
+    assert again != image, "its commit is not known"
+
+
+def test_the_same_lock_without_a_container(wheels: Path, tmp_path: Path) -> None:
+    pytest.importorskip("uv")
+    folder = tmp_path / "venv"
+    made = nsabench("images", "venv", "cpu", "--folder", folder, "--wheelhouse", wheels)
+    assert made.returncode == 0, made.stderr
+    done = nsabench("images", "verify", "cpu", "--venv", folder)
+    assert done.returncode == 0, done.stdout
+    asked = [folder / "bin/nsabench", "doctor", "--json"]
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    environment = json.loads(said.stdout)["environment"]
+    container, software = environment["container"], environment["software"]
+    assert (container["runtime"], container["combo"]) == ("venv", "cpu")
+    assert software["lock_sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
+    (folder / "lib/python3.11/site-packages/click/core.py").unlink()
+    done = nsabench("images", "verify", "cpu", "--venv", folder)
+    assert done.returncode == 4 and "click/core.py is missing" in done.stdout
 
 
 def test_a_worker_finds_bytecode(image: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,25 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from nsabench.errors import EnvironmentRefused, UsageError
-from nsabench.images import combos, daemon, launch, lock, matrix, programs, sbom
+from nsabench.images import (
+    apptainer,
+    combos,
+    context,
+    daemon,
+    dockerfile,
+    launch,
+    lock,
+    matrix,
+    programs,
+    provenance,
+    sbom,
+    verify,
+)
 from nsabench.images.wheelhouse import existing_lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
 from nsabench.signing import run_keys
+from nsabench.signing.signer import load_signer
 
 CHECKOUT = combos.checkout()
 COMBOS = CHECKOUT.combos()
@@ -138,6 +153,57 @@ def test_bases_are_pinned_by_digest() -> None:
         assert re.search(r"@sha256:[0-9a-f]{64}$", base)
 
 
+@pytest.mark.parametrize("name", list(COMBOS.combos))
+def test_a_lock_is_split_and_nothing_is_lost(name: str) -> None:
+    common, own = context.split(CHECKOUT, name)
+    whole = context.entries(CHECKOUT.lock(name))
+    assert sorted(whole) == sorted(
+        re.split(r"^(?=[A-Za-z0-9])", common, flags=re.MULTILINE)[1:]
+        + re.split(r"^(?=[A-Za-z0-9])", own, flags=re.MULTILINE)[1:]
+    )
+    assert "torch==" in own and "torch==" not in common and "setuptools==" in common
+    current = [n for n, c in COMBOS.combos.items() if c.cuda and c.numpy != "<2"]
+    if name in current:
+        assert "pyarrow==" in common
+        assert {context.split(CHECKOUT, other)[0] for other in current} == {common}
+
+
+def test_apptainer_does_what_the_dockerfile_does(tmp_path: Path) -> None:
+    text = (CHECKOUT.docker / "Dockerfile").read_text()
+    definition = apptainer.write(CHECKOUT, "torch2.5.1-cu124", tmp_path / "made").read_text()
+    steps = definition.split("%post\n")[1].split("\n%environment")[0]
+    stages = [stage for stage in dockerfile.stages(text) if "flash-attn" not in stage.name]
+    runs = [i.text for stage in stages for i in stage.instructions if i.word == "RUN"]
+    assert len(runs) == 4 and all(f"( {run} )" in steps for run in runs)
+    assert "flash" not in steps
+    subprocess.run(["sh", "-n", "-c", steps], check=True)
+    for line in ("From: debian:bookworm-slim@sha256:", 'export NSABENCH_COMBO="torch2.5.1-cu124"'):
+        assert line in definition
+    assert f"nsabench.lock.sha256 {lock.sha256(CHECKOUT.lock('torch2.5.1-cu124'))}" in definition
+    # Whatever it copies from the context is there.
+    copied = re.findall(r"cp -a /context/(\S+)", steps)
+    assert len(copied) > 8
+    assert all((tmp_path / "made/context" / name).exists() for name in copied)
+    with pytest.raises(UsageError, match="is not empty"):
+        apptainer.write(CHECKOUT, "cpu", tmp_path / "made")
+
+
+def test_provenance_is_of_one_image_and_cannot_be_changed(tmp_path: Path) -> None:
+    source = provenance.Source("cpu", "base", "sha256:1", "nsabench")
+    attributes = {"Id": "sha256:7f", "RootFS": {"Layers": ["sha256:a"]}}
+    began = datetime(2026, 11, 23, tzinfo=UTC)
+    statement = provenance.describe(CHECKOUT, source, attributes, began, {"Version": "20.10"})
+    file = provenance.write(statement, load_signer({}), tmp_path, "cpu")
+    assert provenance.read(file) == statement
+    assert verify._origin(file, attributes).holds
+    other = {"Id": "sha256:80", "RootFS": {"Layers": ["sha256:a"]}}
+    assert verify._origin(file, other).detail == "another build, the same layers"
+    assert not verify._origin(file, {**other, "RootFS": {"Layers": ["sha256:b"]}}).holds
+    provenance.write(statement, load_signer({}), tmp_path / "other", "cpu")
+    shutil.copy(tmp_path / "other/cpu.provenance.pub", tmp_path)
+    assert not verify._origin(file, attributes).holds, "signed by another key"
+
+
 def test_an_unknown_combo_is_named_with_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         COMBOS.get("torch2.5.1-cu121")
@@ -227,7 +293,10 @@ def test_a_matrix_goes_on_after_a_combo_that_failed(
     assert matrix.compared(outcomes) is None, "neither has records"
 
 
-@pytest.mark.parametrize("name", ["list", "lock", "wheelhouse", "build", "sbom", "run", "matrix"])
+COMMANDS = ("list", "lock", "wheelhouse", "build", "sbom", "run", "matrix")
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "venv", "apptainer", "verify"])
 def test_every_command_has_help_with_an_example(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nsabench", "images", name, "--help"],

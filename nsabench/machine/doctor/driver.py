@@ -22,7 +22,7 @@ def gpu_out_of_reach(environment: Environment) -> Problem | None:
         )
     if driver.kernel_module is None and driver.pci_devices == 0:
         return None
-    if environment.container.runtime is not None:
+    if environment.container.shut_in:
         return error(
             "gpu_not_passed",
             "The host has an NVIDIA GPU, but this container does not see it.",

@@ -97,11 +97,11 @@ def wsl(environment: Environment) -> Problem | None:
 def root_user(environment: Environment) -> Problem | None:
     if not environment.host.root_user:
         return None
-    where = "docker run --user 1000:1000" if environment.container.runtime else "an ordinary user"
+    where = "docker run --user 1000:1000" if environment.container.shut_in else "an ordinary user"
     return note(
         "root_user",
         "nsabench runs as root, and so does every kernels file that it loads.",
-        f"Use {f'`{where}`' if environment.container.runtime else where}; nothing here needs root.",
+        f"Use {f'`{where}`' if environment.container.shut_in else where}; nothing here needs root.",
     )
 
 

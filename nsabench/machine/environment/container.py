@@ -1,7 +1,9 @@
-"""The container around this process, if there is one."""
+"""The container around this process, if there is one, or the environment that stands for one."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +12,31 @@ from nsabench.machine.environment.model import Container
 # An image cannot contain its own digest: whoever starts it (`nsabench images run`) passes it in.
 DIGEST_VARIABLE = "NSABENCH_IMAGE_DIGEST"
 COMBO_VARIABLE = "NSABENCH_COMBO"
+# `nsabench images venv` writes it beside bin: runtime, combo, revision and hash of the lock.
+COMBO_FILE = "combo.json"
+
+
+def combo_file(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
+    """What the environment of this Python was made of; nothing where it is none of ours."""
+    try:
+        said = json.loads((prefix / COMBO_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in said.items()} if isinstance(said, dict) else {}
 
 
 def read_container(
-    variables: Mapping[str, str], absent: dict[str, str], root: Path = Path("/")
+    variables: Mapping[str, str],
+    absent: dict[str, str],
+    root: Path = Path("/"),
+    prefix: Path = Path(sys.prefix),
 ) -> Container:
+    """Raises nothing: what cannot be told is in `absent`."""
     runtime = _runtime(variables, root)
+    made = combo_file(prefix)
+    if made.get("runtime") == "venv" and made.get("combo"):
+        # Also inside somebody's container: what pins the packages is the environment.
+        return Container(runtime="venv", combo=made["combo"])
     digest = variables.get(DIGEST_VARIABLE) or None
     if runtime is not None and digest is None:
         absent["container.image_digest"] = f"{DIGEST_VARIABLE} is not set"

@@ -174,9 +174,15 @@ class Software(Part):
 
 
 class Container(Part):
-    runtime: str | None = None  # None: not in a container, as far as can be told
+    # docker, podman, apptainer, kubernetes, …; venv: `images venv`; None: none, as far as is known
+    runtime: str | None = None
     image_digest: str | None = None
     combo: str | None = None
+
+    @property
+    def shut_in(self) -> bool:
+        """Whether it hides devices and users of the host, as a virtual environment does not."""
+        return self.runtime not in (None, "venv")
 
 
 class Checkout(Part):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsabench import errors
+from nsabench.machine.environment.container import combo_file
 from nsabench.machine.environment.identifiers import Redactor
 from nsabench.machine.environment.model import Checkout, Run
 from nsabench.model.plan import Plan
@@ -60,7 +61,7 @@ def allowed_variables(variables: Mapping[str, str], redactor: Redactor) -> dict[
 
 def _of_nsabench(variables: Mapping[str, str], absent: dict[str, str]) -> Checkout:
     checkout = read_checkout("nsabench", Path(errors.__file__).parent, absent)
-    built_from = variables.get(COMMIT_VARIABLE)
+    built_from = variables.get(COMMIT_VARIABLE) or combo_file().get("revision")
     if checkout.commit is None and built_from:
         del absent["run.checkouts.nsabench"]
         return Checkout(of="nsabench", commit=built_from)

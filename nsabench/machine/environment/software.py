@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from nsabench.model.description import Described, DescribedSoftware
 from nsabench.model.version import __version__
 
 LOCK_VARIABLE = "NSABENCH_LOCK_FILE"  # set by our images: the lock that they were built from
+LOCK_NAME = "lock.txt"  # beside bin, in our virtual environments
 
 
 def read_software(
@@ -97,9 +99,12 @@ def _torch(software: DescribedSoftware) -> Torch | None:
 
 
 def _lock(variables: Mapping[str, str], absent: dict[str, str]) -> str | None:
-    named = variables.get(LOCK_VARIABLE)
+    beside = Path(sys.prefix, LOCK_NAME)
+    named = variables.get(LOCK_VARIABLE) or (str(beside) if beside.is_file() else "")
     if not named:
-        absent["software.lock"] = f"{LOCK_VARIABLE} names no lock: not one of our images"
+        absent["software.lock"] = (
+            f"{LOCK_VARIABLE} names no lock: neither an image nor a venv of ours"
+        )
         return None
     try:
         return hashlib.sha256(Path(named).read_bytes()).hexdigest()

@@ -1,0 +1,78 @@
+"""A combo without a container: a virtual environment by uv, from the lock that images are made of.
+
+For hosts with neither a daemon nor root. Its `combo.json` tells runs what they ran in.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from nsabench.errors import UsageError
+from nsabench.images import programs
+from nsabench.images.combos import Checkout
+from nsabench.images.context import SOURCES
+from nsabench.images.lock import PYTHON, sha256
+from nsabench.images.revision import revision
+from nsabench.images.wheelhouse import existing_lock
+from nsabench.machine.environment.container import COMBO_FILE
+from nsabench.machine.environment.software import LOCK_NAME
+
+LIMIT_S = 3600.0
+
+
+def make(
+    checkout: Checkout,
+    name: str,
+    folder: Path,
+    *,
+    wheelhouse: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Make the environment of a combo in `folder`; returns its `nsabench`.
+
+    With a wheelhouse nothing is fetched. Raises `UsageError` where `folder` has something in it or
+    the combo has no lock, `EnvironmentRefused` without uv, and `NsabenchError` when uv fails.
+    """
+    combo = checkout.combos().get(name)
+    lock = existing_lock(checkout, name)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty", "name another folder, or remove it.")
+    uv = programs.find("uv", "uv", "uv")
+    python = folder.absolute() / "bin/python"
+    programs.run([*uv, "venv", "--quiet", "--python", PYTHON, folder], f"making {folder}", LIMIT_S)
+    install = [*uv, "pip", "install", "--quiet", "--no-config", "--python", str(python)]
+    install += ["--no-deps", "--compile-bytecode"]
+    source = ["--index-strategy", "unsafe-best-match"]
+    if wheelhouse is not None:
+        source = ["--no-index", "--find-links", str(wheelhouse)]
+    elif combo.index:
+        source += ["--extra-index-url", combo.index]
+    say(f"installing {lock.name}")
+    locked = ["--require-hashes", "--only-binary", ":all:", "--requirements", str(lock)]
+    programs.run([*install, *source, *locked], f"installing {lock.name}", LIMIT_S)
+    say("installing nsabench")
+    # A copy, since setuptools writes into what it builds.
+    with tempfile.TemporaryDirectory() as copied:
+        for part in SOURCES:
+            origin, target = checkout.root / part, Path(copied) / part
+            if origin.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+                shutil.copytree(origin, target, ignore=ignored)
+            else:
+                shutil.copyfile(origin, target)
+        projects = [copied, *([f"{copied}/kernels"] if combo.kernels else [])]
+        built = ["--no-index", "--no-build-isolation", *projects]
+        programs.run([*install, *built], "installing nsabench", LIMIT_S)
+    shutil.copyfile(lock, folder / LOCK_NAME)
+    said = {
+        "runtime": "venv",
+        "combo": name,
+        "revision": revision(checkout.root),
+        "lock_sha256": sha256(lock),
+    }
+    (folder / COMBO_FILE).write_text(json.dumps(said, indent=1) + "\n")
+    return folder / "bin/nsabench"
