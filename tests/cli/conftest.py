@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 Nsabench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 TINY = """
@@ -31,14 +33,8 @@ def nsabench(tmp_path: Path) -> Nsabench:
     """Run nsabench in an empty folder; standard error must never hold a traceback."""
 
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            command(*arguments),
-            capture_output=True,
-            text=True,
-            timeout=280,
-            cwd=tmp_path,
-            env={**os.environ, **environment},
-        )
+        words = [str(argument) for argument in arguments]
+        done = forked.run(words, tmp_path, {**os.environ, **environment}, timeout_s=280)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 

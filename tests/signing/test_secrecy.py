@@ -48,6 +48,8 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # None of them can hold a key that is not there yet; on a busy machine they hold gigabytes.
+        self.older = psutil.pids()
         self.run = folder / "run"
         self.key = folder / "signing.key"
         self.public = keys.generate(self.key, PASSPHRASE)
@@ -71,7 +73,7 @@ class Stage:
             json.dumps(
                 {
                     "needles": {name: needle.hex() for name, needle in self.needles.items()},
-                    "left_out": [os.getpid(), *above],
+                    "left_out": [os.getpid(), *above, *self.older],
                     "files": [str(path) for path in files],
                 }
             )
