@@ -46,3 +46,12 @@ def pair_of(torch: str) -> Pair | None:
     """The pair of the same minor release of torch; patch releases keep triton's minor version."""
     minor = numbers(torch)[:2]
     return next((pair for pair in PAIRS if numbers(pair.torch)[:2] == minor), None)
+
+
+def unpaired(torch: str, triton: str) -> str:
+    """The triton that this torch belongs with, if the one given is of another minor release; else
+    empty."""
+    pair = pair_of(torch)
+    if pair is None or numbers(pair.triton)[:2] == numbers(triton)[:2]:
+        return ""
+    return pair.triton

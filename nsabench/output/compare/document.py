@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from nsabench.output.compare import over_many
 from nsabench.output.compare.comparison import Comparison
 
 
@@ -21,8 +22,21 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
                 "trust": side.trust.value,
                 "objection": side.objection,
                 "versions": side.versions,
+                "unpaired": side.unpaired,
             }
             for side in comparison.sides
+        ],
+        "breakages": [
+            {
+                "op": one.op,
+                "implementation": one.implementation,
+                "run": one.run,
+                "change": one.change and one.change.value,
+                "statuses": list(one.statuses),
+                "cases": [cell.planned.id for cell in one.cells],
+                "stays": one.stay,
+            }
+            for one in over_many.breakages(comparison)
         ],
         "means": [
             {"run": side.name, **asdict(mean)}

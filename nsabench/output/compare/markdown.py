@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsabench.model.vocabulary import Role, Status
+from nsabench.output.compare import over_many
 from nsabench.output.compare.band import BAND_IN_QUEUE
 from nsabench.output.compare.comparison import (
     Comparison,
@@ -31,6 +32,8 @@ def render(comparison: Comparison) -> str:
         parts.append(_slower(comparison, later, side.name))
         if any(cell.in_queue[later] for cell in comparison.cells):
             parts.append(_slower_in_queue(comparison, later, side.name))
+    if len(comparison.later) > 1:
+        parts.append(_over_many(comparison))
     parts.append(_candidates(comparison))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -87,7 +90,7 @@ def _runs(comparison: Comparison) -> Iterator[str]:
 def _pays(comparison: Comparison) -> Iterator[str]:
     yield "## From which length on it pays\n"
     yield from table(
-        ("op", "regime", *(markdown(side.name) for side in comparison.sides), "change"),
+        ("op", "regime", *(markdown(side.heading) for side in comparison.sides), "change"),
         (
             (
                 markdown(paid.name.rpartition(" (")[0]),
@@ -186,6 +189,23 @@ def _slower_in_queue(comparison: Comparison, later: int, name: str) -> Iterator[
     yield from _left_out(len(slower))
 
 
+def _over_many(comparison: Comparison) -> Iterator[str]:
+    yield "## Every case in every run\n"
+    found = over_many.breakages(comparison)
+    yield from (f"- {markdown(one.sentence)}" for one in found)
+    yield "\n" if found else "Nothing broke, and nothing got slower.\n"
+    yield over_many.MEANS + "\n"
+    lines = over_many.lines(comparison)
+    yield from table(
+        ("case", "candidate", *(markdown(side.heading) for side in comparison.sides)),
+        (
+            (markdown(one.cell.label), code(one.cell.implementation), *map(markdown, one.texts))
+            for one in lines[:MOST]
+        ),
+    )
+    yield from _left_out(len(lines))
+
+
 def _candidates(comparison: Comparison) -> Iterator[str]:
     """What a version matrix shows: in each run the status, or the speed-up over its baseline."""
     cells = [c for c in comparison.cells if c.role is Role.CANDIDATE]
@@ -194,7 +214,7 @@ def _candidates(comparison: Comparison) -> Iterator[str]:
         yield "No candidate takes part."
         return
     yield from table(
-        ("case", "candidate", *(markdown(side.name) for side in comparison.sides)),
+        ("case", "candidate", *(markdown(side.heading) for side in comparison.sides)),
         (
             (markdown(cell.label), code(cell.implementation), *map(standing, cell.measurements))
             for cell in cells[:MOST]

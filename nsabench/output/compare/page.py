@@ -8,6 +8,7 @@ from typing import Any
 
 from nsabench.assessment import labels
 from nsabench.model.vocabulary import Role
+from nsabench.output.compare import over_many
 from nsabench.output.compare.comparison import Comparison
 from nsabench.output.compare.markdown import change, counts, ratio
 from nsabench.output.report import html
@@ -68,6 +69,7 @@ def render(comparison: Comparison) -> str:
         comparison=comparison,
         later=[_later(comparison, number) for number in range(len(comparison.later))],
         counts=counts,
+        breakages=over_many.breakages(comparison) if len(comparison.later) > 1 else [],
         ratio_text=ratio,
         pays_change=change,
         most=MOST,

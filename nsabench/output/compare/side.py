@@ -27,6 +27,7 @@ from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.nvml import THROTTLING
+from nsabench.machine.environment.pairs import unpaired
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
@@ -110,6 +111,19 @@ class Side:
         return record.time_doubt or doubts.about(record, self.doubts) or throttled
 
     @cached_property
+    def unpaired(self) -> str:
+        """The Triton that the torch of the run belongs with, where it had another; else empty."""
+        recorded = next(iter(self.records.values()), None)
+        torch = self.environment.torch or (recorded.torch if recorded else None)
+        triton = self.environment.triton or (recorded.triton if recorded else None)
+        return unpaired(torch, triton) if torch and triton else ""
+
+    @property
+    def heading(self) -> str:
+        """Its name over a column, and whether its torch and Triton are no pair."""
+        return f"{self.name} (unpaired)" if self.unpaired else self.name
+
+    @cached_property
     def versions(self) -> dict[str, str]:
         """What may make two runs differ, by name."""
         e, plan = self.environment, self.plan
@@ -120,6 +134,7 @@ class Side:
             else (None, None, None, None)
         )
         versions = {
+            "pair": self.unpaired and f"unpaired: this torch belongs with triton {self.unpaired}",
             "device": e.gpu or gpu or plan.device,
             "driver": e.driver,
             "torch": e.torch or torch,

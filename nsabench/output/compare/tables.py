@@ -10,6 +10,7 @@ from rich.text import Text
 
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.vocabulary import Role, Status, Verdict
+from nsabench.output.compare import over_many
 from nsabench.output.compare.comparison import ComparedCell, Comparison
 from nsabench.output.compare.markdown import change, counts, ratio, standing
 from nsabench.output.compare.vocabulary import Change, Difference
@@ -40,6 +41,8 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
     for later, side in enumerate(comparison.later):
         yield from _changes(comparison, later, side.name)
         yield from _slower(comparison, later, side.name)
+    if len(comparison.later) > 1:
+        yield from _over_many(comparison)
     if comparison.payments:
         yield _pays(comparison)
     if any(cell.role is Role.CANDIDATE for cell in comparison.cells):
@@ -60,7 +63,7 @@ def _pays(comparison: Comparison) -> Table:
         "from which length on it pays",
         ("op", "left"),
         ("regime", "left"),
-        *((side.name, "left") for side in comparison.sides),
+        *((side.heading, "left") for side in comparison.sides),
         ("change", "left"),
     )
     for paid in comparison.payments:
@@ -72,6 +75,28 @@ def _pays(comparison: Comparison) -> Table:
             Text(shown(change(paid.shifts)), STYLES[worst] if worst else ""),
         )
     return table
+
+
+def _over_many(comparison: Comparison) -> Iterator[RenderableType]:
+    found = over_many.breakages(comparison)
+    for one in found:
+        yield Text(shown(one.sentence), STYLES[one.change or Difference.SLOWER])
+    if not found:
+        yield Text("nothing broke, and nothing got slower, in any run")
+    lines = [line for line in over_many.lines(comparison) if line.differs]
+    if not lines:
+        return
+    table = _table(
+        "cases that differ, in every run (▲ faster ▼ slower = same ? inconclusive ✕ invalid)",
+        ("case", "left"),
+        ("candidate", "left"),
+        *((side.heading, "right") for side in comparison.sides),
+    )
+    for line in lines[:MOST]:
+        texts = (Text(shown(text)) for text in line.texts)
+        table.add_row(Text(shown(line.cell.label)), Text(shown(line.cell.implementation)), *texts)
+    yield table
+    yield from _left_out(len(lines))
 
 
 def _changes(comparison: Comparison, later: int, name: str) -> Iterator[RenderableType]:
@@ -124,7 +149,7 @@ def version_matrix(comparison: Comparison) -> Table:
         "candidates against the best baseline of each run",
         ("op", "left"),
         ("candidate", "left"),
-        *((side.name, "right") for side in comparison.sides),
+        *((side.heading, "right") for side in comparison.sides),
     )
     for (op, name), cells in groups.items():
         table.add_row(

@@ -1,0 +1,1 @@
+"""The same matrices under several Tritons on this host, without containers."""

@@ -1,0 +1,90 @@
+"""Which Tritons are to be had, and that a process finds the one it was started with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.machine.environment.pairs import unpaired
+from nsabench.versions.question import environment
+from nsabench.versions.tritons import Triton, among, asked, in_folder
+
+INSTALLED = metadata.version("triton")
+
+
+def put(folder: Path, name: str, version: str) -> Path:
+    """What `pip install --target` leaves of a Triton, as far as an import and its metadata go."""
+    own = folder / name
+    (own / "triton").mkdir(parents=True)
+    (own / "triton" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    info = own / f"triton-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: triton\nVersion: {version}\n")
+    return own
+
+
+def test_a_folder_is_looked_through_by_what_lies_there(tmp_path: Path) -> None:
+    put(tmp_path, "old", "3.1.0")
+    put(tmp_path, "3.10.0", "3.10.0")
+    (tmp_path / "notes").mkdir()
+    chosen = asked("3.10.0, 3.1.0,3.1.0", tmp_path)
+    assert [t.version for t in chosen] == ["3.1.0", "3.10.0"]  # by number, not by letter
+    assert [t.folder and t.folder.name for t in chosen] == ["old", "3.10.0"]
+    assert {t.version for t in asked("all", tmp_path)} == {"3.1.0", "3.10.0", INSTALLED}
+    between = among("all", tmp_path, "3.0.0", "3.5.0")
+    assert [t.version for t in between] == ["3.1.0"]
+
+
+def test_what_is_not_to_be_had_is_said_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no Triton") as none:
+        in_folder(tmp_path)
+    assert "pip install" in none.value.remedy
+    put(tmp_path, "a", "3.1.0")
+    with pytest.raises(UsageError, match=r"Triton 3\.2\.0 is not in") as lacking:
+        asked("3.2.0", tmp_path)
+    assert "3.1.0" in lacking.value.remedy
+    with pytest.raises(UsageError, match="names no version"):
+        asked(" , ", tmp_path)
+    put(tmp_path, "b", "3.1.0")
+    with pytest.raises(UsageError, match=r"3\.1\.0 twice, in a and b"):
+        in_folder(tmp_path)
+    with pytest.raises(UsageError, match="not among those that preflight has hashes of"):
+        asked("0.0.1")
+
+
+def test_the_installed_one_needs_no_folder() -> None:
+    assert asked(INSTALLED) == [Triton(INSTALLED)]
+
+
+def test_a_process_finds_the_one_it_is_started_with(tmp_path: Path) -> None:
+    """Both what it imports and what the installation says, before the installed one."""
+    triton = Triton("3.1.0", put(tmp_path, "3.1.0", "3.1.0"))
+    ask = "import triton, importlib.metadata as m; print(triton.__version__, m.version('triton'))"
+    for asked_for, version in ((triton, "3.1.0"), (Triton(INSTALLED), INSTALLED)):
+        answer = subprocess.run(
+            [sys.executable, "-c", ask],
+            env=environment(asked_for),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert answer.stdout.split() == [version, version]
+
+
+@pytest.mark.parametrize(
+    ("torch", "triton", "belongs"),
+    [
+        ("2.11.0+cu130", "3.6.0", ""),
+        ("2.11.0+cu130", "3.6.1", ""),
+        ("2.11.0+cu130", "3.9.0", "3.6.0"),
+        ("2.5.1", "3.6.0", "3.1.0"),
+        ("1.0.0", "3.6.0", ""),  # nothing is known of it
+    ],
+)
+def test_pairs(torch: str, triton: str, belongs: str) -> None:
+    assert unpaired(torch, triton) == belongs
