@@ -10,6 +10,7 @@ import pytest
 
 from nsabench import registry
 from nsabench.execution.run import make_plan
+from nsabench.execution.supervisor import process, templates
 from nsabench.sources import digest_packages
 
 MINE = """
@@ -34,9 +35,15 @@ def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> 
         "    print('refused:', error, error.remedy)\n"
         "print('nsa_kernels' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    # Forked as a worker is: torch is there, and nothing that registers an implementation.
+    process._adopt_orphans()
+    forked = templates.fork("tests.snippet", [], process.worker_environment("cpu"))
+    with forked.stdin, forked.stdout, forked.stderr:
+        forked.stdin.write(code.encode())
+        forked.stdin.close()
+        said, wrong = forked.stdout.read().decode(), forked.stderr.read().decode()
+    assert forked.wait(200) == 0, wrong
+    return said
 
 
 def test_sources_are_told_without_importing_them() -> None:

@@ -3,12 +3,13 @@ are needed."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -54,9 +55,17 @@ def test_it_is_what_was_looked_at(tmp_path: Path, name: str) -> None:
         assert (out / part).read_text() == golden.read_text(), golden
 
 
+@pytest.fixture
+def kubernetes_validate() -> ModuleType:
+    """Imported when it is needed: it takes seconds, and each process of tests collects all."""
+    return importlib.import_module("kubernetes_validate")
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ASKED)
-def test_kubernetes_takes_it(tmp_path: Path, name: str, version: str) -> None:
+def test_kubernetes_takes_it(
+    tmp_path: Path, kubernetes_validate: ModuleType, name: str, version: str
+) -> None:
     [job] = documents(write(tmp_path, *ASKED[name]) / "base" / "job.yaml")
     kubernetes_validate.validate(job, version, strict=True)
     job["spec"]["completionModes"] = "Indexed"
@@ -66,7 +75,9 @@ def test_kubernetes_takes_it(tmp_path: Path, name: str, version: str) -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kustomize_makes_one_of_it(tmp_path: Path, version: str) -> None:
+def test_kustomize_makes_one_of_it(
+    tmp_path: Path, kubernetes_validate: ModuleType, version: str
+) -> None:
     out = write(tmp_path, *ASKED["whole"])
     made = subprocess.run(
         ["kubectl", "kustomize", out / "overlay"], capture_output=True, text=True, check=True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nsabench.machine.clock import now_s
 
@@ -76,11 +78,20 @@ def one_behind_the_other(calls: Sequence[Call], kept: int) -> Any:
     return looked_at
 
 
+@cache
+def flush() -> NDArray[np.float64]:
+    """What is read to push the caches out. One a process, and of a template its workers have it
+    for nothing: the memory is theirs together, since none of them writes."""
+    words = np.ones(CPU_FLUSH_BYTES // 8)
+    words.flags.writeable = False
+    return words
+
+
 class CpuTimer:
     """`perf_counter_ns` around the call, after pushing the caches out."""
 
     def __init__(self) -> None:
-        self._flush = np.ones(CPU_FLUSH_BYTES // 8)
+        self._flush = flush()
         self.touch: Callable[[], None] | None = None
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:

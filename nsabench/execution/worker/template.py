@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nsabench.execution.timing import timer
 from nsabench.execution.worker.channel import die_with
 
 IMPORTED = ("torch", "triton", "triton.language", "nsabench.execution.worker.session")
@@ -38,6 +39,8 @@ def main() -> None:
     die_with(options.parent)
     for name in IMPORTED:
         importlib.import_module(name)
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # its workers measure on the CPU
+        timer.flush()
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared with every worker
     with socket.socket(fileno=options.socket) as supervisor:

@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nsabench.execution.protocol import Describe
+from nsabench.execution.protocol import Calibrate, Calibrated, Describe
 from nsabench.execution.supervisor import templates
 from nsabench.execution.supervisor.loss import WorkerDied
 from nsabench.execution.supervisor.process import Program, WorkerProcess, measuring
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
+from nsabench.execution.timing.timer import CPU_FLUSH_BYTES
 
 UNCLEAN = """
 import threading
@@ -118,3 +119,13 @@ def test_templates_of_many_environments_are_not_all_kept(program: Program) -> No
 )
 def test_a_template_sees_that_it_is_not_what_it_was(spoil: str) -> None:
     subprocess.run([sys.executable, "-c", UNCLEAN.format(spoil=spoil)], check=True, timeout=60)
+
+
+def test_what_pushes_the_caches_out_is_the_templates(worker: WorkerProcess) -> None:
+    """To fill it took longer than the fork: a worker reads it where the template has it."""
+    assert isinstance(worker._process, ForkedProcess)
+    [*_, answer] = worker.ask(Calibrate(), 60)
+    assert isinstance(answer, Calibrated)
+    mapped = psutil.Process(worker.pid).memory_maps(grouped=False)
+    shared = [m for m in mapped if not m.path.startswith("/") and m.rss >= CPU_FLUSH_BYTES]
+    assert any(m.private_dirty + m.private_clean < CPU_FLUSH_BYTES // 100 for m in shared), shared

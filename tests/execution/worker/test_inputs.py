@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsabench.execution.failure import Failure
 from nsabench.execution.worker import inputs
-from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.inputs import FOLD, InputSets, checksum
 from nsabench.model.case import Case, Timing
 from nsabench.model.vocabulary import Direction, DType, Status
 
@@ -87,3 +87,16 @@ def test_a_checksum_in_parts_is_that_of_the_whole_and_sees_each_bit(
     other = bits.clone()
     other[at % len(bits)] ^= 1
     assert not torch.equal(inputs._fold(other), sums)
+
+
+@pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("count", [0, 1, FOLD - 1, FOLD, 3 * FOLD + 5])
+def test_sums_of_a_fold_are_those_of_its_bits(bits: torch.dtype, count: int) -> None:
+    """By torch, as on a GPU; they wrap around where they do not fit."""
+    limits = torch.iinfo(bits)
+    values = torch.randint(limits.min, limits.max, (count,), dtype=bits)
+    values[: count // 2] = limits.max
+    folded = values[: count // FOLD * FOLD].view(-1, FOLD).long()
+    wanted = torch.cat([folded.sum(0), folded.sum(1), values[folded.numel() :].long()])
+    got = checksum({"it": values})["it"]
+    assert got.dtype == torch.int64 and torch.equal(got, wanted)
