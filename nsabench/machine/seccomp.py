@@ -1,4 +1,5 @@
-"""A filter of system calls (seccomp): no sockets of a network, nor a way around it."""
+"""A filter of system calls (seccomp): no sockets of a network nor a way around it, nothing that
+outlives a process, and no hand on how other processes run."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import errno
 import os
 import platform
 import socket
+from dataclasses import dataclass
 
 from nsabench.machine.capabilities import no_new_privileges
 
@@ -15,10 +17,52 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq;
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000  # x86-64 has a second set of numbers from here on
-# AUDIT_ARCH, socket(2) and io_uring_setup(2), which opens sockets that no filter sees.
-_CALLS = {"x86_64": (0xC000003E, 41, 425), "aarch64": (0xC00000B7, 198, 425)}
 # Programs of one machine talk through these; CUDA's daemons and libudev do.
 _LOCAL = (socket.AF_UNIX, socket.AF_NETLINK)
+
+Line = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Numbers of system calls, as an architecture has them.
+
+    lasting: io_uring_setup(2), which opens sockets that no filter sees; the calls of svipc(7) and
+      mq_overview(7), whose memory, semaphores and queues stay when a process ends and lie in no
+      folder; and those of keyrings(7), which a user has one of.
+    of_a_process, of_several: set the limits, the priority, the scheduling or the memory of a
+      process, which the first argument names, or the second where the first says of how many.
+    affinity: sched_setaffinity(2).
+    """
+
+    audit: int  # AUDIT_ARCH
+    socket: int
+    lasting: tuple[int, ...]
+    of_a_process: tuple[int, ...]
+    of_several: tuple[int, ...]
+    affinity: int
+
+
+_CALLS = {
+    "x86_64": _Calls(
+        0xC000003E,
+        socket=41,
+        lasting=(425, *range(29, 32), *range(64, 72), 220, 240, 241, *range(248, 251)),
+        of_a_process=(142, 144, 256, 279, 302, 314),
+        of_several=(141, 251),
+        affinity=203,
+    ),
+    "aarch64": _Calls(
+        0xC00000B7,
+        socket=198,
+        lasting=(425, 180, 181, *range(186, 198), *range(217, 220)),
+        of_a_process=(118, 119, 238, 239, 261, 274),
+        of_several=(140, 30),
+        affinity=122,
+    ),
+}
+# "All of this user", in setpriority(2) and ioprio_set(2).
+_OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
 
 
 class _Instruction(ctypes.Structure):
@@ -34,29 +78,19 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
 
 
-def refuse_network() -> None:
-    """Have this thread, and what it starts, open no sockets but local ones: EACCES.
+def restrict() -> None:
+    """Have this thread, and what it starts, open no sockets but local ones, leave nothing in the
+    kernel that outlives it (EACCES), and set nothing of other processes (EPERM).
+
+    Which cores another thread runs on is not set either, and that call succeeds all the same:
+    OpenMP ends a process whose threads it cannot bind, and it names them by their number, which no
+    filter tells from another process's.
 
     Raises `OSError` where the kernel, or the architecture, has no such filter.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
-    architecture, open_socket, io_uring = _CALLS[platform.machine()]
-    refuse = _ERRNO | errno.EACCES
-    # Jumps count the instructions that they pass over.
-    lines = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUALS, 0, 8, architecture),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 6, 0, _X32),
-        (_EQUALS, 5, 0, io_uring),
-        (_EQUALS, 0, 3, open_socket),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_EQUALS, 1, 0, _LOCAL[0]),
-        (_EQUALS, 0, 1, _LOCAL[1]),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, refuse),
-    ]
+    lines = _lines(_CALLS[platform.machine()])
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
     no_new_privileges()
@@ -64,3 +98,47 @@ def refuse_network() -> None:
     if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def _lines(calls: _Calls) -> list[Line]:
+    denied = _ERRNO | errno.EACCES
+    lines: list[Line] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        # Jumps count the instructions that they pass over.
+        (_EQUALS, 1, 0, calls.audit),
+        (_RETURN, 0, 0, denied),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _X32),
+        (_RETURN, 0, 0, denied),
+    ]
+    for number in calls.lasting:
+        lines += _where(number, [(_RETURN, 0, 0, denied)])
+    lines += _where(calls.socket, _only(0, _LOCAL, denied))
+    itself, foreign = (0, os.getpid()), _ERRNO | errno.EPERM
+    for number in calls.of_a_process:
+        lines += _where(number, _only(0, itself, foreign))
+    for number in calls.of_several:
+        of_a_user: list[Line] = [
+            _argument(0),
+            (_EQUALS, 0, 1, _OF_A_USER[number]),
+            (_RETURN, 0, 0, foreign),
+        ]
+        lines += _where(number, [*of_a_user, *_only(1, itself, foreign)])
+    lines += _where(calls.affinity, _only(0, itself, _ERRNO))
+    return [*lines, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _where(number: int, block: list[Line]) -> list[Line]:
+    """A block that ends the filter, for one system call."""
+    return [(_EQUALS, 0, len(block), number), *block]
+
+
+def _only(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
+    """Allow a call whose argument is one of these."""
+    jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [_argument(argument), *jumps, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, _ALLOW)]
+
+
+def _argument(place: int) -> Line:
+    """Load the lower half of an argument, which is all that the kernel takes of an int."""
+    return (_LOAD, 0, 0, _FIRST_ARGUMENT + 8 * place)

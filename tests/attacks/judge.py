@@ -3,6 +3,8 @@
 import atexit
 import ctypes
 import os
+import platform
+import resource
 import signal
 import sys
 import time
@@ -119,6 +121,76 @@ def seeks_what_the_referee_wrote(q, k, v, sm_scale):
         for path in folder.glob("*puts"):
             path.read_bytes()
         folder.joinpath("inputs").open("ab")
+
+
+@attack("crashed", DENIED)
+def limits_its_parent(q, k, v, sm_scale):
+    """Whose next line of the journal would be one byte too long; no signal is sent."""
+    resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (1 << 40, 1 << 40))
+
+
+def template():
+    """The process that all workers are forked from, those of isolated baselines, too."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            words = folder.joinpath("cmdline").read_bytes().split(b"\0")
+            ours = [b"--parent", str(os.getppid()).encode(), b"--socket"]
+            if b"nsabench.execution.worker.template" in words and ours == words[3:6]:
+                return int(folder.name)
+    return os.getppid()
+
+
+@attack("crashed", DENIED)
+def slows_who_comes_after(q, k, v, sm_scale):
+    """A priority is inherited by whoever is forked: a rival that runs alone has it as well."""
+    os.setpriority(os.PRIO_PROCESS, template(), 1)
+
+
+@attack("crashed", DENIED)
+def idles_who_comes_after(q, k, v, sm_scale):
+    os.sched_setscheduler(template(), os.SCHED_BATCH, os.sched_param(0))
+
+
+@attack("ok")
+def binds_who_comes_after(q, k, v, sm_scale):
+    """To one core. The call succeeds, as OpenMP needs it, and does nothing."""
+    cores = os.sched_getaffinity(template())
+    os.sched_setaffinity(template(), {min(cores)})
+    assert os.sched_getaffinity(template()) == cores
+
+
+@attack("crashed", DENIED)
+def slows_all_of_its_user(q, k, v, sm_scale):
+    os.setpriority(os.PRIO_USER, 0, 0)
+
+
+def refused(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@attack("crashed", DENIED)
+def leaves_shared_memory(q, k, v, sm_scale):
+    """A segment of System V, which lies in no folder and outlives whoever made it: for answers."""
+    segment = refused(libc.shmget(0x6E7361, 4096, 0o1600))
+    libc.shmctl(segment, 0, None)  # removed, where it could be made
+
+
+@attack("crashed", DENIED)
+def leaves_a_queue(q, k, v, sm_scale):
+    refused(libc.mq_open(b"/nsabench-attack", os.O_CREAT | os.O_RDWR, 0o600, None))
+    libc.mq_unlink(b"/nsabench-attack")
+
+
+@attack("crashed", DENIED)
+def leaves_a_key(q, k, v, sm_scale):
+    """In the keyring of its user, where the next run finds it."""
+    add_key = {"x86_64": 248, "aarch64": 217}[platform.machine()]
+    refused(libc.syscall(add_key, b"user", b"nsabench-attack", b"answer", 6, -4))
 
 
 @once

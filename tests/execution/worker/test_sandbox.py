@@ -37,6 +37,11 @@ ATTEMPTS = {
     "signals its parent": "os.kill(PARENT, 0)",
     "reads its parent's memory": "open(f'/proc/{PARENT}/mem', 'rb')",
     "reads its parent's environment": "open(f'/proc/{PARENT}/environ', 'rb').read(1)[0]",
+    "limits its parent": "resource.prlimit(PARENT, resource.RLIMIT_CORE, (0, 0))",
+    "slows its parent": "os.setpriority(os.PRIO_PROCESS, PARENT, 0)",
+    "slows its user": "os.setpriority(os.PRIO_USER, 0, 0)",
+    "schedules its parent": "os.sched_setscheduler(PARENT, os.SCHED_OTHER, os.sched_param(0))",
+    "leaves shared memory": "LIBC.shmctl(done(LIBC.shmget(0, 1, 0o1600)), 0, None)",
     "leaves a core": "resource.setrlimit(resource.RLIMIT_CORE, (1, 1))",
 }
 ALLOWED = {
@@ -44,6 +49,10 @@ ALLOWED = {
     "removes it again": "os.remove(TMP + '/x')",
     "reads its own file": "open(HOME + '/mine.py').read()",
     "lists its folder": "os.listdir(HOME)",
+    "limits itself": "resource.prlimit(os.getpid(), resource.RLIMIT_CORE, (0, 0))",
+    "slows itself": "os.setpriority(os.PRIO_PROCESS, 0, 1)",
+    "binds itself": "os.sched_setaffinity(0, os.sched_getaffinity(0))",
+    "binds a thread": "os.sched_setaffinity(1, os.sched_getaffinity(0))",
     "runs a program": "subprocess.run(['true'], check=True)",
     "talks to itself": "socket.socketpair()",
     "writes to no device": "open('/dev/null', 'w').write('x')",
@@ -60,6 +69,11 @@ if given["uid"]:
     ctypes.CDLL(None).prctl(4, 1)  # dumpable again, as what was started by that user is
 sandbox.enter(Sandbox.model_validate(given["sandbox"]))
 TMP = tempfile.gettempdir()
+LIBC = ctypes.CDLL(None)
+def done(result):
+    if result < 0:
+        raise OSError
+    return result
 found = {}
 for name, line in given["attempts"].items():
     try:
