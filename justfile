@@ -87,6 +87,18 @@ gpu-worst-rows seconds="600" workers="14": install
 gpu-against other *arguments: install
     {{ python }} kernels/benchmarks/against.py "{{ other }}/kernels/nsa_kernels" {{ arguments }}
 
+# The newest five Tritons and what they break, into results/versions; FOLDER: see pack-tritons (CUDA)
+gpu-versions folder *arguments: install
+    .venv/bin/nsabench versions tests/gpu/versions.yaml --tritons "{{ folder }}" --triton all --device cuda --out results/versions "${@:2}"
+
+# Tritons as small archives, for a GPU host without a network: each under 64 MiB, into FOLDER
+pack-tritons folder versions="3.1.0,3.3.1,3.5.1,3.7.1,3.9.0": install
+    {{ python }} -m tests.gpu.pack_tritons pack "{{ folder }}" "{{ versions }}"
+
+# The archives of ARCHIVES that pack-tritons made, unpacked below FOLDER
+unpack-tritons archives folder:
+    {{ python }} -m tests.gpu.pack_tritons unpack "{{ folder }}" "{{ archives }}"
+
 # How long each call of the kernels holds the CPU, beside SDPA, and where that goes (CUDA)
 gpu-host *arguments: install
     {{ python }} kernels/benchmarks/host.py "$@"

@@ -97,21 +97,35 @@ def ratio_of_independent_arms(
     sample, or nothing is left of a median.
     """
     rng = np.random.default_rng(seed)
+    if not all(np.size(arm.samples) for arm in (*above, *below)):
+        raise ValueError(
+            "samples of all arms needed, got "
+            + " and ".join(str(np.size(arm.samples)) for arm in (*above, *below))
+        )
+    value, drawn = _product(above, resamples, rng)
+    under, drawn_under = _product(below, resamples, rng)
+    lo, hi = np.quantile(drawn / drawn_under, [0.025, 0.975])
+    return Ratio(value / under, float(lo), float(hi))
+
+
+def _product(
+    arms: Sequence[Arm], resamples: int, rng: np.random.Generator
+) -> tuple[float, NDArray[np.float64]]:
+    """The product of the medians of arms, and of the medians of their resamples [resamples].
+
+    Products are divided once, by the caller: arms that are the same on both sides then give 1.
+    """
     value = 1.0
-    ratios = np.ones(resamples)
-    for arms, power in ((above, 1), (below, -1)):
-        for arm in arms:
-            ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
-            if ordered.size == 0:
-                raise ValueError("samples of all arms needed, and one has none")
-            median = float(np.median(ordered)) - arm.less
-            resampled = _resampled_medians(ordered, resamples, rng) - arm.less
-            if median <= 0 or resampled.min() <= 0:
-                raise ValueError("nothing is left of a median")
-            value *= median**power
-            ratios *= resampled**power
-    lo, hi = np.quantile(ratios, [0.025, 0.975])
-    return Ratio(value, float(lo), float(hi))
+    drawn = np.ones(resamples)
+    for arm in arms:
+        ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
+        median = float(np.median(ordered)) - arm.less
+        resampled = _resampled_medians(ordered, resamples, rng) - arm.less
+        if median <= 0 or resampled.min() <= 0:
+            raise ValueError("nothing is left of a median")
+        value *= median
+        drawn *= resampled
+    return value, drawn
 
 
 def _resampled_medians(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nsabench.model.vocabulary import Regime, Status
+
+# What is read from a worker may be anything. Within these, tables hold every number, and no sum,
+# square or ratio of them is infinite.
+Whole = Annotated[int, Field(gt=-(1 << 53), lt=1 << 53)]
+Number = Annotated[float, Field(gt=-1e100, lt=1e100)]
+Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # ms: thirty years
+LEAST_MS = 1e-9  # no clock tells less
 
 
 class Message(BaseModel):
@@ -16,14 +25,14 @@ class Message(BaseModel):
 class Samples(Message):
     """Raw timings of one implementation, one entry a sample, in the order they were taken."""
 
-    round: list[int] = []
-    order: list[int] = []  # position within the round; the leader is 0
-    at_s: list[float] = []  # since the first sample of the case
-    time_ms: list[float] = []
-    escaped_ms: list[float] = []  # part of time_ms that ran on after the end event
+    round: list[Whole] = []
+    order: list[Whole] = []  # position within the round; the leader is 0
+    at_s: list[Time] = []  # since the first sample of the case
+    time_ms: list[Time] = []
+    escaped_ms: list[Time] = []  # part of time_ms that ran on after the end event
     gap_hidden: list[bool] = []  # the launch was queued before the device was let go
-    host_us: list[float] = []  # in the call, the device held; 0 where it was not held
-    sm_clock_mhz: list[int] = []  # 0 where it cannot be read
+    host_us: list[Time] = []  # in the call, the device held; 0 where it was not held
+    sm_clock_mhz: list[Whole] = []  # 0 where it cannot be read
 
     @model_validator(mode="after")
     def _even(self) -> Samples:
@@ -31,8 +40,8 @@ class Samples(Message):
         lengths = {len(values) for values in self.__dict__.values()}
         if len(self.round) != count or not lengths <= {0, count}:
             raise ValueError("the lists of samples differ in length")
-        if any(map((0.0).__ge__, self.time_ms)):
-            raise ValueError("a time is not above 0")
+        if any(map(LEAST_MS.__gt__, self.time_ms)):
+            raise ValueError(f"a time is not above {LEAST_MS} ms")
         return self
 
 
@@ -40,8 +49,8 @@ class Bursts(Message):
     """Calls of one implementation one behind the other, nothing awaited between them, with the
     inputs in turn: what a caller in Python pays. One entry a burst."""
 
-    calls: list[int] = []
-    time_ms: list[float] = []  # of a call
+    calls: list[Whole] = []
+    time_ms: list[Time] = []  # of a call
 
     @property
     def round(self) -> list[int]:
@@ -52,7 +61,7 @@ class Bursts(Message):
     def _even(self) -> Bursts:
         if len(self.calls) != len(self.time_ms):
             raise ValueError("the lists of bursts differ in length")
-        if any(map((0.0).__ge__, self.time_ms)) or any(map((1).__gt__, self.calls)):
+        if any(map(LEAST_MS.__gt__, self.time_ms)) or any(map((1).__gt__, self.calls)):
             raise ValueError("a burst has no calls, or took no time")
         return self
 
@@ -66,10 +75,10 @@ class Outside(Message):
     was seen.
     """
 
-    calls: int = 0
-    time_ms: float = 0.0
-    baseline_ms: float | None = None
-    baseline_claim_ms: float | None = None
+    calls: Whole = 0
+    time_ms: Time = 0.0
+    baseline_ms: Time | None = None
+    baseline_claim_ms: Time | None = None
     reason: str = ""
 
 
@@ -80,21 +89,21 @@ class Outcome(Message):
     status: Status
     reason: str = ""
     diagnosis: str = ""  # of an ok outcome: what it looks like if the baselines show it to be wrong
-    mae: float | None = None
-    max_abs_err: float | None = None
-    rel_l2: float | None = None
-    worst_row: float | None = None
+    mae: Number | None = None
+    max_abs_err: Number | None = None
+    rel_l2: Number | None = None
+    worst_row: Number | None = None
     worst_row_at: str = ""
-    rows_compared: int | None = None  # of the output, with the oracle; None: all
-    rows_left_out: int | None = None  # since rounding decides what is right there
-    compile_s: float | None = None
-    peak_mem_bytes: int | None = None
+    rows_compared: Whole | None = None  # of the output, with the oracle; None: all
+    rows_left_out: Whole | None = None  # since rounding decides what is right there
+    compile_s: Number | None = None
+    peak_mem_bytes: Whole | None = None
     config: str = ""
     # Samples of outcomes with the same session were interleaved, so only they may form a ratio.
-    session: int = 0
+    session: Whole = 0
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
-    launches: int | None = None  # of a call; None: not counted
+    launches: Whole | None = None  # of a call; None: not counted
     outside: Outside | None = None  # None: nobody looked
     notes: list[str] = []
     log: str = ""
@@ -116,21 +125,21 @@ class Outcome(Message):
 class Conditions(Message):
     """What the device's own sensors said while a case was measured. None: could not be read."""
 
-    sm_clock_mhz_min: int | None = None
-    sm_clock_mhz_max: int | None = None
-    mem_clock_mhz: int | None = None
-    temperature_c_max: int | None = None
-    power_w_max: float | None = None
+    sm_clock_mhz_min: Whole | None = None
+    sm_clock_mhz_max: Whole | None = None
+    mem_clock_mhz: Whole | None = None
+    temperature_c_max: Whole | None = None
+    power_w_max: Number | None = None
     clock_event_reasons: list[str] = []
-    competing_processes: int = 0
+    competing_processes: Whole = 0
 
 
 class Ceilings(Message):
     """What this device was measured to do in this run; a roofline is drawn from it."""
 
-    copy_gb_s: float | None = None
-    l2_gb_s: float | None = None
-    tflop_s: dict[str, float] = {}
-    timer_floor_ms: float | None = None  # read for an empty call
-    timer_offset_ms: float | None = None  # read beyond a kernel's own time, by its own clock
-    known_duration_error: float | None = None  # relative error on a kernel of known duration
+    copy_gb_s: Number | None = None
+    l2_gb_s: Number | None = None
+    tflop_s: dict[str, Number] = {}
+    timer_floor_ms: Number | None = None  # read for an empty call
+    timer_offset_ms: Number | None = None  # read beyond a kernel's own time, by its own clock
+    known_duration_error: Number | None = None  # relative error on a kernel of known duration

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import fcntl
 import os
 import platform
 import resource
@@ -223,6 +224,27 @@ def swallows_the_requests(q, k, v, sm_scale):
     sys.stdin.buffer.read(1)
 
 
+@once
+def deafen():
+    """No more is read once this case is measured, and of what is said little finds room."""
+    [channel] = instances("Channel")
+    send = channel.send
+    fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 4096)
+
+    def last(message):
+        send(message)
+        if type(message).__name__ == "Measured":
+            time.sleep(600)
+
+    channel.send = last
+
+
+@attack("timeout", "no answer within")
+def hears_nothing_more(q, k, v, sm_scale):
+    """Whoever asks it something long would wait for ever."""
+    deafen()
+
+
 @attack("crashed", "wrote on the descriptor of the worker's answers")
 def writes_on_every_descriptor(q, k, v, sm_scale):
     for descriptor in range(3, 64):
@@ -248,6 +270,50 @@ def ignores_every_signal(q, k, v, sm_scale):
         signal.signal(number, signal.SIG_IGN)
     while True:
         time.sleep(1)
+
+
+@once
+def patch_outcome(values):
+    [channel] = instances("Channel")
+    send = channel.send
+
+    def forged(message):
+        for outcome in getattr(message, "outcomes", ()):
+            for name, value in values.items():
+                if name == "time_ms":
+                    outcome.samples.time_ms[:] = [value] * len(outcome.samples.time_ms)
+                elif outcome.implementation != "sdpa_gqa":
+                    setattr(outcome, name, value)
+        send(message)
+
+    channel.send = forged
+
+
+@attack("crashed", "wrote on the descriptor of the worker's answers")
+def takes_next_to_no_time(q, k, v, sm_scale):
+    """The least number above 0: whoever divides by it gets none that is finite."""
+    patch_outcome({"time_ms": 5e-324})
+
+
+@attack("crashed", "wrote on the descriptor of the worker's answers")
+def takes_more_than_can_be_added_up(q, k, v, sm_scale):
+    patch_outcome({"time_ms": 1.7e308})
+
+
+@attack("crashed", "wrote on the descriptor of the worker's answers")
+def takes_more_memory_than_a_table_can_hold(q, k, v, sm_scale):
+    patch_outcome({"peak_mem_bytes": 1 << 80})
+
+
+@attack("crashed", "more than a line of the journal has room for")
+def says_more_than_a_journal_reads(q, k, v, sm_scale):
+    """The line could be written, and then no line of the journal could be read."""
+    patch_outcome({"notes": ["x" * (17 << 20)]})
+
+
+@attack("unsupported", "xxx")
+def declines_at_length(q, k, v, sm_scale):
+    raise Unsupported("x" * (17 << 20))
 
 
 @attack("ok")

@@ -21,6 +21,7 @@ from nsabench.execution import schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import first_look
+from nsabench.execution.supervisor import process
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.description import Described
@@ -142,6 +143,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     with pytest.MonkeyPatch.context() as patch:
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(process, "READ_TIMEOUT_S", 4.0)
 
         @cache
         def run(family: str) -> Attacked:

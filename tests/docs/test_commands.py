@@ -33,11 +33,13 @@ WRITING = {
     "fleet modal",
     "fleet slurm",
     "fleet submit",
+    "images apptainer",
     "images build",
     "images lock",
     "images matrix",
     "images run",
     "images sbom",
+    "images venv",
     "images wheelhouse",
 }
 

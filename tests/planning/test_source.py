@@ -40,7 +40,14 @@ def test_plans_hold_the_text(run: Path, tmp_path: Path) -> None:
     plan.write(tmp_path / "plan.yaml")
     written, signed = (yaml.safe_load((f / "plan.yaml").read_text()) for f in (tmp_path, run))
     for item in written["implementations"]:
-        for added in ("modes", "least", "computes", "kind", "origin"):  # since that run was signed
+        for added in (
+            "modes",
+            "least",
+            "computes",
+            "kind",
+            "origin",
+            "compiled_by",
+        ):  # since that run was signed
             del item[added]
     for key in ("sources", "implementations"):
         assert written.get(key) == signed.get(key)

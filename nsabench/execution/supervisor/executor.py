@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from nsabench.bounds import limits
 from nsabench.execution.protocol import (
     Calibrate,
     Calibrated,
@@ -32,6 +33,9 @@ from nsabench.model.vocabulary import Status
 
 DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
+# Of one implementation: 10,000 samples have less. A journal with a longer line is not read at all.
+MOST_SAID_BYTES = limits.JOURNAL_LINE // 16
+_ELSEWHERE = {"outcomes": {"__all__": {"log", "traceback"}}}  # in a file of their own
 
 M = TypeVar("M", bound=Message)
 
@@ -170,6 +174,10 @@ class WorkerExecutor:
         max_steps = 4 * len(implementations) + 8
         measured = self._ask(request, Measured, case.timeout_s, max_steps)
         assert self._worker is not None
+        said = len(measured.model_dump_json(exclude=_ELSEWHERE))
+        if said > min(len(implementations) * MOST_SAID_BYTES, limits.JOURNAL_LINE // 2):
+            reason = f"its process answered with {said} bytes, more than a line of the journal has "
+            raise GroupLost("", Status.CRASHED, reason + "room for; killed", self._retire())
         self._last_log = self._worker.log.text()
         for outcome in measured.outcomes:
             outcome.outside = None  # a worker that says it saw itself from there

@@ -39,6 +39,7 @@ from nsabench.signing.secrecy import is_secret
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
 REAP_S = 10.0
+READ_TIMEOUT_S = 20.0  # of a worker that has answered and has nothing to do but to read
 POLL_S = 0.25
 MAX_REPLY_BYTES = 64 << 20
 MAX_STEPS = 1000
@@ -103,8 +104,11 @@ class WorkerProcess:
         # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
         self._nonce = token_hex(16).encode()
         assert self._process.stdin is not None
+        # A pipe that nobody reads fills up, and whoever waits for room in it waits for ever.
+        os.set_blocking(self._process.stdin.fileno(), False)
         with contextlib.suppress(BrokenPipeError):  # it died; the first request will say so
             self._process.stdin.write(self._nonce + b"\n")
+        self._answered = False
         self.log = Log()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
@@ -128,14 +132,17 @@ class WorkerProcess:
         or a loop that reports steps would never time out. Raises a `WorkerLost` when the worker
         goes, or the `NsabenchError` that it refuses with before foreign code was called.
         """
-        assert self._process.stdin is not None
-        self._step = Step(phase="start")
-        line = request.model_dump_json().encode() + b"\n"
+        step_limit = max(START_TIMEOUT_S, limit_s)
+        if self._answered:  # it has nothing to do but to read
+            self._step = Step(
+                phase="request", implementation=getattr(request, "implementation", "")
+            )
         try:
-            self._process.stdin.write(line)
+            line = request.model_dump_json().encode() + b"\n"
+            self._write(line, READ_TIMEOUT_S if self._answered else step_limit)
         except BrokenPipeError:
             raise self._died() from None
-        step_limit = max(START_TIMEOUT_S, limit_s)
+        self._step = Step(phase="start")
         steps = 0
         while True:
             reply = self._receive(step_limit)
@@ -153,12 +160,26 @@ class WorkerProcess:
                 error = NsabenchError(reply.sentence, reply.remedy)
                 error.exit_code = reply.exit_code
                 raise error
+            self._answered = not isinstance(reply, Step)  # before whoever asked stops listening
             yield reply
-            if not isinstance(reply, Step):
+            if self._answered:
                 return
             if reply.awaits:
                 with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
-                    self._process.stdin.write(GO)
+                    self._write(GO, step_limit)
+
+    def _write(self, data: bytes, limit_s: float) -> None:
+        """Raises `WorkerTimedOut` when the worker does not read it, or `BrokenPipeError`."""
+        assert self._process.stdin is not None
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdin, selectors.EVENT_WRITE)
+            while data:
+                data = data[self._process.stdin.write(data) or 0 :]
+                if data and time.monotonic() >= deadline:
+                    self.stop()
+                    raise WorkerTimedOut(self._step, limit_s)
+                selector.select(POLL_S if data else 0)
 
     def _receive(self, limit_s: float) -> Message:
         assert self._process.stdout is not None

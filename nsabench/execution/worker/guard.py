@@ -28,6 +28,7 @@ _RESOURCE_ERRORS = ("OutOfResources", "PTXASError")
 
 LINKS = 10  # of a chain of causes that are looked at
 _OURS = str(Path(nsabench.__file__).parent)
+_MOST_REASON = 1000  # characters; a person wrote it
 _MOST_TRACE = 16_000  # characters; the beginning and the end are kept
 
 
@@ -62,7 +63,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, Failure):
         return error
     if isinstance(error, Unsupported):
-        return Failure(Status.UNSUPPORTED, str(error) or "no reason given")
+        return Failure(Status.UNSUPPORTED, one_line(error, _MOST_REASON) or "no reason given")
     trace = traceback_of(error)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return Failure(Status.OUT_OF_MEMORY, text, trace)

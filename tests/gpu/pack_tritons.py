@@ -1,0 +1,75 @@
+"""Tritons as archives that are small enough to be carried to a GPU host that has no network.
+
+    python -m tests.gpu.pack_tritons pack FOLDER 3.1.0,3.9.0
+    python -m tests.gpu.pack_tritons unpack FOLDER ARCHIVES
+
+Packed are the Tritons of preflight's cache: their symbols are stripped, and programs that only look
+at machine code are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from nsabench.preflight import tritons
+
+SUFFIX = ".tar.xz"
+NOT_NEEDED = ("cuobjdump", "nvdisasm")  # of an NVIDIA backend: compilation asks for ptxas alone
+MOST_BYTES = 64 << 20
+
+
+def pack(folder: Path, versions: str) -> list[Path]:
+    """An archive a version. Raises `SystemExit` where one is too large to be carried."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_pack(folder, version) for version in tritons.parse(versions)]
+
+
+def _pack(folder: Path, version: str) -> Path:
+    archive = folder / f"{version}{SUFFIX}"
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = Path(temporary) / version
+        shutil.copytree(tritons.install(version), tree)
+        for path in tree.rglob("*"):
+            if path.name in NOT_NEEDED or path.name == "__pycache__":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif path.suffix == ".so" or path.name.startswith("ptxas"):
+                subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
+        with tarfile.open(archive, "w:xz", preset=3) as packed:
+            packed.add(tree, version)
+    size = archive.stat().st_size
+    print(f"{archive}: {size / (1 << 20):.1f} MiB")
+    if size > MOST_BYTES:
+        raise SystemExit(f"{archive} is larger than {MOST_BYTES >> 20} MiB")
+    return archive
+
+
+def unpack(folder: Path, archives: Path) -> list[Path]:
+    """Every archive of a folder, below another one; what is there already is left alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for archive in sorted(archives.glob(f"*{SUFFIX}")):
+        own = folder / archive.name.removesuffix(SUFFIX)
+        if not own.is_dir():
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+        made.append(own)
+    return made
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["pack", folder, versions]:
+            pack(Path(folder), versions)
+        case ["unpack", folder, archives]:
+            unpack(Path(folder), Path(archives))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
