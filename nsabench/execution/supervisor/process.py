@@ -162,7 +162,7 @@ class WorkerProcess:
                 raise error
             self._answered = not isinstance(reply, Step)  # before whoever asked stops listening
             yield reply
-            if self._answered:
+            if not isinstance(reply, Step):
                 return
             if reply.awaits:
                 with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
