@@ -22,14 +22,14 @@ PATIENCE_S = 24 * 3600.0
 
 
 def leftovers(archive: Archive, older_than_s: float = PATIENCE_S) -> list[str]:
-    """The objects that no manifest names, which are older than so many seconds, by name. What lies
-    beside a manifest that is broken is left: it may be evidence."""
+    """The objects that no manifest names, at least so many seconds old, by name. What lies beside a
+    manifest that is broken is left: it may be evidence."""
     ages = ages_by_the_store(archive.store)
     named = set(_named(archive.store, [n for n in ages if n.endswith(f"/{MANIFEST}")]))
     return sorted(
         name
         for name, age in ages.items()
-        if age > older_than_s
+        if age >= older_than_s  # stores tell whole seconds: 0 is all, also of this second
         and name not in named
         and f"{name.rpartition('/')[0]}/*" not in named
         and _is_ours(name)

@@ -132,6 +132,19 @@ def test_sixteen_writers(
     assert archive.add(large)[0] is Added.ADDED
 
 
+def test_what_was_written_this_second_is_none_too_young(
+    tmp_path: Path, signed: MakeSigned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores tell whole seconds; this one says the same of all that it holds."""
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    _, prefix = archive.add(signed(0))
+    (tmp_path / "archive" / prefix / "manifest.dsse.json").unlink()
+    times = archive.store.times
+    monkeypatch.setattr(archive.store, "times", lambda: dict.fromkeys(times(), 5.0))
+    assert len(leftovers(archive, older_than_s=0)) == 2
+    assert leftovers(archive, older_than_s=1) == []
+
+
 def test_what_is_removed(tmp_path: Path, signed: MakeSigned) -> None:
     archive = Archive(str(tmp_path / "archive"), create=True)
     whole, half = signed(0), signed(1)
