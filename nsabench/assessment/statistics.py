@@ -28,6 +28,10 @@ class Ratio:
         """Relative width of the interval."""
         return (self.hi - self.lo) / self.value
 
+    def widened(self, times: float) -> Ratio:
+        """The same with an interval that reaches so many times as far on either side."""
+        return Ratio(self.value, self.lo / times, self.hi * times)
+
 
 def geometric_mean(values: Iterable[float]) -> float | None:
     """The mean that treats 2x and 0.5x alike; None of nothing."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
-from nsabench.assessment.checks.clocks import disturbances
+from nsabench.assessment.checks.clocks import clock_spread, disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import (
@@ -19,7 +19,7 @@ from nsabench.assessment.statistics import (
     ratio_of_medians,
 )
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Bursts, Samples
+from nsabench.model.measurement import Bursts, Conditions, Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
@@ -39,7 +39,8 @@ Key = tuple[str, str]  # case id, implementation
 class Judgement:
     """speedup = median of the best baseline / median of the candidate, with its 95 % interval.
 
-    queue: the same in that regime, where a case has it; of whoever looks at both.
+    conditions: those under which it was measured, which its interval knows of. queue: the same in
+    that regime, where a case has it; of whoever looks at both.
     """
 
     verdict: Verdict | None = None
@@ -48,6 +49,7 @@ class Judgement:
     speedup: float | None = None
     speedup_lo: float | None = None
     speedup_hi: float | None = None
+    conditions: Conditions = field(default_factory=Conditions)
     queue: Judgement | None = None
 
 
@@ -139,14 +141,16 @@ def _judge(
     try:
         ratio = _ratio(
             timings[best.case_id, best.implementation], timings[row.case_id, row.implementation]
-        )
+        ).widened(clock_spread([row.conditions]))
     except TooFewRounds as few:
         return Judgement(Verdict.INCONCLUSIVE, str(few))
     verdict, why = from_interval(ratio, regime)
     for finding in concerning:
         if finding.effect is Effect.INCONCLUSIVE:
             verdict, why = Verdict.INCONCLUSIVE, finding.sentence
-    return Judgement(verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi)
+    return Judgement(
+        verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi, row.conditions
+    )
 
 
 class TooFewRounds(Exception):
@@ -200,7 +204,9 @@ def _confirmed(
     if name not in timed or judgement.best_baseline not in timed:
         return _unknown(judgement, unconfirmed, second.reason or "it was not timed again")
     try:
-        seen = _ratio(timed[judgement.best_baseline], timed[name])
+        seen = _ratio(timed[judgement.best_baseline], timed[name]).widened(
+            clock_spread(second.conditions_that_count)
+        )
     except TooFewRounds as few:
         return _unknown(judgement, unconfirmed, str(few))
     assert judgement.speedup_lo is not None
@@ -243,9 +249,10 @@ def _beside_nobody(
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
     beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
-    if beside <= isolated_ms * (1 + DRIFT):
+    spread = clock_spread([*isolated.conditions_that_count, judgement.conditions])
+    if beside <= isolated_ms / spread * (1 + DRIFT):
         return judgement
-    moved = ratio_of_independent_medians(timed[best], candidate.time_ms)
+    moved = ratio_of_independent_medians(timed[best], candidate.time_ms).widened(spread)
     # They come from two processes, and two processes differ by that much without a reason.
     lo = min(judgement.speedup_lo, moved.lo / (1 + DRIFT))
     return replace(

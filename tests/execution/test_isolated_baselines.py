@@ -200,6 +200,15 @@ def test_a_throttled_device_is_given_a_pause_and_its_state_is_kept(tmp_path: Pat
     assert len(hot.asked) == 2
 
 
+def test_the_power_cap_does_not_pass_so_nothing_is_measured_twice_for_it(tmp_path: Path) -> None:
+    capped = Conditions(
+        clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1600, sm_clock_mhz_max=1980
+    )
+    alone = Alone({"sdpa_gqa": 0.2}, conditions=(capped,))
+    assert measured(tmp_path, alone).conditions_that_count == [capped]
+    assert len(alone.asked) == 1
+
+
 def test_a_second_look_keeps_the_state_of_the_device_as_well(tmp_path: Path) -> None:
     plan = make_plan(ONE)
     hot = Alone({"sdpa_gqa": 0.2, "mine": 0.19}, conditions=(HOT,))

@@ -179,6 +179,44 @@ def test_few_rounds_confirm_nothing() -> None:
     assert "only 4 rounds have both" in judgement.why
 
 
+CAPPED = Conditions(
+    clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
+)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1.5, Verdict.FASTER), (1.2, Verdict.INCONCLUSIVE), (0.7, Verdict.SLOWER), (0.9, None)],
+)
+def test_under_the_power_cap_an_interval_reaches_as_far_as_the_clock_moved(
+    ratio: float, expected: Verdict | None
+) -> None:
+    """1.25 times: of 1.5 it is 1.2 to 1.875, and two arms at two clocks are within it."""
+    judgement = verdict(ratio, conditions=CAPPED)
+    assert judgement.verdict is (expected or Verdict.INCONCLUSIVE)
+    assert judgement.speedup == pytest.approx(ratio)
+    assert judgement.speedup_lo == pytest.approx(ratio / 1.25, rel=1e-3)
+    assert judgement.speedup_hi == pytest.approx(ratio * 1.25, rel=1e-3)
+
+
+def test_a_second_process_under_the_power_cap_confirms_what_is_clear_in_it() -> None:
+    capped = again(1.5).model_copy(update={"conditions": {0: CAPPED}})
+    assert verdict(1.52, second=capped, conditions=CAPPED).verdict is Verdict.FASTER
+    near = again(1.016).model_copy(update={"conditions": {0: CAPPED}})
+    judgement = verdict(1.015, second=near)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "(0.813 to 1.270)" in judgement.why
+
+
+@pytest.mark.parametrize(("apart", "lo"), [(1.5, 1.5 / 1.25 / 1.03), (1.9, 1.5)])
+def test_baselines_apart_under_the_power_cap_count_for_less(apart: float, lo: float) -> None:
+    """Only what is 1.25 times slower there was surely not slowed beside the candidate."""
+    alone = without_the_candidate(apart).model_copy(update={"conditions": {0: CAPPED}})
+    judgement = verdict(1.5, alone=alone)
+    assert judgement.verdict is Verdict.FASTER
+    assert judgement.speedup_lo == pytest.approx(lo, rel=0.01)
+
+
 def test_a_clear_verdict_is_not_touched_by_a_second_look() -> None:
     assert verdict(1.5, second=again(0.5)) == verdict(1.5)
 

@@ -9,7 +9,7 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
-from nsabench.machine.environment.nvml import THROTTLING
+from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
 from nsabench.model.measurement import Conditions
 from nsabench.model.vocabulary import Role
 
@@ -24,20 +24,29 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
 
 
 def _conditions(rows: list[Row]) -> Iterator[Finding]:
-    for sentence in disturbances([row.conditions for row in rows]):
+    conditions = [row.conditions for row in rows]
+    for sentence in disturbances(conditions):
         yield Finding("clocks", Effect.INCONCLUSIVE, sentence, rows[0].case_id)
+    spread = clock_spread(conditions)
+    if spread > 1:
+        low, high = _range(conditions) or (0, 0)
+        sentence = (
+            f"the power cap moved the SM clock between {low} and {high} MHz while the case was "
+            f"measured: the interval of each ratio reaches {spread:.3f} times as far"
+        )
+        yield Finding("clocks", Effect.NOTE, sentence, rows[0].case_id)
 
 
 def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
-    """Why what was timed on one case under these conditions is not to be relied on."""
-    reasons = sorted({x for c in conditions for x in c.clock_event_reasons} & THROTTLING)
-    if reasons:
-        sentence = f"the device was throttled while the case was measured: {', '.join(reasons)}"
-        clocks = [c for c in conditions if c.sm_clock_mhz_min is not None]
-        if clocks:
-            low = min(c.sm_clock_mhz_min or 0 for c in clocks)
-            high = max(c.sm_clock_mhz_max or 0 for c in clocks)
-            sentence += f" (SM clock {low} to {high} MHz)"
+    """Why what was timed on one case under these conditions is not to be relied on. The power cap
+    alone is no reason, as long as it is known how far it moved the clock: see `clock_spread`."""
+    reasons = {x for c in conditions for x in c.clock_event_reasons} & THROTTLING
+    clocks = _range(conditions)
+    if reasons - {POWER_CAP} or (reasons and clocks is None):
+        named = ", ".join(sorted(reasons))
+        sentence = f"the device was throttled while the case was measured: {named}"
+        if clocks is not None:
+            sentence += f" (SM clock {clocks[0]} to {clocks[1]} MHz)"
         yield sentence
     others = max((c.competing_processes for c in conditions), default=0)
     if others:
@@ -45,10 +54,39 @@ def disturbances(conditions: Sequence[Conditions]) -> Iterator[str]:
         yield f"{others} other {noun} computed on the device while the case was measured"
 
 
+def clock_spread(conditions: Sequence[Conditions]) -> float:
+    """How many times as far an interval of a ratio must reach, since the power cap held the clock
+    down: 1 where it did not, else the highest SM clock over the lowest.
+
+    A call takes a/f + b at the clock f, where a is what the clock speeds up and b what it does not.
+    So between two clocks its time changes by no more than they do, and if one arm ran at f1 and the
+    other at f2, their ratio at any one clock between is within f1/f2 of the measured one.
+    """
+    clocks = _range(conditions)
+    if clocks is None or not any(map(_capped, conditions)):
+        return 1.0
+    return clocks[1] / clocks[0]
+
+
+def _capped(conditions: Conditions) -> bool:
+    return POWER_CAP in conditions.clock_event_reasons
+
+
+def _range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
+    """The lowest and the highest SM clock, in MHz; None where none was read, or not where the power
+    cap held it down."""
+    read = [c for c in conditions if c.sm_clock_mhz_min and c.sm_clock_mhz_max]
+    if not read or any(_capped(c) and c not in read for c in conditions):
+        return None
+    return min(c.sm_clock_mhz_min or 0 for c in read), max(c.sm_clock_mhz_max or 0 for c in read)
+
+
 def _cycles(rows: list[Row]) -> Iterator[Finding]:
     for row in rows:
         if row.role is not Role.CANDIDATE or not row.median_mcycles:
             continue
+        if clock_spread([row.conditions]) > 1:
+            continue  # its interval says so
         best = best_baseline(rows, beside=row)
         if best is None or not best.median_ms or not best.median_mcycles or not row.median_ms:
             continue

@@ -4,7 +4,8 @@ A control declares the check that is meant to catch it (`caught_by`), and declin
 `Unsupported`, the cases on which it happens to be right (reading the first 64 keys is no fault
 where there are 64). So whatever it does run, it must be caught on:
 
-- `parity`: its status is `wrong`, or the check of that name says so;
+- `parity`: its status is `wrong`, or any check says that its output is (`ordering` sees in the
+  samples what a look at the output may come too late for);
 - `timer`: it is right and aims at the clock; it is defeated if it gained nothing, that is, if it
   is not faster than the best valid baseline, one of which is the implementation that it wraps;
 - any other: the check of that name found something in it. One that aims at being too fast to be
@@ -112,8 +113,8 @@ def catch(row: Row, case: Sequence[Row], findings: Sequence[Finding]) -> Catch:
     if row.caught_by == "burst":
         return Catch.CAUGHT if any(_names(f, row) for f in findings) else _in_a_burst(row)
     if row.caught_by == "parity":
-        is_wrong = row.status is Status.WRONG or any(_names(f, row) for f in findings)
-        return Catch.CAUGHT if is_wrong else Catch.MISSED
+        found = any(f.effect is Effect.WRONG and f.names(row) for f in findings)
+        return Catch.CAUGHT if row.status is Status.WRONG or found else Catch.MISSED
     if row.status is Status.WRONG or row.median_ms is None:
         return Catch.UNPROVEN  # another check was there first, or it was never timed
     if row.caught_by in AGAINST_BASELINES:
@@ -158,11 +159,7 @@ def _gained(row: Row, best: Row | None) -> Catch:
 
 
 def _names(finding: Finding, row: Row) -> bool:
-    return (
-        finding.check == row.caught_by
-        and finding.case_id == row.case_id
-        and finding.implementation == row.implementation
-    )
+    return finding.check == row.caught_by and finding.names(row)
 
 
 def _judge(name: str, outcomes: Sequence[tuple[Row, Catch]]) -> Iterator[Finding]:

@@ -54,6 +54,10 @@ class Finding:
             and (not self.groups or Group.of(record) in self.groups)
         )
 
+    def names(self, record: Recorded) -> bool:
+        """Whether it is about this record and no other."""
+        return (self.case_id, self.implementation) == (record.case_id, record.implementation)
+
     def speaks_in(self, regime: Regime) -> bool:
         """Whether it has a say in the verdicts of this regime."""
         return self.regime in (None, regime)

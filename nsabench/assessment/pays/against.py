@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsabench.assessment.checks.cases import by_case
+from nsabench.assessment.checks.clocks import clock_spread
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import MIN_ROUNDS_EVER, Ratio, paired, ratio_of_medians
 from nsabench.model.measurement import Bursts, Samples
@@ -96,7 +97,8 @@ def against_alternatives(rows: Sequence[Row], clock: Clock) -> dict[Key, Against
             best = _best(case, row, clock)
             ratio = clock.ratio(best, row) if best else None
             if best is not None and ratio is not None:
-                found[row.case_id, row.implementation] = Against(best.implementation, ratio)
+                widened = ratio.widened(clock_spread([row.conditions]))
+                found[row.case_id, row.implementation] = Against(best.implementation, widened)
     return found
 
 

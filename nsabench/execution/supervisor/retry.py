@@ -7,16 +7,18 @@ from collections.abc import Callable
 
 from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor.executor import GroupLost
-from nsabench.machine.environment.nvml import THROTTLING
+from nsabench.machine.environment.nvml import POWER_CAP, THROTTLING
 
 COOL_DOWN_S = 5.0
 BEFORE_ANY = ("inputs",)
+PASSING = THROTTLING - {POWER_CAP}  # what a pause may help against: the cap is the work's own
 
 
 def cooled(measure: Callable[[], Measured]) -> Measured:
-    """Once more, after a pause, if the device was throttled; if it is again, conditions say so."""
+    """Once more, after a pause, if the device was throttled by what may pass; if it is again,
+    conditions say so."""
     measured = measure()
-    if THROTTLING & set(measured.conditions.clock_event_reasons):
+    if PASSING & set(measured.conditions.clock_event_reasons):
         time.sleep(COOL_DOWN_S)
         spoiled, measured = measured, measure()
         measured.measuring_s += spoiled.measuring_s

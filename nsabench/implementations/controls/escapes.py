@@ -14,7 +14,9 @@ from nsabench.implementations.controls.capturing import decline_in_a_graph
 from nsabench.implementations.controls.honest import empty_output
 from nsabench.registry import Honest, control
 
-LATE_CYCLES = 200_000  # about 0.1 ms, so that the escaped work is late however small it is
+# About 1 ms, so that the escaped work is late however small it is, and however long a busy host
+# takes to ask for the output: after 0.1 ms it was once too late to find it unfinished.
+LATE_CYCLES = 2_000_000
 LATE_S = 0.02
 
 

@@ -25,10 +25,12 @@ CLOCK_EVENT_REASONS = {
     0x0000000000000080: "hw_power_brake_slowdown",
     0x0000000000000100: "display_clock_setting",
 }
+# The device draws all the power it may, as dense attention makes an H200 do for as long as it runs.
+POWER_CAP = "sw_power_cap"
 # Those that mean the device ran slower than it would on its own.
 THROTTLING = frozenset(
     {
-        "sw_power_cap",
+        POWER_CAP,
         "hw_slowdown",
         "sw_thermal_slowdown",
         "hw_thermal_slowdown",

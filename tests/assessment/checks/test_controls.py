@@ -27,6 +27,15 @@ def test_a_caught_control_is_silent(make_row):
     assert judge([wrong(make_row), wrong(make_row, L=64)], []) == []
 
 
+def test_a_wrong_output_that_only_the_samples_show_is_caught(make_row):
+    """Seen on an H200: the output of work nobody joined was there when a busy host asked for it."""
+    row = control(make_row)
+    unjoined = Finding("ordering", Effect.WRONG, "x", row.case_id, row.implementation)
+    fast = Finding("roofline", Effect.IMPLAUSIBLE, "x", row.case_id, row.implementation)
+    assert judge([row], [unjoined]) == []
+    assert effects(judge([row], [fast])) == [Effect.INVALID]
+
+
 @pytest.mark.parametrize("status", [Status.OK, Status.IMPLAUSIBLE])
 def test_a_control_that_passes_for_right_once_invalidates_the_run(make_row, status):
     (finding,) = judge([wrong(make_row), control(make_row, L=64, status=status)], [])

@@ -10,7 +10,7 @@ import pytest
 from nsabench.assessment import pays
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
-from nsabench.model.measurement import Bursts, Samples
+from nsabench.model.measurement import Bursts, Conditions, Samples
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Pays, Regime, Role, Status
 from nsabench.output.terminal import payment
@@ -221,6 +221,17 @@ def test_the_ratio_is_to_the_fastest_valid_alternative_of_the_same_session() -> 
     }
     assert found["c", "nsa"].ratio.value == pytest.approx(1.5)
     assert found["c", "torch_nsa"].ratio.value == pytest.approx(3 / 8)
+
+
+def test_under_the_power_cap_a_ratio_may_be_off_by_as_much_as_the_clock_moved() -> None:
+    capped = Conditions(
+        clock_event_reasons=["sw_power_cap"], sm_clock_mhz_min=1584, sm_clock_mhz_max=1980
+    )
+    rows = [row("nsa", Role.CANDIDATE, 1.0), row("dense", Role.ALTERNATIVE, 1.5)]
+    rows = [replace(r, conditions=capped) for r in rows]
+    samples = {("c", r.implementation): timed(r.median_ms or 1.0) for r in rows}
+    ratio = against_alternatives(rows, DeviceClock(samples))["c", "nsa"].ratio
+    assert (ratio.value, ratio.lo, ratio.hi) == pytest.approx((1.5, 1.2, 1.875), rel=0.02)
 
 
 def test_what_is_written_says_the_same() -> None:
