@@ -1,8 +1,9 @@
-"""The decode run of docs/results as its folder was, but for its page.
+"""Two runs of docs/results as their folders were, but for their pages.
 
-Its records, samples and manifest lie in the archive of docs/results. The other files, which an
-archive does not hold, are packed in tests/data/published. It is the one published run that names
-the op `decode` and replays of CUDA graphs, so it is kept for what must go on reading such runs.
+Their records, samples and manifests lie in the archive of docs/results. The other files, which an
+archive does not hold, are packed in tests/data/published. One is the one published run that names
+the op `decode` and replays of CUDA graphs, the other has nothing but backwards, so they are kept
+for what must go on reading such runs.
 """
 
 from __future__ import annotations
@@ -17,22 +18,31 @@ from nsabench.evidence.manifest import MANIFEST
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE = ROOT / "docs" / "results" / "archive"
-PACKED = ROOT / "tests" / "data" / "published" / "h200-torch2.11.0-triton3.6.0-decode.tar.xz"
+PACKED = ROOT / "tests" / "data" / "published"
 PAGE = "report.html"
 
 
 def decode_run(parent: Path, *, manifest: bool = False) -> Path:
-    """The run's folder below `parent`. Unsigned unless its `manifest` is asked for, since the page
-    that the manifest names is missing."""
-    with tarfile.open(PACKED) as packed:
+    """The folder of the decode run below `parent`. Unsigned unless its `manifest` is asked for,
+    since the page that the manifest names is missing."""
+    return _unpacked("decode", "20261122T101440Z-a3dd0a", parent, manifest)
+
+
+def backward_run(parent: Path) -> Path:
+    """The folder of the run of backwards below `parent`, unsigned."""
+    return _unpacked("backward", "20261122T141010Z-d3c53a", parent, manifest=False)
+
+
+def _unpacked(kind: str, run_id: str, parent: Path, manifest: bool) -> Path:
+    folder = parent / f"h200-torch2.11.0-triton3.6.0-{kind}"
+    with tarfile.open(PACKED / f"{folder.name}.tar.xz") as packed:
         packed.extractall(parent, filter="data")
-    folder = parent / PACKED.name.removesuffix(".tar.xz")
     archive = Archive(str(ARCHIVE))
-    [run] = [r for r in archive.runs() if set(r.statement.predicate.plan.matrices) == {"decode"}]
+    [run] = [r for r in archive.runs() if r.run_id == run_id]
     for table in TABLES:
         shutil.copy(ARCHIVE / run.object(table), folder / f"{table}.parquet")
     if manifest:
         shutil.copy(ARCHIVE / run.prefix / MANIFEST, folder / MANIFEST)
     else:
-        (folder / MANIFEST).unlink()
+        (folder / MANIFEST).unlink(missing_ok=True)
     return folder

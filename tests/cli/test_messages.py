@@ -14,9 +14,8 @@ from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.registry import implementation
+from tests.published import backward_run
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
-BACKWARD = RESULTS / "h200-torch2.11.0-triton3.6.0-backward"
 ROWS = "op: selection_rows\naxes: {N: 2, H: 1, D: 8, L: [8, 16]%s}\n%s"
 INSTALLED = [
     ImplementationInfo(
@@ -81,7 +80,7 @@ def test_a_folder_that_is_not_there_or_holds_no_run_is_not_unsigned(tmp_path: Pa
         assert "unsigned" not in done.output
 
 
-def test_a_run_of_backwards_has_candidates_and_no_threshold() -> None:
-    done = CliRunner().invoke(threshold, [str(BACKWARD)])
+def test_a_run_of_backwards_has_candidates_and_no_threshold(tmp_path: Path) -> None:
+    done = CliRunner().invoke(threshold, [str(backward_run(tmp_path))])
     assert isinstance(done.exception, UsageError)
     assert "all of these cases are backward" in str(done.exception)

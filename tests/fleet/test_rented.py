@@ -20,7 +20,7 @@ from tests.workflows import lint
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "docs" / "how-to" / "rented-gpu.yml"
-PUBLISHED = ROOT / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-backward"
+PUBLISHED = ROOT / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-whole"
 CONFIG = "runtime:\n  sel_triton_min_L: 4096  # as it was\n"
 
 
@@ -63,7 +63,7 @@ def test_a_threshold_is_proposed_as_a_patch(tmp_path: Path) -> None:
 def test_a_published_run_without_one_says_why_nothing_is_proposed(tmp_path: Path) -> None:
     summary, output = after_the_gpu(tmp_path, PUBLISHED)
     assert "patched=false" in output and "Nothing is proposed:" in summary
-    assert "all of these cases are backward" in summary
+    assert "none of these ops is decided by a selected length" in summary
     assert (tmp_path / "config.yaml").read_text() == CONFIG
 
 
