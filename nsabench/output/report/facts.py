@@ -278,7 +278,7 @@ class Standing:
     cases: int
     unjudged: Counter[str]  # statuses of the cases without a verdict, and what was not timed
     unproven: int = 0  # verdicts behind which a check stands that was not shown to work
-    speedups: tuple[float, ...] = ()
+    speedups: tuple[float, ...] = ()  # without those that a caution stands beside
     ran: int = 0  # cases that it neither declined nor was left out of
     right: int = 0  # of these, cases with a right output that no check objects to
     decisions: tuple[Decision, ...] = ()  # of what the op became, where it is retired
@@ -324,7 +324,7 @@ def standings(facts: Facts) -> list[Standing]:
                 if not r.verdict or _only_checked(r)
             ),
             sum(r.unproven_verdict for r in rows if not _only_checked(r)),
-            tuple(r.speedup for r in rows if r.speedup is not None),
+            tuple(r.speedup for r in rows if r.speedup is not None and not r.caution),
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
             tuple(_decisions_of(facts, name, rows)),

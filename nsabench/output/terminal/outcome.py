@@ -88,8 +88,9 @@ def _speed(rows: Sequence[Record]) -> Iterator[str]:
         yield "not timed (CPU)" if rows[0].device == "cpu" else "not timed"
         return
     for regime in Regime:
-        of_one = [r.judged_in(regime) for r in timed]
-        judged = [one for one in of_one if one is not None]
+        of_one = [(r, r.judged_in(regime)) for r in timed]
+        # A ratio over a slow loop alone says nothing of the kernel: it is in no average.
+        judged = [(j[0], None if r.caution else j[1]) for r, j in of_one if j is not None]
         if judged:
             yield f"{regime}: {_ratios(judged)}"
     cautions = Counter(r.caution for r in timed if r.caution)

@@ -12,9 +12,10 @@ from nsabench.assessment import threshold
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Kind, Role, Status
 from nsabench.output import terminal
 from nsabench.output.report import Facts
+from nsabench.output.report.facts import standings
 from tests.runs import Made, make_run
 
 MINE = "mine.py@aaaaaaaaaaaa"
@@ -62,6 +63,29 @@ def test_the_answer_comes_last_in_at_most_ten_lines(tmp_path: Path) -> None:
     assert lines[1].startswith("decision (device): mine: worth using from L = 256 on")
     assert lines[2].startswith("believable: controls: 16 caught, 0 missed; what is unproven stands")
     assert not any("rows_" in line for line in lines), "what ships stands in the table"
+
+
+def test_a_ratio_over_a_slow_loop_alone_is_in_no_average(tmp_path: Path) -> None:
+    """`113.76x as fast` stood in a panel, over a loop in torch, and in the page as well."""
+
+    def general(plan: Plan) -> Plan:
+        infos = [
+            i.model_copy(update={"kind": Kind.GENERAL}) if i.role is Role.BASELINE else i
+            for i in plan.implementations
+        ]
+        return plan.model_copy(update={"implementations": infos})
+
+    made = Made(ratio=lambda length: 2.0 if length == 64 else 50.0, lengths=(64, 128))
+    folder = make_run(tmp_path / "run", made, change=general)
+    facts = Facts.read(folder)
+    console = Console(file=io.StringIO(), width=200, markup=False)
+    finished = Finished(RunFolder(folder), facts.plan, facts.results, 2.0, 1.0)
+    terminal.print_summary(finished, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "device: 2.00x as fast (1.99 to 2.0" in text
+    assert "no specialised baseline in 4" in text
+    [standing] = standings(facts)
+    assert len(standing.speedups) == 4 and standing.average == pytest.approx(2.0, rel=0.02)
 
 
 def test_the_users_own_stands_last_in_the_table(tmp_path: Path) -> None:
