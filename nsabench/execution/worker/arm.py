@@ -155,8 +155,9 @@ class CaseArm:
             for answer in self._graphs[index][1]:
                 for value in answer.values.values():
                     value.fill_(float("nan"))
-        # The allocator keeps the memory of each stream apart.
-        for where in self._streams or [stream]:
+        # The allocator keeps the memory of each stream apart. What works on the default stream
+        # whoever calls has its output there: an earlier one in its place could be right by chance.
+        for where in self._streams or dict.fromkeys((None, stream)):
             with _on(where):
                 poison_like(self.sets.results_of(index), getattr(torch, self.case.dtype))
 

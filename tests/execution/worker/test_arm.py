@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
-from nsabench.execution.worker import state
+from nsabench.execution.worker import arm, state
 from nsabench.execution.worker.arm import CaseArm, rotated
 from nsabench.execution.worker.calls import Answer
 from nsabench.execution.worker.inputs import InputSets
@@ -79,6 +80,27 @@ def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
     damage(sets, *range(1, len(sets)))
     arm.finish()
     assert sets.somebody_writes
+
+
+def test_memory_of_the_default_stream_is_poisoned_whoever_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen on an H200: what worked there for 19 ms was read before it was done, and an earlier
+    output that lay in its memory was right."""
+    current: list[object] = [None]
+    poisoned: list[object] = []
+
+    @contextmanager
+    def on(stream: object) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(arm, "_on", on)
+    monkeypatch.setattr(arm, "poison_like", lambda expected, dtype: poisoned.append(current[-1]))
+    caller: Any = object()
+    arm_on(InputSets(CASE, "cpu"))._poison(0, caller)
+    assert poisoned == [None, caller]
 
 
 def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
