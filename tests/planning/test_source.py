@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ import yaml
 
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
+from tests.published import backward_run, decode_run
 
-PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*"))
+WHOLE = Path(__file__).parents[2] / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-whole"
+# Since the older runs were signed.
+ADDED = ("modes", "least", "computes", "kind", "origin", "compiled_by")
 
 
 def test_a_file_by_its_name_and_digest() -> None:
@@ -32,22 +36,22 @@ def test_a_distribution_by_its_name() -> None:
     assert not source.is_of(Path("nsa-kernels"))
 
 
-@pytest.mark.parametrize("run", PUBLISHED, ids=lambda run: run.name)
-def test_plans_hold_the_text(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("published", "added"),
+    [(backward_run, ADDED), (decode_run, ADDED), (lambda _: WHOLE, ())],
+    ids=["backward", "decode", "whole"],
+)
+def test_plans_hold_the_text(
+    published: Callable[[Path], Path], added: Sequence[str], tmp_path: Path
+) -> None:
+    run = published(tmp_path)
     plan = Plan.read(run / "plan.yaml")
     assert all(isinstance(i.source, Source) for i in plan.implementations)
     assert {str(i.source) for i in plan.implementations} <= plan.sources.keys()
     plan.write(tmp_path / "plan.yaml")
     written, signed = (yaml.safe_load((f / "plan.yaml").read_text()) for f in (tmp_path, run))
     for item in written["implementations"]:
-        for added in (
-            "modes",
-            "least",
-            "computes",
-            "kind",
-            "origin",
-            "compiled_by",
-        ):  # since that run was signed
-            del item[added]
+        for field in added:
+            del item[field]
     for key in ("sources", "implementations"):
         assert written.get(key) == signed.get(key)
