@@ -101,9 +101,7 @@ def find(name: str) -> Op | None:
     Raises `UsageError` when it is installed and cannot be imported.
     """
     if name in shipped():
-        op = importlib.import_module(f"{__name__}.{name}").OP
-        assert isinstance(op, Op)
-        return op
+        return _shipped(name)
     if name in RETIRED:  # before what is installed: records of earlier runs mean this one
         return RETIRED[name]
     if name in _outside.from_files:
@@ -111,6 +109,13 @@ def find(name: str) -> Op | None:
     if name in _outside.installed():
         return _outside.of_entry_point(name)
     return None
+
+
+@cache
+def _shipped(name: str) -> Op:
+    op = importlib.import_module(f"{__name__}.{name}").OP
+    assert isinstance(op, Op)
+    return op
 
 
 def get(name: str) -> Op:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from nsabench import ops
 from nsabench.assessment.checks.cases import by_case
@@ -11,6 +12,7 @@ from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
 from nsabench.model.vocabulary import Direction, DType, Role, Status
+from nsabench.ops import Op
 
 # Spacing of the format at 1 (2^-mantissa bits): an output rounded to it has a relative error of
 # about 0.3 of this, whatever computed it, so no ratio of errors below it means anything.
@@ -165,9 +167,13 @@ def _result(row: Row) -> str:
 
 
 def _terms(row: Row) -> int:
-    op = ops.get(row.computes or row.op)
-    sizes = op.shape_model.model_fields.keys() & row.shape.keys()
-    return op.terms(op.shape_model.model_validate({size: row.shape[size] for size in sizes}))
+    return _terms_at(ops.get(row.computes or row.op), tuple(row.shape.items()))
+
+
+@lru_cache(maxsize=4096)  # asked for several times a record
+def _terms_at(op: Op, sizes: tuple[tuple[str, int], ...]) -> int:
+    known = {size: n for size, n in sizes if size in op.shape_model.model_fields}
+    return op.terms(op.shape_model.model_validate(known))
 
 
 def _over(row: Row) -> bool:
