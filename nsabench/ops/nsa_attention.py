@@ -93,6 +93,7 @@ class NsaAttention(AttentionOp):
     length_axis = "T"
     distributions = ("dense", "packed")
     leaves_rows_out = True
+    rows_stand_alone = False  # which queries are looked at hangs on all of them
 
     def length(self, shape: Shape) -> int:
         assert isinstance(shape, NsaShape)

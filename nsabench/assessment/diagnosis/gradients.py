@@ -16,7 +16,7 @@ from nsabench.assessment.diagnosis.keys import TILES
 from nsabench.assessment.diagnosis.location import is_all, locate, within
 from nsabench.assessment.diagnosis.search import BETTER, EXPLAINS, SURE, TIME_LIMIT_S, of_the_op
 from nsabench.machine.clock import now_s
-from nsabench.ops import Inputs, Op
+from nsabench.ops import Inputs, Op, rows_left_out
 from nsabench.ops._attention import AttentionOp
 
 SMALL = 0.05  # an explanation by a factor leaves at most this share of the gradient's norm
@@ -53,7 +53,7 @@ class Problem:
 
     @cached_property
     def out(self) -> Tensor:
-        return self.op.oracle(self.inputs)
+        return self.held(self.op.oracle(self.inputs))
 
     @property
     def scale(self) -> float:
@@ -73,7 +73,11 @@ class Problem:
 
     def by(self, grad_out: Tensor, inputs: Inputs | None = None) -> Tensor:
         """The gradient for another gradient of the output, or other inputs."""
-        return self.op.gradients(inputs or self.inputs, grad_out)[self.of]
+        return self.held(self.op.gradients(inputs or self.inputs, grad_out)[self.of])
+
+    def held(self, result: Tensor) -> Tensor:
+        """Zero in the rows that nobody is held to, as the right gradient is."""
+        return rows_left_out.without(result) if self.op.leaves_rows_out else result
 
     @property
     def is_attention(self) -> bool:
@@ -104,6 +108,10 @@ def explain(
     grad_out: the gradient of the output, up to a factor. right, previous: what it should be, and
       what it should have been in the call before this one, if that had other inputs.
     """
+    if op.leaves_rows_out:  # in rows that nobody is held to there is nothing to explain
+        got = got.masked_fill(~rows_left_out.compared(right).unsqueeze(-1), 0.0)
+        right = rows_left_out.without(right)
+        previous = None if previous is None else rows_left_out.without(previous)
     bad = ~torch.isfinite(got)
     if bad.any():
         return f"{int(bad.sum())} of {got.numel()} elements are NaN or infinite: {locate(bad)}"
@@ -173,7 +181,7 @@ def _hypotheses(p: Problem) -> Iterator[Hypothesis]:
 
 
 def _of_another(p: Problem, gradients: Gradients) -> Tensor:
-    return gradients(p.grad_out)[p.of]
+    return p.held(gradients(p.grad_out)[p.of])
 
 
 def _permuted(p: Problem) -> Iterator[Hypothesis]:

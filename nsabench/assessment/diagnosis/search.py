@@ -15,7 +15,7 @@ from nsabench.assessment.diagnosis import generic
 from nsabench.assessment.diagnosis.evidence import FAR_OFF, Evidence, Hypothesis, gather
 from nsabench.assessment.diagnosis.location import locate, within
 from nsabench.machine.clock import now_s
-from nsabench.ops import Inputs, Op
+from nsabench.ops import Inputs, Op, rows_left_out
 
 EXPLAINS = 0.2  # an explanation leaves at most this share of the error
 SURE = 0.01  # and one that leaves no more than this need not be beaten
@@ -27,13 +27,17 @@ UNWRITTEN = "NaN is also what the bench leaves where a kernel does not write"
 
 def explain(op: Op, inputs: Inputs, output: Tensor, previous: Tensor | None) -> str:
     """The hypothesis that reproduces the output, or else where the output is off."""
+    oracle = op.oracle(inputs)
+    if op.leaves_rows_out:  # in rows that nobody is held to there is nothing to explain
+        output = output.masked_fill(~rows_left_out.compared(oracle).unsqueeze(-1), 0.0)
+        oracle = rows_left_out.without(oracle)
     bad = ~torch.isfinite(output)
     if bad.any():
         text = f"{int(bad.sum())} of {output.numel()} elements are NaN or infinite: {locate(bad)}"
         return text + (f"; {UNWRITTEN}" if output.isnan().any() else "")
     module = of_the_op(op)
     how = {name: getattr(module, name, None) for name in ("select", "lead")}
-    evidence = gather(op, inputs, output, previous, **how)
+    evidence = gather(op, inputs, output, oracle, previous, **how)
     mae = evidence.mae(evidence.oracle)
     best, error = _best(evidence, module)
     if best is not None and error <= EXPLAINS * mae:

@@ -212,8 +212,6 @@ def _diagnose(arm: CaseArm, report: Report) -> str:
         return ""
     report(Step(phase="diagnosis", implementation=arm.name))
     op, inputs = ops.get(arm.case.op), arm.sets.draw(wrong.seed)
-    if op.leaves_rows_out:
-        return ""  # hypotheses are held to all rows of an oracle
     if wrong.name == OUTPUT:
         return diagnose(op, inputs, wrong.result, wrong.previous)
     grad_out = arm.sets.draw_grad(inputs, wrong.seed)

@@ -31,6 +31,8 @@ FAMILIES = (
     "decode_window",
     "decode_compressed",
     "decode_dense",
+    "nsa_attention",
+    "causal_attention",
 )
 FEWEST, TOLD = 60, 55 / 60
 RIGHT = "right"
