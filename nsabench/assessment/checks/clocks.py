@@ -74,11 +74,17 @@ def _capped(conditions: Conditions) -> bool:
 
 def _range(conditions: Sequence[Conditions]) -> tuple[int, int] | None:
     """The lowest and the highest SM clock, in MHz; None where none was read, or not where the power
-    cap held it down."""
-    read = [c for c in conditions if c.sm_clock_mhz_min and c.sm_clock_mhz_max]
-    if not read or any(_capped(c) and c not in read for c in conditions):
+    cap held it down. A worker says them, so they may be no clocks: such are not read."""
+    ranges = []
+    for c in conditions:
+        low, high = c.sm_clock_mhz_min or 0, c.sm_clock_mhz_max or 0
+        if 0 < low <= high:
+            ranges.append((low, high))
+        elif _capped(c):
+            return None
+    if not ranges:
         return None
-    return min(c.sm_clock_mhz_min or 0 for c in read), max(c.sm_clock_mhz_max or 0 for c in read)
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _cycles(rows: list[Row]) -> Iterator[Finding]:

@@ -40,7 +40,14 @@ def test_the_power_cap_widens_intervals_and_ends_nothing(make_row):
 
 @pytest.mark.parametrize(
     "conditions",
-    [capped(1584, 1980, "hw_thermal_slowdown"), capped(None, None), capped(None, 1980)],
+    [
+        capped(1584, 1980, "hw_thermal_slowdown"),
+        capped(None, None),
+        capped(None, 1980),
+        capped(1980, 990),  # what a worker may say: the interval would shrink
+        capped(-5, 1980),
+        capped(0, 0),
+    ],
 )
 def test_a_power_cap_of_unknown_reach_or_beside_heat_does(make_row, conditions):
     [finding, *_] = check([make_row(conditions=conditions)], Limits())
