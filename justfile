@@ -21,7 +21,7 @@ all *arguments: install
 
 # The tests, two files at a time. `just test -n 0 FILE` for one alone
 test *arguments: install
-    OMP_NUM_THREADS=1 {{ python }} -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+    OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 
 # Formatter, linter, layers of imports, type checker
 lint: install
