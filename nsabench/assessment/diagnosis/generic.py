@@ -15,6 +15,10 @@ from nsabench.assessment.diagnosis.location import is_all, locate
 from nsabench.ops import Inputs
 
 PLACES = 64  # at which heads are told apart
+# Factors that another softmax scale is looked for at first, and how closely then.
+FACTORS_APART = 2**0.5
+FACTORS = tuple(FACTORS_APART**n for n in range(-6, 7))
+SECTIONS, GOLDEN, NO_OTHER_SCALE = 10, (5**0.5 - 1) / 2, 0.005
 MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
 
 
@@ -29,6 +33,7 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     yield from _fewer_dimensions(evidence)
     yield from _rounded(evidence)
     yield from _straight_line(evidence)
+    yield from _any_scale(evidence)
 
 
 def _remembered(e: Evidence) -> Iterator[Hypothesis]:
@@ -67,6 +72,28 @@ def _scales(e: Evidence) -> Iterator[Hypothesis]:
                 f"uses as softmax scale {text}",
                 partial(e.op.oracle, inputs),
             )
+
+
+def _any_scale(e: Evidence) -> Iterator[Hypothesis]:
+    """The scale that comes nearest, by golden sections, where none of the known ones was it."""
+    if "sm_scale" not in e.inputs.options or not (e.select or e.independent):
+        return  # the full problem would be solved again and again
+    right = e.inputs.options["sm_scale"]
+
+    def off(factor: float) -> float:
+        return e.mae(e.op.oracle(e.with_options(sm_scale=right * factor)))
+
+    factor = min(FACTORS, key=off)
+    low, high = factor / FACTORS_APART, factor * FACTORS_APART
+    for _ in range(SECTIONS):
+        one, other = high - (high - low) * GOLDEN, low + (high - low) * GOLDEN
+        low, high = (low, other) if off(one) < off(other) else (one, high)
+    factor = (low + high) / 2
+    if abs(factor - 1) > NO_OTHER_SCALE:
+        inputs = e.with_options(sm_scale=right * factor)
+        yield Hypothesis(
+            f"uses as softmax scale {factor:.3g} times the right one", partial(e.op.oracle, inputs)
+        )
 
 
 def _other_rows(e: Evidence) -> Iterator[Hypothesis]:

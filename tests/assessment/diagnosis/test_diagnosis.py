@@ -64,6 +64,8 @@ MISTAKES = {
     "attends to the last 255 of 256 keys": lambda i: attend(i, slice(1, None)),
     "causal mask, aligned top-left": lambda i: causal(i, 0),
     "causal mask, aligned bottom-right": lambda i: causal(i, 252),
+    "softmax scale 1.05 times the right one": lambda i: attend(i, scale=0.125 * 1.05),
+    "softmax scale 0.7 times the right one": lambda i: attend(i, scale=0.125 * 0.7),
     "softmax scale 1, that is, none": lambda i: attend(i, scale=1.0),
     "softmax scale 1/D = 1/64": lambda i: attend(i, scale=1 / 64),
     "without the factor log2(e)": lambda i: attend(i, scale=0.125 * math.log(2)),

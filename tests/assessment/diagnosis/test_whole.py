@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.assessment.diagnosis import diagnose, diagnose_gradient, search
+from nsabench.assessment.diagnosis import diagnose, diagnose_gradient, gradients, search
 from nsabench.implementations.baselines.nsa_attention import attend
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, rows_left_out
@@ -22,7 +22,8 @@ NSA = {**SIZES, "block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "win
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found must not depend on how busy the machine is."""
-    monkeypatch.setattr(search, "TIME_LIMIT_S", 60.0)
+    for module in (search, gradients):
+        monkeypatch.setattr(module, "TIME_LIMIT_S", 60.0)
 
 
 def draw(op: str, distribution: str = "dense", **sizes: int) -> Inputs:
