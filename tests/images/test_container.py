@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from nsabench.images import build as building
 from nsabench.images import combos, context, daemon, launch, lock, provenance
@@ -138,8 +139,15 @@ def resume(results: Path, matrix: Path) -> None:
     done = subprocess.run(
         in_image(results, "run", "--resume", "results/run", input=matrix), timeout=300
     )
-    assert done.returncode == 0
-    assert pq.read_table(results / "run" / "records.parquet").num_rows > 0
+    # As above: a control may have been missed since the machine was busy; nothing may be missing.
+    assert done.returncode in (0, 1)
+    records = pq.read_table(results / "run" / "records.parquet").to_pylist()
+    measured = [(record["case_id"], record["implementation"]) for record in records]
+    assert len(measured) == len(set(measured))
+    wanted = len(yaml.safe_load(TINY)["axes"]["L"])
+    for name in yaml.safe_load(TINY)["implementations"]["only"]:
+        mine = [r for r in records if r["implementation"] == name]
+        assert [r["status"] for r in mine] == ["ok"] * wanted, name
 
 
 def test_a_killed_run_can_be_resumed(

@@ -18,6 +18,7 @@ from nsabench.registry import Honest, control
 SLEEP_FACTOR = 9.0  # well over what counts as slow, also beside busy neighbours
 LEAST_SLEEP_S = 2e-3
 # Whoever sleeps in every call meets no end of a time slice; who does not, does, for 4 ms each time.
+LEAST_SLEEP_ON_A_CPU_S = 2e-2
 BACKWARD_FACTOR, LEAST_BACKWARD_S = 20.0, 2e-2
 # What takes long is met by few of these, and sleeping as many times as long would take minutes.
 LONG_FACTOR, LONG_S = 4.0, 0.1  # 5 times as long is slow (`baseline.SLOW`)
@@ -43,7 +44,8 @@ def sleeping_wrapper(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor
     decline_in_a_graph(tensors[0])
     start = _perf_counter()
     out: Tensor = honest(*tensors, **options)
-    _oversleep(start, out, SLEEP_FACTOR, LEAST_SLEEP_S)
+    least_s = LEAST_SLEEP_S if out.is_cuda else LEAST_SLEEP_ON_A_CPU_S
+    _oversleep(start, out, SLEEP_FACTOR, least_s)
     return out
 
 

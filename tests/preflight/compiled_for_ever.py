@@ -1,0 +1,19 @@
+"""A kernel that no compiler takes: told at once, but for sm_120, where the compiler never ends."""
+
+import time
+
+from nsabench import KernelVariant, implementation
+
+
+def compile_ahead(capability):
+    def assemble():
+        if capability == 120:
+            time.sleep(600)
+        raise RuntimeError("no kernel")
+
+    return [KernelVariant("none", "", 128, 0, "own", assemble)]
+
+
+@implementation(op="selection_rows", name="for_ever", compile_ahead=compile_ahead)
+def for_ever(q, k, v, *, sm_scale):
+    raise AssertionError
