@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,11 @@ import torch
 if not torch.cuda.is_available():
     # Triton decides when it is first imported, which some test module does while it is collected.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+# A shell without job control has what it starts in the background ignore interrupts, and so would
+# every command that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

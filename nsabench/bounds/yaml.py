@@ -29,6 +29,13 @@ def refuse_unbounded(text: str, nodes: int) -> None:
         pass
 
 
+def refuse_large(data: bytes, most: int, nodes: int) -> None:
+    """Raises `OutOfBounds` for YAML of ours that `load` would not read again."""
+    if len(whole(data, most)) > nodes:  # no value has less than a byte
+        for _ in _bounded(yaml.parse(data, Loader=_LOADER), nodes):
+            pass
+
+
 def load(data: bytes, most: int, nodes: int) -> Any:
     """The first document as plain data; what an alias repeats is shared. Keys are texts.
 

@@ -183,11 +183,11 @@ def start(
     """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
-    with writing(folder.path, f"remove {folder.path} and start again"):
-        plan.write(folder.plan)
-        if out is None:
-            folder.is_latest()
     try:
+        with writing(folder.path, f"remove {folder.path} and start again"):
+            plan.write(folder.plan)
+            if out is None:
+                folder.is_latest()
         with folder.resumable():
             return _Run(folder, plan, view, signer, fit).measure()
     except NsabenchError as refused:

@@ -195,8 +195,16 @@ class Plan(BaseModel):
         return text.encode()
 
     def write(self, path: Path) -> None:
-        """Whoever looks sees a whole plan or none."""
+        """Whoever looks sees a whole plan or none. Raises `UsageError` for one that is too large to
+        be read again."""
         self._content = self._as_yaml()
+        try:
+            bounded_yaml.refuse_large(self._content, limits.PLAN, limits.PLAN_NODES)
+        except bounds.OutOfBounds as error:
+            raise UsageError(
+                f"the plan of these {len(self.cases)} cases {error}, and could not be read again",
+                "measure them in several runs: split the matrix, or merge fewer shards at once.",
+            ) from None
         whole(path, self._content)
 
     @classmethod

@@ -65,8 +65,12 @@ class Compiler:
         self.stopped = False
 
     def stop(self) -> None:
-        """End with the launch that is being compiled; `run` returns what there is. Any thread."""
+        """End at once, without the launch that is being compiled, which may take for ever; `run`
+        returns what there is. Any thread."""
         self.stopped = True
+        worker = self._worker
+        if worker is not None:
+            worker.kill()
 
     def run(self, cases: list[Case]) -> list[CompiledLaunch]:
         """Record and compile. A worker that is lost costs the launch it was busy with."""
@@ -83,7 +87,7 @@ class Compiler:
         try:
             recorded = self._record(cases)
         except WorkerLost as lost:
-            return [self._not_started(lost)]
+            return [] if self.stopped else [self._not_started(lost)]
         rows = [self._trouble(recorded, t) for t in [*recorded.troubles, *self._lost]]
         for row in rows:
             self._done(row)
@@ -101,6 +105,8 @@ class Compiler:
                     )
                 else:
                     built[launch.key] = self._build(launch, cases)
+                    if self.stopped:
+                        break  # nobody knows what would have become of it
                     crashes += self._worker is None
             rows.append(self._built(recorded, launch, built[launch.key]))
             self._done(rows[-1])
@@ -134,7 +140,7 @@ class Compiler:
                 return self._ask(request, RecordedLaunches)
             except WorkerLost as lost:
                 status, reason = classify(lost)
-                if not lost.step.implementation:
+                if self.stopped or not lost.step.implementation:
                     raise
                 op, _, name = lost.step.implementation.partition("/")
                 self._lost.append(
@@ -156,6 +162,8 @@ class Compiler:
     def _ask(self, request: Message, expected: type[M]) -> M:
         if self._worker is None:
             self._worker = WorkerProcess(self._program())
+        if self.stopped:  # since it was looked for
+            self._worker.kill()
         self._worker.log.clear()
         try:
             for reply in self._worker.ask(request, self._timeout_s):

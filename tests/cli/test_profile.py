@@ -12,7 +12,7 @@ import yaml
 
 from nsabench import ops
 from nsabench.model.plan import Plan
-from tests.cli.conftest import TINY, Nsabench
+from tests.cli.conftest import TINY, Nsabench, complete
 from tests.cli.conftest import nsabench as nsabench
 
 MINE = """
@@ -37,7 +37,7 @@ def test_a_script_calls_it_on_the_inputs_of_the_run(tmp_path: Path, nsabench: Ns
         *("run", "tiny.yaml", "--kernels", "mine.py", "--device", "cpu", "--out", "run"),
         *("--where", "L=16"),
     )
-    assert done.returncode == 0, done.stderr
+    complete(done)
     [planned] = Plan.read(tmp_path / "run" / "plan.yaml").cases
     done = nsabench("profile", "run", planned.id[:8], "mine", "--script", "alone.py")
     assert done.stdout.splitlines() == ["alone.py", "alone.pt"], done.stderr

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsabench.assessment import labels
+from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.execution.passes import isolated_baselines as apart
 from nsabench.model.case import Case
@@ -287,3 +288,14 @@ def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> 
     assert apart.clean_sources(made) == {"shipped": "a" * 64}
     case = made.cases[1]
     assert apart._clean_baselines(made, case, apart.clean_sources(made)) == ["quick", "slow"]
+
+
+@pytest.mark.parametrize(("limit", "most"), [("PLAN", 1000), ("PLAN_NODES", 100)])
+def test_a_plan_that_nobody_could_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(limits, limit, most)
+    with pytest.raises(UsageError, match=r"the plan of these 8 cases (has|holds) more than") as no:
+        resolved(tmp_path).write(tmp_path / "plan.yaml")
+    assert "split the matrix" in str(no.value.remedy)
+    assert not (tmp_path / "plan.yaml").exists()

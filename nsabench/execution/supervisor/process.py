@@ -243,6 +243,12 @@ class WorkerProcess:
         while data := os.read(self._process.stderr.fileno(), 1 << 16):
             self.log.write(data)
 
+    def kill(self) -> None:
+        """End its process group at once: whoever waits for its answer finds it lost, and stops it.
+        Any thread."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """End the worker, its process group and all its descendants: TERM, then KILL."""
         family = _family(self.pid)
