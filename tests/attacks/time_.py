@@ -17,7 +17,7 @@ from tests.attacks.kit import attack, honest, instances, once, slow
 CLOCK = "by the supervisor's"
 NEW = "on inputs that only the referee knew, "
 true_ns = time.perf_counter_ns
-SHARE = 100  # of the time that goes by
+SHARE = 20  # of the time that goes by
 
 
 def lying_ns():
