@@ -55,7 +55,7 @@ def _bounded(events: Iterable[yaml.Event], nodes: int) -> Iterator[yaml.Event]:
     """The events, for as long as they are within bounds."""
     count, sizes = 0, dict[str, int]()
     begun: list[tuple[str | None, int]] = []  # anchor and count of every open collection
-    for event in events:
+    for event in _parsed(events):
         # Most are scalars, and most of those are short.
         if isinstance(event, yaml.ScalarEvent):
             if len(event.value) > limits.NUMBER:
@@ -66,7 +66,7 @@ def _bounded(events: Iterable[yaml.Event], nodes: int) -> Iterator[yaml.Event]:
         elif isinstance(event, yaml.CollectionStartEvent):
             begun.append((event.anchor, count))
             if len(begun) > limits.DEPTH:
-                raise OutOfBounds(f"is nested too deeply, over {limits.DEPTH} levels")
+                raise _too_deep()
             count += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = begun.pop()
@@ -81,6 +81,20 @@ def _bounded(events: Iterable[yaml.Event], nodes: int) -> Iterator[yaml.Event]:
         if count > nodes:
             raise OutOfBounds(f"holds more than {nodes} values, as often as aliases repeat them")
         yield event
+
+
+def _parsed(events: Iterable[yaml.Event]) -> Iterator[yaml.Event]:
+    try:
+        yield from events
+    except yaml.MarkedYAMLError as error:
+        # libyaml has a bound of its own, and reads so far ahead that it may meet it first.
+        if error.problem == "exceeded maximum nesting depth":
+            raise _too_deep() from None
+        raise
+
+
+def _too_deep() -> OutOfBounds:
+    return OutOfBounds(f"is nested too deeply, over {limits.DEPTH} levels")
 
 
 def _refuse_long_number(event: yaml.ScalarEvent) -> None:

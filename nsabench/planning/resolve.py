@@ -66,8 +66,8 @@ def resolve(
     Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
     is not `i/n`, or the tag is no word.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{0,40}", tag):
-        raise UsageError(f"{tag!r} is no tag", "use up to 40 letters, digits, '_', '-' and '.'.")
+    if not re.fullmatch(r"[A-Za-z0-9-]{0,40}", tag):
+        raise UsageError(f"{tag!r} is no tag", "use up to 40 letters, digits and hyphens.")
     narrowed.refuse_unknown(matrices, implementations)
     chosen: dict[str, PlannedCase] = {}
     for loaded in matrices:

@@ -182,7 +182,11 @@ def test_a_footer_that_lies(tmp_path: Path) -> None:
 
 
 def test_texts_that_no_row_has_are_not_unpacked(tmp_path: Path) -> None:
-    """A dictionary of millions in each group of rows: a few bytes, and as many texts each time."""
+    """A dictionary of millions in each group of rows, for twelve rows.
+
+    How small the file is depends on pyarrow: 26 writes the texts in use, and then what its memory
+    held before, up to the size of all.
+    """
     path = tmp_path / "t.parquet"
     many = pa.array(["of one", "of another", *[f"{i:02}"[-2:] for i in range(2_000_000)]])
     column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0], pa.int32()), many)
@@ -192,7 +196,7 @@ def test_texts_that_no_row_has_are_not_unpacked(tmp_path: Path) -> None:
             writer.write_table(table)
     footer = pq.read_metadata(path)
     unpacked = sum(footer.row_group(i).total_byte_size for i in range(3))
-    assert unpacked > 100 * path.stat().st_size and parquet.check(path, 12).rows == 12
+    assert unpacked > 30_000_000 and parquet.check(path, 12).rows == 12
     texts = [part["text"] for part in parquet.batches(path)]
     assert sum(len(part.dictionary) for part in texts) <= 6
     rows = [row["text"] for part in parquet.batches(path) for row in parquet.rows_of(part)]

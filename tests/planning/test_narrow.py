@@ -67,6 +67,7 @@ def test_only_names_candidates_and_leaves_the_baselines(tmp_path: Path) -> None:
         ({"only": ("mines",)}, "no candidate is named 'mines'", "--kernels FILE.py; else, did you"),
         ({"only": ("sdpa_*",)}, "no candidate is named 'sdpa_*'", "--kernels FILE.py"),
         ({"tag": "a b"}, "'a b' is no tag", "letters"),
+        ({"tag": "a_b"}, "'a_b' is no tag", "letters, digits and hyphens"),
     ],
 )
 def test_what_cannot_be_met_is_refused(
