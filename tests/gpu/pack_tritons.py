@@ -39,7 +39,7 @@ def _pack(folder: Path, version: str) -> Path:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             elif path.suffix == ".so" or path.name.startswith("ptxas"):
                 subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
-        with tarfile.open(archive, "w:xz", preset=3) as packed:
+        with tarfile.open(archive, "w:xz", preset=9) as packed:
             packed.add(tree, version)
     size = archive.stat().st_size
     print(f"{archive}: {size / (1 << 20):.1f} MiB")
