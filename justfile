@@ -91,9 +91,9 @@ gpu-against other *arguments: install
 gpu-versions folder *arguments: install
     .venv/bin/nsabench versions tests/gpu/versions.yaml --tritons "{{ folder }}" --triton all --device cuda --out results/versions "${@:2}"
 
-# Tritons as small archives, for a GPU host without a network: each under 64 MiB, into FOLDER
-pack-tritons folder versions="3.1.0,3.3.1,3.5.1,3.7.1,3.9.0": install
-    {{ python }} -m tests.gpu.pack_tritons pack "{{ folder }}" "{{ versions }}"
+# Tritons as small archives, for a GPU host with that Python and no network: under 64 MiB each
+pack-tritons folder versions="3.1.0,3.3.1,3.5.1,3.7.1,3.9.0" python_there="3.12": install
+    {{ python }} -m tests.gpu.pack_tritons pack "{{ folder }}" "{{ versions }}" "{{ python_there }}"
 
 # The archives of ARCHIVES that pack-tritons made, unpacked below FOLDER
 unpack-tritons archives folder:

@@ -1,10 +1,10 @@
 """Tritons as archives that are small enough to be carried to a GPU host that has no network.
 
-    python -m tests.gpu.pack_tritons pack FOLDER 3.1.0,3.9.0
+    python -m tests.gpu.pack_tritons pack FOLDER 3.1.0,3.9.0 PYTHON
     python -m tests.gpu.pack_tritons unpack FOLDER ARCHIVES
 
-Packed are the Tritons of preflight's cache: their symbols are stripped, and programs that only look
-at machine code are left out.
+Packed are PyPI's wheels for the Python of that host, such as 3.12: their symbols are stripped, and
+programs that only look at machine code are left out.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ NOT_NEEDED = ("cuobjdump", "nvdisasm")  # of an NVIDIA backend: compilation asks
 MOST_BYTES = 64 << 20
 
 
-def pack(folder: Path, versions: str) -> list[Path]:
+def pack(folder: Path, versions: str, python: str) -> list[Path]:
     """An archive a version. Raises `SystemExit` where one is too large to be carried."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [_pack(folder, version) for version in tritons.parse(versions)]
+    return [_pack(folder, version, python) for version in tritons.parse(versions)]
 
 
-def _pack(folder: Path, version: str) -> Path:
+def _pack(folder: Path, version: str, python: str) -> Path:
     archive = folder / f"{version}{SUFFIX}"
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary) / version
-        shutil.copytree(tritons.install(version), tree)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        of_that_host = ["--only-binary=:all:", "--python-version", python, "--target", str(tree)]
+        subprocess.run([*pip, *of_that_host, f"triton=={version}"], check=True)
         for path in tree.rglob("*"):
             if path.name in NOT_NEEDED or path.name == "__pycache__":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -63,8 +65,8 @@ def unpack(folder: Path, archives: Path) -> list[Path]:
 
 def main() -> None:
     match sys.argv[1:]:
-        case ["pack", folder, versions]:
-            pack(Path(folder), versions)
+        case ["pack", folder, versions, python]:
+            pack(Path(folder), versions, python)
         case ["unpack", folder, archives]:
             unpack(Path(folder), Path(archives))
         case _:
