@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nsabench import ops
@@ -22,12 +21,13 @@ _amax, _add = torch.amax, np.add  # bound before foreign code is imported
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
-CHUNK_BYTES = 256 << 20  # of what is copied or widened at a time
+CHUNK_BYTES = 256 << 20  # of what is copied at a time
 SEED_STRIDE = 7919
 GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's gradient
 # What a set holds, as a reason calls it.
 INPUT, ORACLE, GRADIENT = "its input ", "the oracle of its ", "the gradient of its output"
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
+WORD_BYTES = 8
 
 
 class InputSets:
@@ -143,21 +143,26 @@ class InputSets:
         _exchange(self._checksums, i, j)
         _exchange(self._seeds, i, j)
 
-    def _changes(self, index: int) -> list[str]:
-        now, before = checksum(self._held(index)), self._checksums[index]
-        return [what for what, sums in now.items() if not torch.equal(sums, before[what])]
-
-    def changed(self, index: int) -> str:
-        """What of this set does not hold the values that it should ("its input q"), or ''."""
-        return next(iter(self._changes(index)), "")
+    def _changes(self) -> dict[int, list[str]]:
+        """What does not hold the values that it should, by the set that it belongs to."""
+        now = [checksum(self._held(index)) for index in range(len(self.sets))]
+        # The host waits for the device once, and finds out of what only where something changed.
+        if torch.equal(_joined(now), _joined(self._checksums)):
+            return {}
+        return {
+            index: [what for what in sums if not torch.equal(sums[what], before[what])]
+            for index, (sums, before) in enumerate(zip(now, self._checksums, strict=True))
+            if not torch.equal(_joined([sums]), _joined([before]))
+        }
 
     def any_changed(self) -> str:
-        """As `changed`, of the first set of which something is."""
-        return next(filter(None, map(self.changed, range(len(self.sets)))), "")
+        """What does not hold the values that it should ("its input q"), or ''; of the first set of
+        which something does not."""
+        return next((what for changes in self._changes().values() for what in changes), "")
 
     def repair(self) -> bool:
         """Restore all sets whose values are not what they should be; whether there was one."""
-        changed = {i: changes for i in range(len(self.sets)) if (changes := self._changes(i))}
+        changed = self._changes()
         for index, changes in changed.items():
             self._restore(index, changes)
         return bool(changed)
@@ -183,6 +188,10 @@ class InputSets:
             self._checksums[index] = checksum(self._held(index))
 
 
+def _joined(checksums: list[dict[str, Tensor]]) -> Tensor:
+    return torch.cat([sums for one in checksums for sums in one.values()])
+
+
 def _exchange(items: list[Any], i: int, j: int) -> None:
     items[i], items[j] = items[j], items[i]
 
@@ -205,23 +214,24 @@ def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fold(bits: Tensor) -> Tensor:
-    if bits.device.type == "cpu":
-        return torch.from_numpy(_fold_on_the_cpu(bits.numpy()))
-    folded = bits[: bits.numel() // FOLD * FOLD].view(-1, FOLD)
-    columns = torch.zeros(FOLD, dtype=torch.int64, device=bits.device)
-    rows = []
-    # A part at a time: a sum in int64 may first make an int64 copy.
-    for part in folded.split(CHUNK_BYTES // 8 // FOLD):
-        columns += part.sum(0, dtype=torch.int64)
-        rows.append(part.sum(1, dtype=torch.int64))
-    return torch.cat([columns, *rows, bits[folded.numel() :].long()])
+    words, rest = _words(bits)
+    folded = words[: words.numel() // FOLD * FOLD].view(-1, FOLD)
+    left = words[folded.numel() :]
+    if bits.device.type == "cpu":  # torch's own sums take up to nine times as long there
+        sums = [torch.from_numpy(_add.reduce(folded.numpy(), axis=axis)) for axis in (0, 1)]
+    else:
+        sums = [folded.sum(0), folded.sum(1)]
+    return torch.cat([*sums, left, rest.long()])
 
 
-def _fold_on_the_cpu(bits: NDArray[Any]) -> NDArray[np.int64]:
-    """The same; torch's sum in int64 copies all first, which takes up to nine times as long."""
-    folded = bits[: bits.size // FOLD * FOLD].reshape(-1, FOLD)
-    columns, rows = (_add.reduce(folded, axis=axis, dtype=np.int64) for axis in (0, 1))
-    return np.concatenate([columns, rows, bits[folded.size :].astype(np.int64)])
+def _words(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as words of 64 bits, and what does not fill one: what is narrower would be copied to
+    64 bits before it is summed, and the copy takes four times the memory."""
+    if bits.data_ptr() % WORD_BYTES or bits.storage_offset() * bits.element_size() % WORD_BYTES:
+        bits = bits.clone()
+    in_one = WORD_BYTES // bits.element_size()
+    whole = bits.numel() // in_one * in_one
+    return bits[:whole].view(torch.int64), bits[whole:]
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -111,7 +111,7 @@ def test_all_sets_are_repaired_when_one_is_found_changed() -> None:
     answers = [Answer(i, {"output": torch.zeros(1)}) for i in (0, 1)]
     with pytest.raises(Failure, match="it changed its input q"):
         arm.comparison.compare(answers, "")
-    assert not sets.changed(1)
+    assert not sets.any_changed()
     assert not sets.somebody_writes
 
 

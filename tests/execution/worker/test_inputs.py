@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -71,32 +72,40 @@ def test_sets_that_leave_no_room_are_out_of_memory() -> None:
     assert "4 sets of inputs and their oracles take 4.3 GB of the 6.4 GB" in caught.value.reason
 
 
-@given(
-    data=st.binary(min_size=4, max_size=9000),
-    at=st.integers(0, 10**6),
-    chunk=st.sampled_from([8200, 1 << 28]),
-)
-def test_a_checksum_in_parts_is_that_of_the_whole_and_sees_each_bit(
-    data: bytes, at: int, chunk: int
+@given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))
+def test_a_checksum_sees_each_bit_wherever_the_tensor_begins(
+    data: bytes, start: int, at: int
 ) -> None:
-    bits = torch.frombuffer(bytearray(data[: len(data) // 2 * 2]), dtype=torch.int16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "CHUNK_BYTES", chunk)
-        sums = inputs._fold(bits)
-    assert torch.equal(sums, inputs._fold(bits))
-    other = bits.clone()
-    other[at % len(bits)] ^= 1
-    assert not torch.equal(inputs._fold(other), sums)
+    given_ = torch.frombuffer(bytearray(data[: len(data) // 2 * 2]), dtype=torch.int16)
+    begun = torch.cat([torch.zeros(start, dtype=torch.int16), given_])[start:]
+    sums = inputs._fold(given_)
+    assert torch.equal(inputs._fold(begun), sums)
+    begun[at % len(begun)] ^= 1
+    assert not torch.equal(inputs._fold(begun), sums)
 
 
 @pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize("count", [0, 1, FOLD - 1, FOLD, 3 * FOLD + 5])
-def test_sums_of_a_fold_are_those_of_its_bits(bits: torch.dtype, count: int) -> None:
-    """By torch, as on a GPU; they wrap around where they do not fit."""
+@pytest.mark.parametrize("words", [0, 1, FOLD - 1, FOLD, 3 * FOLD + 5])
+@pytest.mark.parametrize("rest", [0, 1])
+def test_sums_of_a_fold_are_those_of_its_words(bits: torch.dtype, words: int, rest: int) -> None:
+    """They wrap around where they do not fit."""
     limits = torch.iinfo(bits)
-    values = torch.randint(limits.min, limits.max, (count,), dtype=bits)
-    values[: count // 2] = limits.max
-    folded = values[: count // FOLD * FOLD].view(-1, FOLD).long()
-    wanted = torch.cat([folded.sum(0), folded.sum(1), values[folded.numel() :].long()])
+    values = torch.randint(limits.min, limits.max, (words * 64 // limits.bits + rest,), dtype=bits)
+    values[: len(values) // 2] = limits.max
+    whole = np.frombuffer(values.numpy().tobytes()[: len(values) * limits.bits // 64 * 8], np.int64)
+    folded = whole[: whole.size // FOLD * FOLD].reshape(-1, FOLD)
+    left = values[whole.size * 64 // limits.bits :].numpy()
+    wanted = np.concatenate([folded.sum(0), folded.sum(1), whole[folded.size :], left])
     got = checksum({"it": values})["it"]
-    assert got.dtype == torch.int64 and torch.equal(got, wanted)
+    assert got.dtype == torch.int64 and np.array_equal(got.numpy(), wanted)
+
+
+def test_the_host_waits_once_for_the_sums_of_all_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison of sums waits for the device."""
+    sets = InputSets(case(), "cpu")
+    compared: list[bool] = []
+    equal = torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *two: compared.append(True) or equal(*two))
+    assert sets.any_changed() == "" and len(compared) == 1
+    sets.sets[2].tensors["k"][0] += 1
+    assert sets.any_changed() == "its input k"
