@@ -33,6 +33,8 @@ class _Calls:
     of_a_process, of_several: set the limits, the priority, the scheduling or the memory of a
       process, which the first argument names, or the second where the first says of how many.
     affinity: sched_setaffinity(2).
+    modes: chmod(2), chown(2) and the like.
+    attributes: setxattr(2), removexattr(2) and the like.
     """
 
     audit: int  # AUDIT_ARCH
@@ -41,6 +43,8 @@ class _Calls:
     of_a_process: tuple[int, ...]
     of_several: tuple[int, ...]
     affinity: int
+    modes: tuple[int, ...]
+    attributes: tuple[int, ...]
 
 
 _CALLS = {
@@ -51,6 +55,8 @@ _CALLS = {
         of_a_process=(142, 144, 256, 279, 302, 314),
         of_several=(141, 251),
         affinity=203,
+        modes=(*range(90, 95), 260, 268, 452),
+        attributes=(*range(188, 191), *range(197, 200), 463, 466),
     ),
     "aarch64": _Calls(
         0xC00000B7,
@@ -59,6 +65,8 @@ _CALLS = {
         of_a_process=(118, 119, 238, 239, 261, 274),
         of_several=(140, 30),
         affinity=122,
+        modes=(52, 53, 54, 55, 452),
+        attributes=(5, 6, 7, 14, 15, 16, 463, 466),
     ),
 }
 # "All of this user", in setpriority(2) and ioprio_set(2).
@@ -80,11 +88,13 @@ class _Program(ctypes.Structure):
 
 def restrict() -> None:
     """Have this thread, and what it starts, open no sockets but local ones, leave nothing in the
-    kernel that outlives it (EACCES), and set nothing of other processes (EPERM).
+    kernel that outlives it (EACCES), and set nothing of other processes, nor attributes of files
+    (EPERM).
 
-    Which cores another thread runs on is not set either, and that call succeeds all the same:
+    Two more calls change nothing and succeed all the same. Which cores another thread runs on:
     OpenMP ends a process whose threads it cannot bind, and it names them by their number, which no
-    filter tells from another process's.
+    filter tells from another process's. And modes and owners of files: Landlock leaves them open to
+    whose files they are, and what copies a file, or links one, sets its mode.
 
     Raises `OSError` where the kernel, or the architecture, has no such filter.
     """
@@ -125,6 +135,10 @@ def _lines(calls: _Calls) -> list[Line]:
         ]
         lines += _where(number, [*of_a_user, *_only(1, itself, foreign)])
     lines += _where(calls.affinity, _only(0, itself, _ERRNO))
+    for number in calls.modes:
+        lines += _where(number, [(_RETURN, 0, 0, _ERRNO)])
+    for number in calls.attributes:
+        lines += _where(number, [(_RETURN, 0, 0, foreign)])
     return [*lines, (_RETURN, 0, 0, _ALLOW)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,25 @@ def test_the_first_worse_version_is_found(tmp_path: Path, first_bad: str, how: M
     assert found.last_good == VERSIONS[VERSIONS.index(first_bad) - 1]
     assert len(asked_for) <= 3  # of five
     assert f"Triton {first_bad}, and not in {found.last_good}" in found.sentence
+
+
+def test_a_version_that_tells_nothing_is_neither_good_nor_bad(tmp_path: Path) -> None:
+    """In the middle no control was caught, so its run decides nothing."""
+    question = answered(tmp_path / "v", "3.5.1", broken(512))
+    for version in ("3.3.1", "3.4.0"):
+        folder = tmp_path / "v" / f"triton-{version}"
+        shutil.rmtree(folder)
+        made = replace(GOOD, triton=version, control_caught=False, run_id="20260201T000000Z-abc129")
+        seal(make_run(folder, made), load_signer())
+    found = between.bisect(
+        question,
+        tmp_path / "v" / "triton-3.1.0",
+        tmp_path / "v" / "triton-3.9.0",
+        lambda low, high: [Triton(v) for v in VERSIONS[1:-1]],
+        print,
+    )
+    assert (found.last_good, found.first_bad) == ("3.2.0", "3.5.1")
+    assert "3.4.0 tells nothing of what is worse" in found.sentence
 
 
 def test_where_nothing_is_worse_there_is_nothing_to_seek(tmp_path: Path) -> None:

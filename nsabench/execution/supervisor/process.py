@@ -44,6 +44,8 @@ POLL_S = 0.25
 MAX_REPLY_BYTES = 64 << 20
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
+# On average; three steps are of all implementations of a case together, the others of one.
+ALLOWANCE_EACH = 2.0
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -129,7 +131,8 @@ class WorkerProcess:
         """Send a request and yield the replies up to and including the one that answers it.
 
         `limit_s` bounds each step, times the step's own allowance; `max_steps` bounds their number,
-        or a loop that reports steps would never time out. Raises a `WorkerLost` when the worker
+        or a loop that reports steps would never time out, and so, times `ALLOWANCE_EACH`, the sum
+        of their allowances. Raises a `WorkerLost` when the worker
         goes, or the `NsabenchError` that it refuses with before foreign code was called.
         """
         step_limit = max(START_TIMEOUT_S, limit_s)
@@ -143,7 +146,7 @@ class WorkerProcess:
         except BrokenPipeError:
             raise self._died() from None
         self._step = Step(phase="start")
-        steps = 0
+        steps, allowances = 0, ALLOWANCE_EACH * max_steps
         while True:
             reply = self._receive(step_limit)
             if isinstance(reply, Step):
@@ -152,6 +155,9 @@ class WorkerProcess:
                     raise self._broke(f"reported more than {max_steps} steps")
                 self._step = reply
                 if reply.phase != "start":
+                    allowances -= reply.allowance
+                    if not allowances >= 0:
+                        raise self._broke("asked for more time than its work can take")
                     step_limit = limit_s * min(reply.allowance, MAX_ALLOWANCE)
             elif isinstance(reply, Refused):
                 if self._step.phase != "start" or reply.exit_code not in REFUSALS:

@@ -186,6 +186,8 @@ def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor])
     ):
         if actual != expected:
             raise Failure(Status.WRONG, f"its {name} has {what} {actual}; the op's is {expected}")
+    if output.is_neg():  # in memory, which is what a kernel after it reads, stands the opposite
+        raise Failure(Status.WRONG, f"its {name} is a view with the negative bit set")
     storage = output.untyped_storage().data_ptr()
     for argument, tensor in given.items():
         if storage == tensor.untyped_storage().data_ptr():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +52,49 @@ _OF_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "sdp.math": (_backends.cuda.math_sdp_enabled, _backends.cuda.enable_math_sdp),
 }
+
+
+def _popped(length: Callable[[], int], pop: Callable[[], object], before: int) -> None:
+    while length() > before:
+        pop()
+
+
+def _timers() -> tuple[int, ...]:
+    return tuple(one for one in _TIMERS if _getitimer(one)[0])
+
+
+def _stop_timers(going: tuple[int, ...]) -> None:
+    for one in _TIMERS:
+        if one not in going:
+            _setitimer(one, 0)
+
+
+_getitimer, _setitimer = signal.getitimer, signal.setitimer
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+# Who leaves one of these alters or slows what others call, torch's or Python's.
+_HOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "autocast": (torch.is_autocast_enabled, torch.set_autocast_enabled),
+    "modes of torch functions": (
+        _functions,
+        partial(_popped, _functions, torch._C._pop_torch_function_stack),
+    ),
+    "modes of torch dispatch": (
+        _dispatches,
+        partial(_popped, _dispatches, partial(torch._C._pop_torch_dispatch_stack, None)),
+    ),
+    "timers": (_timers, _stop_timers),
+    "trace function": (sys.gettrace, sys.settrace),
+    "profile function": (sys.getprofile, sys.setprofile),
+    "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+}
+if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
+    for _device in ("cuda", "cpu"):
+        _HOOKS["autocast" if _device == "cuda" else "autocast on the CPU"] = (
+            partial(torch.is_autocast_enabled, _device),
+            partial(torch.set_autocast_enabled, _device),
+        )
+_OF_TORCH |= _HOOKS
 if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
     _OF_TORCH["sdp.cudnn"] = (_backends.cuda.cudnn_sdp_enabled, _backends.cuda.enable_cudnn_sdp)
 _OF_CUDA = {

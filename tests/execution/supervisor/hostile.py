@@ -258,6 +258,13 @@ def reports_steps_for_ever(q, k, v):
 
 
 @hostile
+def asks_for_hours(q, k, v):
+    while True:
+        forge(nonce() + b'{"kind": "step", "phase": "parity", "allowance": 64}\n')
+        time.sleep(0.05)
+
+
+@hostile
 def changes_settings(q, k, v):
     torch.set_num_threads(torch.get_num_threads() + 1)
 

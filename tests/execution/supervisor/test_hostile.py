@@ -97,6 +97,7 @@ def leftovers() -> list[int]:
         ("forges_an_answer", Status.CRASHED, "answered with a Discovered"),
         ("forges_a_refusal", Status.CRASHED, "a refusal in the middle of measuring"),
         ("reports_steps_for_ever", Status.CRASHED, "reported more than"),
+        ("asks_for_hours", Status.CRASHED, "asked for more time than its work can take"),
         ("changes_settings", Status.WRONG, "changed settings of the process: num_threads"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ ATTEMPTS = {
     "slows its user": "os.setpriority(os.PRIO_USER, 0, 0)",
     "schedules its parent": "os.sched_setscheduler(PARENT, os.SCHED_OTHER, os.sched_param(0))",
     "leaves shared memory": "LIBC.shmctl(done(LIBC.shmget(0, 1, 0o1600)), 0, None)",
+    "sets an attribute": "os.setxattr(HOME + '/mine.py', 'user.x', b'1')",
     "leaves a core": "resource.setrlimit(resource.RLIMIT_CORE, (1, 1))",
 }
 ALLOWED = {
@@ -56,10 +58,12 @@ ALLOWED = {
     "runs a program": "subprocess.run(['true'], check=True)",
     "talks to itself": "socket.socketpair()",
     "writes to no device": "open('/dev/null', 'w').write('x')",
+    "sets a mode, it thinks": "os.chmod(HOME + '/mine.py', 0)",
+    "copies a file": "shutil.copy(HOME + '/mine.py', TMP + '/copied.py')",
     "names a thread": "open('/proc/self/comm', 'w').write('x')",
 }
 SCRIPT = """
-import ctypes, json, os, resource, socket, subprocess, sys, tempfile
+import ctypes, json, os, resource, shutil, socket, subprocess, sys, tempfile
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.worker import sandbox
 given = json.loads(sys.argv[1])
@@ -144,6 +148,7 @@ def test_a_worker_writes_to_its_scratch_and_sees_no_run_and_no_key(place: Path, 
     assert isinstance(found, dict)
     assert {name for name in ATTEMPTS if found[name] == "done"} == set()
     assert {name: found[name] for name in ALLOWED if found[name] != "done"} == {}
+    assert stat.S_IMODE((place / "mine.py").stat().st_mode) == 0o666
     assert str(answer["held"]).startswith("files")
     assert str(answer["tmp"]).startswith(str(place / "scratch"))
 
