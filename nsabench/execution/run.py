@@ -20,6 +20,7 @@ from nsabench.assessment.verdict import Judgement, Key
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 from nsabench.execution import journal, schedule, vouch
 from nsabench.execution.chain import Sealer
+from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.passes import PASSES, Pass
@@ -111,7 +112,7 @@ def make_plan(
     for name in {case.op for one in loaded for case in one.cases}:
         tables.refuse_sizes(ops.get(name))
     sources = registry.sources(kernels, ops_file)
-    implementations = _discover(device, kernels, ops_file, sources, sandboxed=sandboxed)
+    implementations = discover(device, kernels, ops_file, sources, sandboxed=sandboxed)
     plan = resolve.resolve(
         loaded,
         implementations,
@@ -139,7 +140,7 @@ def installed(kernels: Path | None = None, ops_file: Path | None = None) -> Info
     kernels = kernels.absolute() if kernels is not None else None
     ops_file = ops_file.absolute() if ops_file is not None else None
     sources = registry.sources(kernels, ops_file)
-    return _discover("cpu", kernels, ops_file, sources, sandboxed=True)
+    return discover("cpu", kernels, ops_file, sources, sandboxed=True)
 
 
 def version_of(source: Source) -> str:
@@ -150,27 +151,6 @@ def version_of(source: Source) -> str:
         return metadata.version(source)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _discover(
-    device: Device,
-    kernels: Path | None,
-    ops_file: Path | None,
-    sources: Mapping[str, str],
-    *,
-    sandboxed: bool,
-) -> Infos:
-    worker = WorkerExecutor(
-        device, kernels, sources=sources, ops_file=ops_file, sandboxed=sandboxed
-    )
-    with closing(worker) as executor:
-        try:
-            return executor.discover()
-        except GroupLost as lost:
-            raise UsageError(
-                f"the implementations could not be imported: {lost.reason}",
-                "import the kernels file in a Python of its own to see why.",
-            ) from None
 
 
 def start(

@@ -6,14 +6,16 @@ decides nothing; `nsabench all` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from nsabench import registry
 from nsabench.assessment.caution import GREAT, NO_SPECIALISED
 from nsabench.assessment.results import assemble
-from nsabench.errors import UsageError
+from nsabench.errors import EnvironmentRefused
+from nsabench.execution import discovery
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.group import Group, find_culprit
@@ -24,7 +26,7 @@ from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Kind, PassName, Role, Status
-from nsabench.trial.known_baselines import KnownBaselines
+from nsabench.trial.known_baselines import SESSION, KnownBaselines
 from nsabench.trial.question import Question, plan
 
 __all__ = ["Answer", "Question", "answer"]
@@ -64,45 +66,65 @@ class Answer:
 
 
 def answer(question: Question, on_step: Callable[[Step], None] = lambda step: None) -> list[Answer]:
-    """Measure what is asked, a case after another.
+    """Measure what is asked, a case after another; what is installed in a process that never
+    imports the file, so that its times are its own, and may be kept.
 
     Raises `UsageError` for a file that cannot be imported or implements nothing that is asked, or
     for a bad shape.
     """
     sources = registry.sources(question.file, question.ops_file)
-    worker = WorkerExecutor(
+    clean = discovery.without(question.file, sources)
+    with (
+        closing(_workers(question, None, clean, on_step)) as apart,
+        closing(_workers(question, question.file, sources, on_step)) as own,
+    ):
+        infos = discovery.joined(question.file, sources, discovery.of(apart), discovery.of(own))
+        try:
+            described = apart.describe()
+        except GroupLost as lost:
+            raise EnvironmentRefused(
+                f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
+            ) from None
+        planned = plan(question, infos, sources)
+        own.infos = {(info.op, info.name): info for info in infos}
+        known = KnownBaselines(described, clean, fresh=question.fresh)
+        return [a for case in planned.cases for a in _try(planned, case, own, apart, known)]
+
+
+def _workers(
+    question: Question,
+    file: Path | None,
+    sources: Mapping[str, str],
+    on_step: Callable[[Step], None],
+) -> WorkerExecutor:
+    return WorkerExecutor(
         question.device,
-        question.file,
+        file,
         sources=sources,
         ops_file=question.ops_file,
         sandboxed=question.sandboxed,
         on_step=on_step,
     )
-    with closing(worker) as executor:
-        try:
-            infos = executor.discover()
-            described = executor.describe()
-        except GroupLost as lost:
-            raise UsageError(
-                f"{question.file} could not be imported: {lost.reason}",
-                "import it in a Python of its own to see why.",
-            ) from None
-        planned = plan(question, infos, sources)
-        executor.infos = {(info.op, info.name): info for info in infos}
-        known = KnownBaselines(described, sources, fresh=question.fresh)
-        return [a for case in planned.cases for a in _try(planned, case, executor, known)]
 
 
 def _try(
-    plan: Plan, planned: PlannedCase, executor: WorkerExecutor, known: KnownBaselines
+    plan: Plan,
+    planned: PlannedCase,
+    own: WorkerExecutor,
+    apart: WorkerExecutor,
+    known: KnownBaselines,
 ) -> Iterator[Answer]:
+    """own: imports the file. apart: does not, and measures what is installed."""
     infos = [plan.info(planned.case.op, name) for name in planned.implementations]
     cached = {i.name: o for i in infos if (o := known.outcome(planned.case, i)) is not None}
-    names = [i.name for i in infos if i.name not in cached]
-    entry = Group(plan, planned.case, names, executor, find_culprit).measure(PassName.FIRST_LOOK)
-    for outcome in entry.outcomes:
+    entry = _measured(plan, planned, own, [i.name for i in infos if not known.keeps(i)])
+    installed = [i.name for i in infos if known.keeps(i) and i.name not in cached]
+    outcomes = list(cached.values())
+    for outcome in _measured(plan, planned, apart, installed).outcomes:
         known.keep(planned.case, plan.info(planned.case.op, outcome.implementation), outcome)
-    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *cached.values()]})
+        # Samples of another process form no ratio with those of the file.
+        outcomes.append(outcome.model_copy(update={"session": SESSION}))
+    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *outcomes]})
     records = {r.implementation: r for r in _records(plan, planned, entry, known.described)}
     timed = [
         record
@@ -119,6 +141,13 @@ def _try(
             log = "\n".join(filter(None, (outcome.log.rstrip(), outcome.traceback)))
             is_known = best is not None and best.implementation in cached
             yield Answer(planned.case, records[info.name], best, is_known, log, general)
+
+
+def _measured(
+    plan: Plan, planned: PlannedCase, executor: WorkerExecutor, names: Sequence[str]
+) -> Entry:
+    group = Group(plan, planned.case, names, executor, find_culprit)
+    return group.measure(PassName.FIRST_LOOK)
 
 
 def _records(

@@ -17,7 +17,7 @@ from nsabench.model.plan import ImplementationInfo
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import Role, Status
 
-SESSION = (1 << 31) - 1  # that of no process: earlier samples and new ones form no ratio
+SESSION = (1 << 31) - 1  # that of no process: samples of two processes form no ratio
 
 
 def folder() -> Path:
@@ -28,6 +28,7 @@ class KnownBaselines:
     """Outcomes of baselines, kept for a machine, its versions, the sources and the case."""
 
     def __init__(self, described: Described, sources: Mapping[str, str], *, fresh: bool) -> None:
+        """sources: of what is installed, with their digests; of others nothing is kept."""
         self.described = described
         self._sources = sources
         self._fresh = fresh
@@ -38,13 +39,17 @@ class KnownBaselines:
             __version__,
             case.model_dump_json(),
             info.model_dump_json(),
-            self._sources.get(info.source, ""),
+            self._sources[info.source],
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    def keeps(self, info: ImplementationInfo) -> bool:
+        """Whether it is a baseline that is installed: the user's own is another with each save."""
+        return info.role is Role.BASELINE and info.source in self._sources
+
     def outcome(self, case: Case, info: ImplementationInfo) -> Outcome | None:
         """What was measured earlier of a baseline, if it was."""
-        if self._fresh or info.role is not Role.BASELINE:
+        if self._fresh or not self.keeps(info):
             return None
         try:
             content = (folder() / f"{self._key(case, info)}.json").read_bytes()
@@ -55,7 +60,7 @@ class KnownBaselines:
 
     def keep(self, case: Case, info: ImplementationInfo, outcome: Outcome) -> None:
         """Keep what a baseline did, if that says something of every other time."""
-        if info.role is Role.BASELINE and outcome.status in (Status.OK, Status.UNSUPPORTED):
+        if self.keeps(info) and outcome.status in (Status.OK, Status.UNSUPPORTED):
             content = outcome.model_copy(update={"log": ""}).model_dump_json()
             with suppress(OSError):  # without a cache it takes longer, and is as right
                 folder().mkdir(mode=0o700, parents=True, exist_ok=True)

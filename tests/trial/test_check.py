@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from nsabench import ops
 from nsabench.cli import group
 from nsabench.errors import UsageError
+from nsabench.execution import run
 
 TWO = """
 from nsabench import implementation
@@ -115,3 +116,43 @@ def test_every_op_brings_shapes_that_it_takes() -> None:
             assert len(op.check_shapes[device]) == 2, name
             for text in op.check_shapes[device]:
                 op.shape_model.model_validate(_sizes(text))
+
+
+SPOILS = """
+import torch
+from nsabench.registry.declaration import collected
+
+for item in collected:
+    if (item.op, item.role) == ("selection_rows", "baseline"):
+        object.__setattr__(item, "call", lambda q, k, v, *, sm_scale: torch.zeros_like(q))
+"""
+REMOVES = """
+from nsabench.registry.declaration import collected
+
+collected[:] = [item for item in collected if (item.op, item.name) != ("selection_rows", "sdpa_gqa")]
+"""
+ADDS = """
+from nsabench.registry.declaration import collecting_from
+
+with collecting_from("nsabench"):
+    @implementation(op="selection_rows", name="easy", role="baseline", devices=("cpu", "cuda"))
+    def easy(q, k, v, *, sm_scale):
+        return gqa(q, k, v, sm_scale=sm_scale)
+"""
+
+
+def test_a_file_spoils_no_baseline(two: Path) -> None:
+    """What is installed is measured, and kept, where the file is not imported."""
+    two.write_text(TWO + SPOILS)
+    [right, _] = json.loads(check(two, *SMALL, "--json").output)
+    assert right["right"] and right["baseline"].startswith("sdpa_") and right["speedup"] > 0
+
+
+@pytest.mark.parametrize(("how", "whom"), [(REMOVES, "sdpa_gqa"), (ADDS, "easy")])
+def test_a_file_that_alters_what_is_installed_is_refused(two: Path, how: str, whom: str) -> None:
+    two.write_text(TWO + how)
+    done = check(two, *SMALL)
+    assert isinstance(done.exception, UsageError)
+    assert f"two.py alters what is installed: {whom} of selection_rows" in str(done.exception)
+    with pytest.raises(UsageError, match=f"alters what is installed: {whom} of selection_rows"):
+        run.installed(two)
