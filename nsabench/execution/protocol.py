@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome
+from nsabench.model.measurement import Ceilings, Conditions, Message, Number, Outcome
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Status
 
@@ -187,10 +187,15 @@ class Posed(Message):
 
 
 class Judged(Message):
-    """What is wrong with the outputs, if something is."""
+    """How far the outputs are off, the worst of each kind, or what is wrong with them."""
 
     kind: Literal["judged"] = "judged"
     reason: str = ""
+    mae: Number | None = None
+    max_abs_err: Number | None = None
+    rel_l2: Number | None = None
+    worst_row: Number | None = None
+    worst_row_at: str = ""
 
 
 OF_A_REFEREE: TypeAdapter[Step | Posed | Judged | Refused] = TypeAdapter(

@@ -40,6 +40,15 @@ def a_measure_of_its_own(q, k, v, sm_scale):
     return torch.zeros_like(q)
 
 
+@attack("wrong", "relative L2 error")
+def a_small_error_of_its_own(q, k, v, sm_scale):
+    """One row is off by no more than a mean of all forgives, and it says by nothing."""
+    parity.measure = none
+    out = honest(q, k, v, sm_scale)
+    out[0, 0] *= 1.02
+    return out
+
+
 @attack("wrong", NEW)
 def nothing_is_compared(q, k, v, sm_scale):
     comparison.Comparison.compare = lambda self, answers, when: setattr(self, "errors", none())

@@ -159,7 +159,8 @@ def test_gradients_that_are_not_looked_at_do_not_reach_those_that_are(
         off = float((some[name] - every[name]).norm() / every[name].norm())
         assert 0 < off * more_at_most**0.5 < EPSILON[dtype] / 4
     rows = rows_left_out.compared(some["q"])
-    assert torch.equal(some["q"][rows], every["q"][rows])
+    # In float64, but not of sums in the same order: that hangs on which queries are beside one.
+    assert (some["q"][rows] - every["q"][rows]).abs().max() < 1e-15 * every["q"].abs().max()
 
 
 def test_the_work_is_that_of_its_parts() -> None:

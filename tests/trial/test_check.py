@@ -129,7 +129,8 @@ for item in collected:
 REMOVES = """
 from nsabench.registry.declaration import collected
 
-collected[:] = [item for item in collected if (item.op, item.name) != ("selection_rows", "sdpa_gqa")]
+gone = ("selection_rows", "sdpa_gqa")
+collected[:] = [item for item in collected if (item.op, item.name) != gone]
 """
 ADDS = """
 from nsabench.registry.declaration import collecting_from

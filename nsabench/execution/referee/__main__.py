@@ -103,12 +103,22 @@ class Referee:
         try:
             size = sheets.size_of(self._answers)
             mapped = sheets.mapping(Path(judge.path), size, private=True)
-            for index, oracle in self._truth.items():
-                output = sheets.tensor_of(mapped, self._answers[index])
-                parity.check_values(OUTPUT, output, oracle, self._case)
+            errors = [
+                parity.check_values(
+                    OUTPUT, sheets.tensor_of(mapped, self._answers[index]), oracle, self._case
+                )
+                for index, oracle in self._truth.items()
+            ]
         except (Failure, sheets.NoSheet) as wrong:
             return Judged(reason=str(wrong))
-        return Judged()
+        worst = parity.Errors.worst(errors)
+        return Judged(
+            mae=worst.mae,
+            max_abs_err=worst.max_abs_err,
+            rel_l2=worst.rel_l2,
+            worst_row=worst.worst_row,
+            worst_row_at=worst.worst_row_at,
+        )
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class Examiner:
             if info is None or info.role is not Role.CANDIDATE or outcome.status is not Status.OK:
                 continue
             claim = _claim_ms(outcome)
-            seen, fault = self._least(case, info, claim, LOOKS, ask)
+            seen, fault = self._least(case, info, outcome, LOOKS, ask)
             outcome.outside = seen
             if fault is not None:
                 _condemn(outcome, *fault)
@@ -98,22 +98,23 @@ class Examiner:
         self,
         case: Case,
         info: ImplementationInfo,
-        claim: float | None,
+        outcome: Outcome,
         looks: int,
         ask: Ask,
     ) -> tuple[Outside, tuple[Status, str] | None]:
         """The least time of several looks; one is enough where it agrees with the claim. And the
-        status of one that failed, with the reason."""
-        best = Outside()
+        status of one that failed, with the reason. The outcome is told how far it is off."""
+        best, claim = Outside(), _claim_ms(outcome)
         for look in range(looks):
             if look:
                 time.sleep(PAUSE_S)
             try:
-                calls, time_ms = self._look(case, info, claim, ask)
+                calls, time_ms, judged = self._look(case, info, claim, ask)
             except _Fault as fault:
                 return best, (fault.status, fault.reason)
             except _Unseen as unseen:
                 return Outside(reason=str(unseen)), None
+            _tell(outcome, judged)
             if not best.calls or time_ms < best.time_ms:
                 best = Outside(calls=calls, time_ms=time_ms)
             if claim is None or best.time_ms <= longest_ms(claim, best.calls):
@@ -130,7 +131,7 @@ class Examiner:
     ) -> None:
         """How long the fastest baseline takes now, by our clock and by its own."""
         baselines = [
-            (claim, infos[o.implementation])
+            (claim, o)
             for o in outcomes
             if o.implementation in infos
             and infos[o.implementation].role is Role.BASELINE
@@ -139,15 +140,15 @@ class Examiner:
         ]
         if not baselines:
             return
-        claim, info = min(baselines, key=lambda one: one[0])
-        beside, fault = self._least(case, info, claim, LOOKS, ask)
+        claim, fastest = min(baselines, key=lambda one: one[0])
+        beside, fault = self._least(case, infos[fastest.implementation], fastest, LOOKS, ask)
         if fault is None and not beside.reason:
             seen.baseline_ms, seen.baseline_claim_ms = beside.time_ms, claim
 
     def _look(
         self, case: Case, info: ImplementationInfo, claim: float | None, ask: Ask
-    ) -> tuple[int, float]:
-        """How many calls were made, and the time of one (ms)."""
+    ) -> tuple[int, float, Judged]:
+        """How many calls were made, the time of one (ms), and how far they were off."""
         private = Path(self._scratch.of_the_referee.scratch)
         posed_at, judged_at = private / "inputs", private / "outputs"
         name = token_hex(8)
@@ -184,7 +185,7 @@ class Examiner:
             if judged.reason:
                 raise _Fault(Status.WRONG, judged.reason)
         calls = len(posed.answers)
-        return calls, took_s * 1e3 / calls
+        return calls, took_s * 1e3 / calls, judged
 
     def _of_referee(self, request: Message, expected: type[R], limit_s: float) -> R:
         try:
@@ -231,6 +232,17 @@ def _condemn(outcome: Outcome, status: Status, reason: str) -> None:
     outcome.status = Status.WRONG if status is Status.UNSUPPORTED else status
     outcome.reason = ON_NEW_INPUTS + reason
     outcome.samples, outcome.bursts = Samples(), Bursts()
+
+
+def _tell(outcome: Outcome, judged: Judged) -> None:
+    """Errors that the referee found count where they are larger than those that the worker told."""
+    for kind in ("mae", "max_abs_err", "rel_l2"):
+        told, found = getattr(outcome, kind), getattr(judged, kind)
+        if found is not None and (told is None or found > told):
+            setattr(outcome, kind, found)
+    found = judged.worst_row
+    if found is not None and (outcome.worst_row is None or found > outcome.worst_row):
+        outcome.worst_row, outcome.worst_row_at = found, judged.worst_row_at
 
 
 def _claim_ms(outcome: Outcome) -> float | None:
