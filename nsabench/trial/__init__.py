@@ -13,7 +13,8 @@ from pathlib import Path
 
 from nsabench import registry
 from nsabench.assessment.caution import GREAT, NO_SPECIALISED
-from nsabench.assessment.results import assemble
+from nsabench.assessment.checks.finding import Finding
+from nsabench.assessment.results import Results, assemble
 from nsabench.errors import EnvironmentRefused
 from nsabench.execution import discovery
 from nsabench.execution.protocol import Step
@@ -39,6 +40,7 @@ class Answer:
     baseline: the fastest that is right and computes the same; None where none was timed. known: it
     was measured earlier. log: what was printed while the case was measured, and the traceback of
     what was raised. general: all baselines that were timed are masks, gathers or FlexAttention.
+    doubt: why its time, or that of the baseline, says nothing.
     """
 
     case: Case
@@ -47,6 +49,7 @@ class Answer:
     known: bool
     log: str
     general: bool = False
+    doubt: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -54,14 +57,19 @@ class Answer:
 
     @property
     def speedup(self) -> float | None:
-        """Of medians on the device, without an interval."""
+        """Of medians on the device, without an interval; None where one of them is in doubt."""
         if self.baseline is None or not self.record.median_ms or not self.baseline.median_ms:
+            return None
+        if self.doubt:
             return None
         return self.baseline.median_ms / self.record.median_ms
 
     @property
     def caution(self) -> str:
-        """What to bear in mind beside the speed-up, as the records of a run say it."""
+        """What to bear in mind beside the speed-up, as the records of a run say it, or why there is
+        none."""
+        if self.doubt:
+            return self.doubt
         return NO_SPECIALISED if self.general and (self.speedup or 0) > GREAT else ""
 
 
@@ -125,7 +133,8 @@ def _try(
         # Samples of another process form no ratio with those of the file.
         outcomes.append(outcome.model_copy(update={"session": SESSION}))
     entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *outcomes]})
-    records = {r.implementation: r for r in _records(plan, planned, entry, known.described)}
+    results = _assembled(plan, planned, entry, known.described)
+    records = {record.implementation: record for record in results.records}
     timed = [
         record
         for i in infos
@@ -140,7 +149,16 @@ def _try(
             outcome = next(o for o in entry.outcomes if o.implementation == info.name)
             log = "\n".join(filter(None, (outcome.log.rstrip(), outcome.traceback)))
             is_known = best is not None and best.implementation in cached
-            yield Answer(planned.case, records[info.name], best, is_known, log, general)
+            record = records[info.name]
+            doubts = [_doubt(one, results.findings) for one in (record, best) if one is not None]
+            doubt = next(filter(None, doubts), "")
+            yield Answer(planned.case, record, best, is_known, log, general, doubt)
+
+
+def _doubt(record: Record, findings: Sequence[Finding]) -> str:
+    """Why its time says nothing; a clock that it could reach does not where ours disagrees."""
+    outside = (f.sentence for f in findings if f.check == "outside" and f.concerns(record))
+    return record.time_doubt or next(outside, "")
 
 
 def _measured(
@@ -150,11 +168,9 @@ def _measured(
     return group.measure(PassName.FIRST_LOOK)
 
 
-def _records(
-    plan: Plan, planned: PlannedCase, entry: Entry, described: Described
-) -> Sequence[Record]:
+def _assembled(plan: Plan, planned: PlannedCase, entry: Entry, described: Described) -> Results:
     alone = plan.model_copy(update={"cases": [planned]})
     header = Header(
         run_id=plan.run_id, started=plan.created, described=described, ceilings=Ceilings()
     )
-    return assemble(alone, Contents([header], [entry])).records
+    return assemble(alone, Contents([header], [entry]))

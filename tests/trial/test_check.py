@@ -57,6 +57,12 @@ def check(*arguments: object) -> Result:
     return CliRunner().invoke(group, ["check", *map(str, arguments)], standalone_mode=False)
 
 
+def has_speedup(answer: dict[str, Any]) -> bool:
+    """On a machine that others keep busy it may have none."""
+    busy = "the machine may have been busy" in answer["caution"]
+    return busy if answer["speedup"] is None else answer["speedup"] > 0
+
+
 def test_right_and_wrong_are_said_first_and_baselines_come_from_a_cache(two: Path) -> None:
     first = check(two, *SMALL)
     assert first.return_value == 1, first.output
@@ -64,7 +70,8 @@ def test_right_and_wrong_are_said_first_and_baselines_come_from_a_cache(two: Pat
     assert wrong == "first_half (selection_rows): WRONG 1 of 1"
     assert "selection_rows N4 H2 D32 L16 fp16: attends to the first 8 of 16 keys" in why
     assert right == "right (selection_rows): RIGHT 1 of 1"
-    assert ": right, device " in times and " x as fast as sdpa_" in times
+    assert ": right, device " in times
+    assert " x as fast as sdpa_" in times or "; the machine may have been busy" in times
     assert "cached" not in times
     assert ", cached)" in check(two, *SMALL).output.splitlines()[-1]
     assert "cached" not in check(two, *SMALL, "--fresh").output
@@ -75,7 +82,7 @@ def test_for_programs(two: Path) -> None:
     answers: list[dict[str, Any]] = json.loads(done.output)
     by_name = {a["implementation"]: a for a in answers}
     assert [by_name[n]["right"] for n in ("right", "first_half")] == [True, False]
-    assert by_name["right"]["speedup"] > 0 and by_name["right"]["baseline_device_ms"] > 0
+    assert has_speedup(by_name["right"]) and by_name["right"]["baseline_device_ms"] > 0
     assert by_name["first_half"]["device_ms"] is None
     assert by_name["first_half"]["diagnosis"].startswith("attends to the first 8 of 16 keys")
 
@@ -118,6 +125,38 @@ def test_every_op_brings_shapes_that_it_takes() -> None:
                 op.shape_model.model_validate(_sizes(text))
 
 
+LIES = """
+import time
+from nsabench.execution.timing.timer import CpuTimer
+
+made = CpuTimer.sample
+
+def sample(self, *given):
+    taken, result = made(self, *given)
+    return taken._replace(time_ms=1e-3) if hasattr(taken, "_replace") else lie(taken), result
+
+def lie(taken):
+    object.__setattr__(taken, "time_ms", 1e-3)
+    return taken
+
+CpuTimer.sample = sample
+honest = gqa
+
+def gqa(q, k, v, *, sm_scale):
+    time.sleep(0.02)
+    return honest(q, k, v, sm_scale=sm_scale)
+"""
+
+
+def test_a_time_in_doubt_makes_no_speedup(two: Path) -> None:
+    """By its own clock it takes a microsecond."""
+    two.write_text(TWO + LIES)
+    [right, _] = json.loads(check(two, *SMALL, "--json").output)
+    assert right["right"] and right["device_ms"] < 0.01
+    assert right["speedup"] is None and "by the supervisor's" in right["caution"]
+    assert "no speed-up: by its own clock" in check(two, *SMALL).output
+
+
 SPOILS = """
 import torch
 from nsabench.registry.declaration import collected
@@ -146,7 +185,7 @@ def test_a_file_spoils_no_baseline(two: Path) -> None:
     """What is installed is measured, and kept, where the file is not imported."""
     two.write_text(TWO + SPOILS)
     [right, _] = json.loads(check(two, *SMALL, "--json").output)
-    assert right["right"] and right["baseline"].startswith("sdpa_") and right["speedup"] > 0
+    assert right["right"] and right["baseline"].startswith("sdpa_") and has_speedup(right)
 
 
 @pytest.mark.parametrize(("how", "whom"), [(REMOVES, "sdpa_gqa"), (ADDS, "easy")])

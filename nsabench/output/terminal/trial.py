@@ -95,6 +95,8 @@ def _outcome(answer: Answer) -> str:
         return f"{times}; no baseline was timed"
     cached = ", cached" if answer.known else ""
     against = f"{best.implementation} ({_times(best)}{cached})"
+    if answer.speedup is None:
+        return f"{times}; beside {against}, no speed-up: {answer.caution}"
     bear = f" ({answer.caution})" if answer.caution else ""
     return f"{times}; {answer.speedup:.2f} x as fast as {against}{bear}"
 
