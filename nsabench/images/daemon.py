@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 
 CONNECT_LIMIT_S = 600  # the daemon answers nothing while it imports the layers of a large image
+REBUILD = "build it again."
 
 
 def connect() -> Any:
@@ -71,6 +72,31 @@ def in_words(image: str) -> Iterator[None]:
         raise EnvironmentRefused(
             f"the container daemon went away: {type(error).__name__}", "look at its log."
         ) from None
+
+
+def printed(client: Any, image: str, entrypoint: str, arguments: Sequence[str]) -> bytes:
+    """What a program of an image prints, with no network and nothing that it may write to.
+
+    Its log is read when it has ended: one that is followed may lack a last line that has no end.
+    Raises `NsabenchError` when the program fails.
+    """
+    container = client.containers.create(
+        image,
+        list(arguments),
+        entrypoint=entrypoint,
+        network_mode="none",
+        read_only=True,
+        cap_drop=["ALL"],
+    )
+    try:
+        container.start()
+        status = container.wait()["StatusCode"]
+        if status:
+            last = container.logs(stdout=False).decode(errors="replace").strip()[-400:]
+            raise NsabenchError(f"{entrypoint} in {image} exited with {status}: {last}", REBUILD)
+        return bytes(container.logs(stderr=False))
+    finally:
+        container.remove(force=True)
 
 
 def _of_api(image: str, message: str) -> NsabenchError:

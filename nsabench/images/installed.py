@@ -43,7 +43,7 @@ def main() -> None:
             "altered": [text for d in found for text in altered(d)],
         }
     )
-    sys.stdout.write(f"{said}\n")  # a daemon's log leaves out a last line that has no end
+    sys.stdout.write(f"{said}\n")
 
 
 if __name__ == "__main__":

@@ -37,23 +37,10 @@ def image(checkout: Checkout, name: str, statement: Path | None) -> list[Check]:
     with daemon.in_words(tag(name)):
         found = client.images.get(tag(name))
         checks = list(_labels(found.labels, name, lock.sha256(locked)))
-        said = client.containers.run(
-            found.id,
-            ["-I", "-c", Path(installed.__file__).read_text()],
-            entrypoint="/opt/nsabench/bin/python",
-            network_mode="none",
-            read_only=True,
-            remove=True,
-            cap_drop=["ALL"],
-        )
-        listing = client.containers.run(
-            found.id,
-            ["/usr/share/nsabench/sbom.cdx.json"],
-            entrypoint="cat",
-            network_mode="none",
-            read_only=True,
-            remove=True,
-        )
+        looking = ["-I", "-c", Path(installed.__file__).read_text()]
+        said = daemon.printed(client, found.id, "/opt/nsabench/bin/python", looking)
+        bill = ["/usr/share/nsabench/sbom.cdx.json"]
+        listing = daemon.printed(client, found.id, "cat", bill)
     checks += _contents(_parsed(said), locked)
     checks.append(_bill(_parsed(listing), locked))
     if statement is not None:
@@ -126,7 +113,7 @@ def _parsed(said: bytes) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise NsabenchError("what was looked into gave no answer", "build it again.")
+        raise NsabenchError("what was looked into gave no answer", daemon.REBUILD)
     return found
 
 

@@ -45,7 +45,7 @@ def a_small_error_of_its_own(q, k, v, sm_scale):
     """One row is off by no more than a mean of all forgives, and it says by nothing."""
     parity.measure = none
     out = honest(q, k, v, sm_scale)
-    out[0, 0] *= 1.02
+    out[0, 0] *= 1.01  # of eight rows: 1.02 is over the mean's bound for some inputs
     return out
 
 

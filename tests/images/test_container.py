@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from nsabench.errors import NsabenchError
 from nsabench.images import build as building
 from nsabench.images import combos, context, daemon, launch, lock, provenance
 from nsabench.images.revision import revision
@@ -232,6 +233,17 @@ def test_labels_health_and_bill_of_materials(
         assert ('"code": "unwritable"' in found["Log"][-1]["Output"]) == (health == "unhealthy")
     finally:
         container.remove(force=True)
+
+
+def test_what_a_program_of_an_image_prints_is_whole() -> None:
+    """A log that is followed lacks, one time in twenty, a last line that has no end."""
+    client = daemon.connect()
+    line = "head -c 200000 /dev/zero | tr '\\0' x; printf END"
+    for _ in range(10):
+        said = daemon.printed(client, BASE, "sh", ["-c", line])
+        assert (len(said), said[-4:]) == (200_003, b"xEND")
+    with pytest.raises(NsabenchError, match="sh in .* exited with 3: not here"):
+        daemon.printed(client, BASE, "sh", ["-c", "echo not here >&2; exit 3"])
 
 
 def test_an_image_is_what_its_lock_and_its_provenance_say(image: str, wheels: Path) -> None:
