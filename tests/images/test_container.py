@@ -242,7 +242,7 @@ def test_what_a_program_of_an_image_prints_is_whole() -> None:
     for _ in range(10):
         said = daemon.printed(client, BASE, "sh", ["-c", line])
         assert (len(said), said[-4:]) == (200_003, b"xEND")
-    with pytest.raises(NsabenchError, match="sh in .* exited with 3: not here"):
+    with pytest.raises(NsabenchError, match=r"sh in .* exited with 3: not here"):
         daemon.printed(client, BASE, "sh", ["-c", "echo not here >&2; exit 3"])
 
 
