@@ -83,6 +83,10 @@ gpu-worst-rows seconds="600" workers="14": install
     mkdir -p results/worst-rows
     {{ python }} -m tests.gpu.worst_rows cuda results/worst-rows {{ seconds }} {{ workers }}
 
+# A small model learns for SECONDS; what its layers select becomes the distribution `recorded` (CUDA)
+gpu-record seconds="400": install
+    {{ python }} -m tests.gpu.record_selections {{ seconds }} nsabench/ops/recorded.xz
+
 # Are the kernels here as fast as those of another checkout? `just gpu-against ../older` (CUDA)
 gpu-against other *arguments: install
     {{ python }} kernels/benchmarks/against.py "{{ other }}/kernels/nsa_kernels" {{ arguments }}

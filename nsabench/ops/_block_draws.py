@@ -8,6 +8,7 @@ random, repeated, empty_rows and the distributions of values: any of them, evenl
 the queries of one block agree but for one in eight. skewed: block r about 1/r times as often as
 the first (Zipf). scored: those whose compressed keys score best in `text_scores`. dense: all are
 selected, so there must be room for them. packed: evenly, within the query's own sequence.
+recorded: as the layers of a trained model did (`_recorded`), where a recording is installed.
 repeated: half of the slots then repeat another one. empty_rows: every fourth row then selects
 nothing. How many keys are selected does not depend on the seed. Unused slots hold -1; the order of
 the slots is random.
@@ -22,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsabench.errors import UsageError
+from nsabench.ops import _recorded
 
-DISTRIBUTIONS = (
+DISTRIBUTIONS: tuple[str, ...] = (
     "random",
     "local",
     "skewed",
@@ -32,8 +34,9 @@ DISTRIBUTIONS = (
     "packed",
     "repeated",
     "empty_rows",
+    *(("recorded",) if _recorded.is_shipped() else ()),
 )
-FORCED = 3
+FORCED = _recorded.FORCED
 CHANGED = 8  # in `local`, one in so many choices is a query's own
 WIDTH = 32  # features of a byte and of a query in `text_scores`
 CONTEXT = 4  # bytes that a query or key of `text_scores` is made of
@@ -66,7 +69,8 @@ def indices(
 ) -> Ints:
     """block_indices [B,T,H,S] for tokens at these positions [T] of their sequences.
 
-    Raises `UsageError` when `dense` has fewer slots than there are blocks.
+    Raises `UsageError` when `dense` has fewer slots than there are blocks, and when `recorded` is
+    of other sizes.
     """
     tokens = len(position)
     seen = position // block + 1
@@ -88,6 +92,9 @@ def indices(
             chosen = _scored(batches, position, heads, count, block, rng)
         elif distribution == "local":
             chosen = _local(batches, position, heads, count, block, rng)
+        elif distribution == "recorded":
+            first = int(rng.integers(1 << 16))
+            chosen = _recorded.choices(batches, tokens, heads, slots, block, first)
         else:
             chosen = _distinct(n - FORCED, count, distribution == "skewed", rng)
         selection[many] = np.concatenate([forced, chosen], 1)[many]

@@ -1,0 +1,211 @@
+"""Train a small language model of bytes whose attention is NSA, and record which blocks its layers
+select on text that it has not seen: the distribution `recorded` of block selection.
+
+    python -m tests.gpu.record_selections SECONDS FILE
+
+The text is that of Python's own library, which every machine has and whose licence allows it. One
+file in sixteen is held out. The model learns for so many seconds on a CUDA device; then each KV
+head of each layer is recorded on one stretch of held-out text. What is printed last is how far
+neighbours agree: how many different blocks so many consecutive queries select together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from nsa_kernels import NSAttention, compressed_attention_with_scores, select_blocks
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, rms_norm
+
+from nsabench.ops import _recorded
+
+HELD_OUT = 16
+NEIGHBOURS = (2, 4, 8, 16)
+MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the model, of a training step and of what is recorded."""
+
+    layers: int = 4
+    dim: int = 1024
+    heads: int = 32
+    kv_heads: int = 2
+    head_dim: int = 64
+    block: int = 32
+    stride: int = 16
+    block_size: int = 64
+    n_selected: int = 16
+    window: int = 512
+    batch: int = 4
+    tokens: int = 8192
+    recorded: int = 16384
+    peak_rate: float = 6e-4
+    warm_up: int = 200
+
+
+class Layer(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.attention = NSAttention(
+            sizes.dim,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            block=sizes.block,
+            stride=sizes.stride,
+            block_size=sizes.block_size,
+            n_selected=sizes.n_selected,
+            window=sizes.window,
+        )
+        self.wide = nn.Linear(sizes.dim, 4 * sizes.dim, bias=False)
+        self.narrow = nn.Linear(4 * sizes.dim, sizes.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(normal(x))
+        out: Tensor = x + self.narrow(torch.relu(self.wide(normal(x))).square())
+        return out
+
+
+class Model(nn.Module):
+    """Bytes [B, T] -> logits of the next [B, T, 256]. Positions come from the causal mask alone."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.embedding = nn.Embedding(256, sizes.dim)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.logits = nn.Linear(sizes.dim, 256, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.embedding(text)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.logits(normal(x))
+        return logits
+
+    def selections(self, text: Tensor) -> Iterator[Tensor]:
+        """block_indices int32 [T, H, S] of each layer, for one text [1, T]."""
+        sizes, x = self.sizes, self.embedding(text)
+        for layer in self.layers:
+            attention = layer.attention
+            q, k, v, _ = attention.project(normal(x))
+            _, _, scores = compressed_attention_with_scores(
+                q,
+                attention.compress_k(k),
+                attention.compress_v(v),
+                block=sizes.block,
+                stride=sizes.stride,
+                block_size=sizes.block_size,
+            )
+            spans = select_blocks(scores, sizes.n_selected, block_size=sizes.block_size)[0]
+            yield torch.where(spans[..., 1] > spans[..., 0], spans[..., 0] // sizes.block_size, -1)
+            x = layer(x)
+
+
+def normal(x: Tensor) -> Tensor:
+    return rms_norm(x, x.shape[-1:])
+
+
+def library() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The sources of Python's library: those to learn from, and those held out."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root)
+        if name.parts[0] not in ("site-packages", "dist-packages"):
+            drawn = hashlib.sha256(str(name).encode()).digest()
+            parts[drawn[0] % HELD_OUT == 0].append(file.read_bytes())
+    learnt, held_out = (np.frombuffer(b"\n".join(part), dtype=np.uint8) for part in parts)
+    return learnt, held_out
+
+
+def train(model: Model, text: NDArray[np.uint8], seconds: float, steps: int) -> tuple[int, float]:
+    """Learn until the seconds or the steps are spent: steps taken, and the last loss (nats)."""
+    sizes, device = model.sizes, model.embedding.weight.device
+    rng = np.random.default_rng(0)
+    on_device = torch.from_numpy(text.copy()).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.peak_rate, betas=(0.9, 0.95))
+    begun, taken, loss = time.monotonic(), 0, torch.tensor(math.nan)
+    while taken < steps:
+        spent = (time.monotonic() - begun) / seconds
+        if spent >= 1:
+            break
+        rate = min(1, (taken + 1) / sizes.warm_up) * (0.55 + 0.45 * math.cos(math.pi * spent))
+        for group in optimizer.param_groups:
+            group["lr"] = sizes.peak_rate * rate
+        starts = torch.from_numpy(rng.integers(len(text) - sizes.tokens - 1, size=sizes.batch))
+        at = starts.to(device)[:, None] + torch.arange(sizes.tokens + 1, device=device)
+        rows = on_device[at].long()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model(rows[:, :-1])
+        loss = cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if taken % 50 == 0:
+            print(f"{taken}: {float(loss):.3f} nats, {time.monotonic() - begun:.0f} s", flush=True)
+        taken += 1
+    return taken, float(loss)
+
+
+@torch.no_grad()
+def record(model: Model, text: NDArray[np.uint8], made: str) -> _recorded.Recording:
+    """The choices of every layer and KV head on the first tokens of a text."""
+    device = model.embedding.weight.device
+    rows = torch.from_numpy(text[: model.sizes.recorded].copy()).to(device).long()[None]
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        chosen = [layer.transpose(0, 1) for layer in model.selections(rows)]
+        loss = cross_entropy(model(rows)[0, :-1].float(), rows[0, 1:])
+    selection = torch.cat(chosen).to(torch.int32).cpu().numpy()
+    made = f"{made}; {float(loss):.3f} nats a byte on the text recorded"
+    return _recorded.of_selection(selection, model.sizes.block_size, made)
+
+
+def fewer(recording: _recorded.Recording, most: int) -> tuple[_recorded.Recording, bytes]:
+    """As many heads, evenly over the layers, as fit so many bytes."""
+    heads = len(recording.chosen)
+    for count in range(heads, 0, -1):
+        some = recording.chosen[np.arange(count) * heads // count]
+        kept = _recorded.Recording(recording.block, recording.slots, recording.made, some)
+        packed = _recorded.pack(kept)
+        if len(packed) <= most:
+            return kept, packed
+    raise SystemExit(f"one head alone takes more than {most} bytes; record fewer tokens")
+
+
+def main(seconds: str, file: str, sizes: Sizes = Sizes(), steps: int = 1 << 30) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    model = Model(sizes).to(device)
+    learnt, held_out = library()
+    taken, loss = train(model, learnt, float(seconds), steps)
+    made = (
+        f"{sizes.layers} layers of NSAttention, {sizes.heads} query and {sizes.kv_heads} KV heads "
+        f"of {sizes.head_dim}, {taken} steps of {sizes.batch} x {sizes.tokens} bytes of the "
+        f"library of Python {platform.python_version()} in {float(seconds):.0f} s, to {loss:.3f} "
+        "nats a byte"
+    )
+    recording, packed = fewer(record(model, held_out, made), MOST_BYTES)
+    Path(file).write_bytes(packed)
+    together = {n: round(_recorded.agreement(recording, n), 1) for n in NEIGHBOURS}
+    about = {"bytes": len(packed), "heads": len(recording.chosen), "made": recording.made}
+    print(json.dumps({**about, "different blocks of neighbours": together}, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
