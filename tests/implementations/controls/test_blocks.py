@@ -58,7 +58,7 @@ def check(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-@pytest.mark.parametrize("distribution", ops.get(OP).distributions)
+@pytest.mark.parametrize("distribution", [d for d in ops.get(OP).distributions if d != "recorded"])
 def test_baselines_are_right(distribution, direction) -> None:
     if direction.differentiates and distribution in ("large_logits", "one_hot"):
         pytest.skip("half-precision gradients of a saturated softmax are not well-conditioned")
