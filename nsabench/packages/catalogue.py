@@ -50,6 +50,40 @@ FSA = Package(
         ),
     ),
 )
+FLASH_NSA = Package(
+    name="Scalable-Flash-Native-Sparse-Attention",
+    module="flash_nsa",
+    licence="MIT",
+    install=_FETCH.format("Scalable-Flash-Native-Sparse-Attention"),
+    site="https://github.com/mdy666/Scalable-Flash-Native-Sparse-Attention",
+    repository=Repository(
+        owner="mdy666",
+        name="Scalable-Flash-Native-Sparse-Attention",
+        commit="fcf117c3c8a12e274aa75f2a01b0d12d76f44128",
+        sha256="84bb84fecf953e4bc2982a871ed5981348378e79c908a5b769d743d0949f43c9",
+        repairs=(
+            Repair(
+                file="flash_nsa/utils.py",
+                old="import pkg_resources\n",
+                new="",
+                why="a module that setuptools no longer has",
+            ),
+            Repair(
+                file="flash_nsa/utils.py",
+                old="pkg_resources.parse_version(triton.__version__) >= "
+                'pkg_resources.parse_version("3.4.0")',
+                new='tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)',
+                why="the same",
+            ),
+            Repair(
+                file="flash_nsa/modules/hf_level_nsa.py",
+                old="import pandas as pd\n",
+                new="",
+                why="pandas is for its own bench alone",
+            ),
+        ),
+    ),
+)
 NSA_PYTORCH = Package(
     name="native-sparse-attention-pytorch",
     module="native_sparse_attention_pytorch",
@@ -90,6 +124,7 @@ CATALOGUE = (
     FLA,
     NSA_TRITON,
     FSA,
+    FLASH_NSA,
     NSA_PYTORCH,
     FLASHINFER,
     FLASH_ATTN,

@@ -1,0 +1,248 @@
+"""What the adapter of Scalable-Flash-Native-Sparse-Attention hands over: plain PyTorch stands in
+for the library, with its shapes, its state of a class, and gates that are sigmoids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsabench import Unsupported, ops
+from nsabench.implementations.packages import flash_attn_4, flash_nsa
+from nsabench.model.vocabulary import DType
+from nsabench.packages import Package
+
+SIZES = {"HQ": 4, "H": 2, "D": 32, "block": 16, "stride": 8, "block_size": 16}
+WHOLE = {**SIZES, "B": 1, "T": 150, "n_selected": 4, "window": 20}
+
+
+class Helper:
+    """`NSAHelper`: sizes, and what it derives of the sequences when they are others."""
+
+    kernel_size, stride, block_size, window_size, top_n = 32, 16, 64, 512, 16
+    x_cu_seqlens: Tensor | None = None
+    counts: Tensor
+
+    @classmethod
+    def set_hyperparameters(cls, num_init_blocks: int, num_local_blocks: int, **sizes: int) -> None:
+        assert (num_init_blocks, num_local_blocks) == (1, 2)
+        for name, size in sizes.items():
+            setattr(cls, name, size)
+
+    @classmethod
+    def init_cu_seqlens(cls, x_cu_seqlens: Tensor) -> None:
+        assert x_cu_seqlens.dtype == torch.int32
+        held = cls.x_cu_seqlens
+        if held is None or held.shape != x_cu_seqlens.shape or bool((held != x_cu_seqlens).any()):
+            cls.x_cu_seqlens = x_cu_seqlens
+            lengths = x_cu_seqlens.diff()
+            cls.counts = ((lengths - cls.kernel_size) // cls.stride + 1).clamp(min=0)
+
+
+def sequences() -> Iterator[tuple[slice, slice]]:
+    """The tokens and the compressed keys of each."""
+    assert Helper.x_cu_seqlens is not None
+    ends = Helper.x_cu_seqlens.tolist()
+    keys = [0, *Helper.counts.cumsum(0).tolist()]
+    for i in range(len(ends) - 1):
+        yield slice(ends[i], ends[i + 1]), slice(keys[i], keys[i + 1])
+
+
+def mean_pooling(x: Tensor) -> Tensor:
+    rows = []
+    for tokens, _ in sequences():
+        if tokens.stop - tokens.start >= Helper.kernel_size:
+            rows.append(x[tokens].unfold(0, Helper.kernel_size, Helper.stride).mean(-1))
+    return torch.cat(rows)
+
+
+def spread(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def weights(q: Tensor, k: Tensor, keep: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """q [t,HQ,D], k [n,HQ,D], keep [HQ,t,n] -> weights [HQ,t,n] and their log-sum-exp [HQ,t]."""
+    logits = torch.einsum("thd,nhd->htn", q, k) * scale
+    logits = logits.masked_fill(~keep, -torch.inf)
+    return logits.softmax(-1).nan_to_num(), logits.logsumexp(-1)
+
+
+def visible(tokens: int, keys: int) -> Tensor:
+    complete = (torch.arange(tokens) + 1 - Helper.kernel_size) // Helper.stride + 1
+    return torch.arange(keys) < complete[:, None]
+
+
+def compress_attn(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], q.shape[0])
+    for tokens, keys in sequences():
+        keep = visible(tokens.stop - tokens.start, keys.stop - keys.start)
+        heads = q.shape[1]
+        p, one = weights(q[tokens], spread(k[keys], heads), keep[None], sm_scale)
+        out[tokens] = torch.einsum("htn,nhd->thd", p, spread(v[keys], heads))
+        lse[:, tokens] = one
+    return out, lse
+
+
+def slc_topk_indices(
+    q: Tensor, k: Tensor, lse: Tensor, sm_scale: float, maybe_efficient_version: bool
+) -> tuple[Tensor, None]:
+    group, size = q.shape[1] // k.shape[1], Helper.block_size
+    chosen = torch.full((k.shape[1], q.shape[0], Helper.top_n), 1 << 20, dtype=torch.int32)
+    for tokens, keys in sequences():
+        count, total = tokens.stop - tokens.start, keys.stop - keys.start
+        keep = visible(count, total)
+        logits = torch.einsum("thd,nhd->htn", q[tokens], spread(k[keys], q.shape[1])) * sm_scale
+        p = (logits - lse[:, tokens, None]).exp().masked_fill(~keep, 0)
+        p = p.unflatten(0, (-1, group)).sum(1)
+        begins = torch.arange(total) * Helper.stride
+        blocks = torch.arange(-(-count // size)) * size
+        ends = torch.minimum(begins + Helper.kernel_size, blocks[:, None] + size)
+        shared = (ends - torch.maximum(begins, blocks[:, None])).clamp(min=0) // Helper.stride
+        scores = torch.einsum("htn,bn->htb", p, shared.to(p.dtype))
+        own = torch.arange(count) // size
+        for t in range(count):
+            forced = dict.fromkeys((0, int(own[t]), int(own[t]) - 1))
+            row = [b for b in forced if b >= 0]
+            for h in range(k.shape[1]):
+                order = scores[h, t, : int(own[t]) + 1].sort(descending=True, stable=True).indices
+                more = [int(b) for b in order if int(b) not in row]
+                picked = (row + more)[: Helper.top_n]
+                chosen[h, tokens.start + t, : len(picked)] = torch.tensor(picked)
+    return chosen, None
+
+
+def select_attn(q: Tensor, k: Tensor, v: Tensor, topk: Tensor, sm_scale: float) -> Tensor:
+    """A row is read up to the number of blocks up to its own, or of slots."""
+    assert topk.dtype == torch.int32 and topk.is_contiguous()
+    out, group, size = torch.zeros_like(q), q.shape[1] // k.shape[1], Helper.block_size
+    for tokens, _ in sequences():
+        for t in range(tokens.start, tokens.stop):
+            at = t - tokens.start
+            for h in range(k.shape[1]):
+                blocks = topk[h, t, : min(topk.shape[2], at // size + 1)].long()
+                keys = (blocks[:, None] * size + torch.arange(size)).flatten()
+                keys = keys[keys <= at] + tokens.start
+                heads = slice(h * group, (h + 1) * group)
+                logits = q[t, heads] @ k[keys, h].T * sm_scale
+                out[t, heads] = logits.softmax(-1) @ v[keys, h]
+    return out
+
+
+def fused_sigmoid_combine(a: Tensor, b: Tensor, c: Tensor, w: Tensor) -> Tensor:
+    assert w.shape == (*a.shape[:2], 3)
+    gates = w.sigmoid().unsqueeze(-2)
+    return a * gates[..., 0] + b * gates[..., 1] + c * gates[..., 2]
+
+
+def near(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float, most: int, keys: int) -> Tensor:
+    """`flash_attn_4.causal`, of packed sequences."""
+    out = torch.zeros_like(q[0])
+    for tokens, _ in sequences():
+        at = torch.arange(tokens.stop - tokens.start)
+        keep = (at <= at[:, None]) & (at > at[:, None] - keys)
+        kh, vh = (spread(x[0, tokens], q.shape[2]) for x in (k, v))
+        p, _ = weights(q[0, tokens], kh, keep[None], scale)
+        out[tokens] = torch.einsum("htn,nhd->thd", p, vh)
+    return out.unsqueeze(0)
+
+
+class Core(torch.nn.Module):
+    """`NSACore`: the parts, and a window of one key more than it is told."""
+
+    sm_scale: float
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.window = config.window_size
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, cu_seqlens: Tensor) -> Tensor:
+        Helper.init_cu_seqlens(cu_seqlens)
+        means, scale = (mean_pooling(k), mean_pooling(v)), self.sm_scale
+        out, lse = compress_attn(q, *means, scale)
+        chosen, _ = slc_topk_indices(q, means[0], lse, scale, True)
+        window = near(q[None], k[None], v[None], cu_seqlens, scale, 0, self.window + 1)[0]
+        return fused_sigmoid_combine(out, select_attn(q, k, v, chosen, scale), window, w)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    held = {
+        flash_nsa.HELPER: Helper,
+        flash_nsa.CONFIG: lambda **sizes: SimpleNamespace(**sizes),
+        flash_nsa.CORE: Core,
+        flash_nsa.MEANS: mean_pooling,
+        flash_nsa.COMPRESSED: compress_attn,
+        flash_nsa.CHOICE: slc_topk_indices,
+        flash_nsa.SELECTED: select_attn,
+        flash_nsa.SUM: fused_sigmoid_combine,
+        **dict.fromkeys(flash_nsa.ITS_WINDOWS, True),
+    }
+
+    def function(package: Package, where: str, *takes: str) -> Any:
+        return held[where]
+
+    monkeypatch.setattr(flash_nsa, "function", function)
+    monkeypatch.setattr(flash_nsa, "refuse_float32", lambda *_: None)
+    monkeypatch.setattr(flash_attn_4, "causal", near)
+    flash_nsa._core.cache_clear()
+    return held
+
+
+def drawn(op: str, distribution: str, **sizes: int) -> ops.Inputs:
+    found = ops.get(op)
+    shape = found.shape_model.model_validate(sizes)
+    return found.draw(shape, DType.FLOAT32, distribution, seed=5, device="cpu")
+
+
+@pytest.mark.parametrize("call", [flash_nsa.flash_nsa, flash_nsa.flash_nsa_fa4])
+def test_the_whole_is_the_op(library: dict[str, Any], call: Callable[..., Tensor]) -> None:
+    """Of sizes that change from case to case, and sequences that do not where sizes do."""
+    cases = [
+        ("dense", {}),
+        ("dense", {"window": 7, "n_selected": 3}),
+        ("dense", {"B": 2, "T": 77}),
+        ("packed", {"B": 3, "T": 60}),
+    ]
+    for distribution, changed in cases:
+        inputs = drawn("nsa_attention", distribution, **{**WHOLE, **changed})
+        out = call(*inputs.tensors.values(), **inputs.options)
+        oracle = ops.get("nsa_attention").oracle(inputs)
+        legal = oracle.isfinite().all(-1)  # rows that hang on rounding are left out
+        assert legal.float().mean() > 0.9
+        torch.testing.assert_close(out.double()[legal], oracle[legal], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("distribution", ["random", "packed", "skewed"])
+def test_chosen_blocks_are_handed_over(library: dict[str, Any], distribution: str) -> None:
+    sizes = {"B": 1, "T": 150, "HQ": 4, "H": 2, "D": 32, "S": 4, "block_size": 16}
+    for changed in ({}, {"T": 75}) if distribution == "packed" else ({}, {"B": 2, "T": 75}):
+        inputs = drawn("selection_blocks", distribution, **{**sizes, **changed})
+        out = flash_nsa.flash_nsa_blocks(*inputs.tensors.values(), **inputs.options)
+        oracle = ops.get("selection_blocks").oracle(inputs)
+        torch.testing.assert_close(out.double(), oracle, atol=1e-5, rtol=1e-5)
+
+
+def test_gates_of_nought_and_one_have_gradients(library: dict[str, Any]) -> None:
+    gates = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float16, requires_grad=True)
+    again = flash_nsa._logits(gates).sigmoid()
+    torch.testing.assert_close(again, gates.float(), atol=2**-12, rtol=0)
+    (gradient,) = torch.autograd.grad(again.sum(), gates)
+    assert gradient.isfinite().all() and gradient[1] == 1
+
+
+def test_without_a_window_it_says_where_it_comes_from(library: dict[str, Any]) -> None:
+    library.update(dict.fromkeys(flash_nsa.ITS_WINDOWS, False))
+    inputs = drawn("nsa_attention", "dense", **WHOLE)
+    with pytest.raises(Unsupported, match="takes its window from flash-attn: pip install"):
+        flash_nsa.flash_nsa(*inputs.tensors.values(), **inputs.options)
+
+
+def test_a_capture_is_refused(library: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_nsa, "is_capturing", lambda: True)
+    inputs = drawn("nsa_attention", "dense", **WHOLE)
+    with pytest.raises(Unsupported, match="reads cu_seqlens on the host"):
+        flash_nsa.flash_nsa_fa4(*inputs.tensors.values(), **inputs.options)
