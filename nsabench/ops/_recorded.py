@@ -40,7 +40,7 @@ class Recording:
 
     @property
     def tokens(self) -> int:
-        return self.chosen.shape[1]
+        return int(self.chosen.shape[1])
 
     def others(self, head: int, tokens: int) -> Ints:
         """[rows, slots - 3]: blocks besides the forced ones, of each of the first `tokens` tokens

@@ -38,6 +38,10 @@ SHAPES = {
     ],
     "compressed": [("B=2,T=1000,HQ=32,H=2,D=128,block=32,stride=16", "dense")],
     "selection_varlen": [("N=64,H=16,D=128,L=1024", "")],
+    "nsa_attention": [
+        ("B=1,T=4096,HQ=64,H=4,D=128", "dense"),
+        ("B=2,T=700,HQ=32,H=2,D=128,n_selected=8,window=100", "packed"),
+    ],
     "nsa_without_window": [
         ("B=1,T=1024,HQ=32,H=2,D=128,block_size=64,n_selected=16", "dense"),
         ("B=2,T=700,HQ=32,H=2,D=128,block_size=64,n_selected=8", "packed"),

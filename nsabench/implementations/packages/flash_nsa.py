@@ -54,7 +54,7 @@ def _prepared(cu_seqlens: Tensor, **sizes: int) -> None:
     """
     if is_capturing():
         raise Unsupported(f"{FLASH_NSA.name} reads cu_seqlens on the host in each call")
-    helper = function(FLASH_NSA, HELPER)
+    helper: Any = function(FLASH_NSA, HELPER)
     if any(getattr(helper, name) != size for name, size in sizes.items()):
         kept = ("kernel_size", "stride", "block_size", "window_size", "top_n")
         state = {name: getattr(helper, name) for name in kept} | sizes
@@ -170,10 +170,9 @@ def flash_nsa_fa4(
     compressed, lse = attend(queries, k_cmp, v_cmp, sm_scale=sm_scale)
     chosen, _ = choose(queries, k_cmp, lse, sm_scale=sm_scale, maybe_efficient_version=True)
     selected = select(queries, keys, values, chosen, sm_scale=sm_scale)
-    near = flash_attn_4.causal(
-        *(x.unsqueeze(0) for x in (queries, keys, values)), packed, sm_scale, max_seqlen, window
-    )
-    out: Tensor = add(compressed, selected, near.squeeze(0), logits)
+    alone = (queries[None], keys[None], values[None])
+    near = flash_attn_4.causal(*alone, packed, sm_scale, max_seqlen, window)
+    out: Tensor = add(compressed, selected, near[0], logits)
     return out.view(*q.shape[:3], v.shape[3])
 
 
