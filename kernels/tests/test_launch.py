@@ -19,6 +19,7 @@ from conformance import CALLS
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.launcher import kind, launch
+from nsa_kernels.launch.negative import resolved
 from nsa_kernels.launch.replay import replayed
 from nsa_kernels.launch.tape import empty
 from triton.runtime.jit import JITFunction
@@ -175,6 +176,50 @@ def test_what_torch_does_on_the_way_is_not_replayed() -> None:
             for _ in range(4):
                 assert torch.equal(call(x, 2.0), body(x, 2.0))
         assert not programs(call), body.__name__
+
+
+def negative(x: torch.Tensor) -> torch.Tensor:
+    """A view that stands for x, and lies on its negative."""
+    view = torch._neg_view(-x)
+    assert view.is_neg() and torch.equal(view, x)
+    return view
+
+
+def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for() -> None:
+    call = made(chain)
+    x, y = randn(6, 8), randn(6, 8)
+    for _ in range(3):
+        check(call, x, y, 2.0)
+    for views in ((negative(x), y), (x, negative(y)), (negative(x), negative(y))):
+        for _ in range(3):
+            check(call, *views, 2.0)
+
+
+@pytest.mark.parametrize("of", ["whole", "with gaps", "expanded", "overlapping", "nothing"])
+def test_a_launch_reads_a_negative_view_where_its_strides_say(of) -> None:
+    x = negative(randn(8, 8))
+    x = {
+        "whole": lambda: x.t(),
+        "with gaps": lambda: x[1::2, 3:6],
+        "expanded": lambda: x[2:3].expand(5, 8),
+        "overlapping": lambda: x.flatten().unfold(0, 7, 3),
+        "nothing": lambda: x[:0],
+    }[of]()
+    got = resolved(x)
+    assert torch.equal(got, x) and not got.is_neg()
+    assert got.shape == x.shape and got.stride() == x.stride()
+
+
+@pytest.mark.parametrize("call", ["sliding_window", "block_selection_attention", "nsa_attention"])
+def test_a_negative_gradient_is_read_as_what_it_stands_for(call) -> None:
+    case = test_conformance.MAKE[call](call, 1, 5, torch.float32)
+    leaves = [x.requires_grad_() for x in case.tensors.values() if x.is_floating_point()]
+    out = test_conformance.results(case.call(**case.tensors))[0]
+    weight = torch.randn_like(out)
+    for _ in range(3):  # as it is, noted, and replayed
+        got = torch.autograd.grad(out, leaves, negative(weight), retain_graph=True)
+        want = torch.autograd.grad(out, leaves, weight, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:

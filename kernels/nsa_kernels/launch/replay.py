@@ -16,7 +16,8 @@ device and alignment; the other arguments themselves. The values of tensors it m
 call that does more than launch kernels on its arguments and on memory from ``empty`` (torch copies,
 fills or sorts something) is noticed, and never replayed. Nor is a call of which a gradient is
 wanted, one while somebody watches launches (``jit.direct``), one under a transform of torch.func,
-or one with arguments that are no plain tensors, numbers or None: those run as they are.
+or one with arguments that are no plain tensors, numbers or None: those run as they are. Instead of
+a negative view goes what it stands for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 from ..jit.compat import INTERPRETED
 from ..jit.direct import AVAILABLE, PACKS, current_stream, undisturbed
 from .device import on_its_device
+from .negative import resolved
 from .tape import Memory, Place, Tape, record_on, recording, tensors_of, view
 
 P = ParamSpec("P")
@@ -70,6 +72,8 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
             if of in _TENSORS:
                 if grad and x.requires_grad:
                     return as_it_is(*args, **kwargs)
+                if x.is_neg():
+                    return call(*[resolved(y) if y.__class__ in _TENSORS else y for y in args])
                 there = x.get_device()
                 key.append((x.shape, x.stride(), x.dtype, there))
                 address = x.data_ptr()
