@@ -321,6 +321,53 @@ def test_every_public_call_is_replayed_as_one(name) -> None:
     assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
 
 
+BACKWARDS = {
+    "selection_ranges": 1,
+    "block_selection_attention": 1,
+    "sliding_window": 1,
+    "compressed_attention": 1,
+    "nsa_attention": 2,  # its own, and that of the means
+}
+PACKED = ("sliding_window", "nsa_attention")
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"), [(name, False) for name in BACKWARDS] + [(name, True) for name in PACKED]
+)
+def test_every_backward_is_replayed(name, packed) -> None:
+    case = test_conformance.MAKE[name](name, 1 if packed else 2, 5, torch.float32)
+    cu = {"cu_seqlens": test_conformance.edges(5, 2)} if packed else {}
+    launches = mock.Mock(wraps=replay.Program.__call__)
+
+    def count(self: Any, *args: Any) -> Any:
+        return launches(self, *args)
+
+    for turn in range(3):
+        given = {
+            key: x.roll(turn).requires_grad_() if x.is_floating_point() else x
+            for key, x in case.tensors.items()
+        }
+        leaves = [given[key] for key in case.leaves]
+        got = test_conformance.results(case.call(**given, **cu))
+        with mock.patch.object(replay.Program, "__call__", count):
+            launches.reset_mock()
+            # The gradient of a sum comes expanded. Where it is copied the signature is the same.
+            if turn == 1 and name not in ("sliding_window", "compressed_attention"):
+                others = [x.masked_fill(x.isinf(), 0.0).sum() for x in got[1:]]
+                torch.autograd.grad(sum(others, got[0].sum()), leaves)
+            else:
+                found = test_conformance.gradients(got, leaves, False)
+    assert launches.call_count == BACKWARDS[name]
+    exact = {
+        key: x.detach().double().requires_grad_() if x.is_floating_point() else x
+        for key, x in given.items()
+    }
+    want = test_conformance.results(case.formula(**exact, **cu))
+    of = [exact[key] for key in case.leaves]
+    wanted = test_conformance.gradients(want, of, False)
+    test_conformance.check_gradients(found, wanted, torch.float32)
+
+
 def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
     found = 0
     for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):

@@ -1,4 +1,4 @@
-"""Memory filled with zeros by a launch, which a replayed call can make, as torch's fill it cannot."""
+"""Zeros, by a kernel: a call in which torch fills memory cannot be replayed."""
 
 from __future__ import annotations
 
