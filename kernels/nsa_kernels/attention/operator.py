@@ -99,8 +99,11 @@ def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Gradients of the first six tensors; ``arguments``: d_out, those of ``_launch``, and between
     its tensors and its numbers what ``Kept`` names. d_out and gates are contiguous."""
     tensors, numbers = arguments[: -len(_NUMBERS)], arguments[-len(_NUMBERS) :]
-    d_out, *inputs = tensors[:9]
-    return launch_whole_backward(d_out, *inputs, Kept(*tensors[9:]), Sizes(*numbers))
+    d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, *kept = tensors
+    return launch_whole_backward(
+        *(d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys),
+        *(Kept(*kept), Sizes(*numbers)),
+    )
 
 
 def _of_backward(d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -86,10 +86,12 @@ class _Attention(torch.autograd.Function):
         ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         check_first_derivative("sliding_window and compressed_attention")
-        *inputs, out, lse = ctx.saved_tensors
+        q, k, v, cu_seqlens, cu_keys, out, lse = ctx.saved_tensors
         if grad is None:
             grad = torch.zeros_like(out)
-        gradients = launch_attention_backward(*inputs, out, lse, grad, grad_lse, *ctx.numbers)
+        gradients = launch_attention_backward(
+            q, k, v, cu_seqlens, cu_keys, out, lse, grad, grad_lse, *ctx.numbers
+        )
         return (*gradients, *[None] * 6)
 
 
