@@ -22,7 +22,6 @@ from unittest import mock
 import nsa_kernels
 import torch
 from against import backward, blocks, compressed, decode, draw, ranges, rows, sliding, top_n, varlen
-from nsa_kernels.jit.direct import PACKS, current_stream
 from nsa_kernels.launch import launcher, replay
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -133,30 +132,6 @@ def replayed_by(call: Call) -> list[tuple[replay.Program, tuple[Any, ...], list[
     return found
 
 
-def allocate(program: replay.Program) -> list[torch.Tensor]:
-    """What a program allocates."""
-    memories = [
-        torch.empty_strided(size, stride, dtype=dtype, device=device)
-        for size, stride, dtype, device in program.results
-    ]
-    if program.bytes:
-        memories.append(
-            torch.empty_strided((program.bytes,), (1,), dtype=torch.uint8, device=program.device)
-        )
-    return memories
-
-
-def launch_all(program: replay.Program, addresses: list[int]) -> None:
-    """The launches of a program, on memory that is there."""
-    stream = current_stream(torch.cuda.current_device())
-    for start, grid, before, places, tail in program.calls:
-        pointers = [addresses[memory] + offset for memory, offset in places]
-        if PACKS:
-            start(*grid, stream, *before, (*pointers, *tail))
-        else:
-            start(*grid, stream, *before, *pointers, *tail)
-
-
 def seen_by_cuda(call: Call) -> str:
     """How many launches and fills and copies CUDA saw of one call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -181,10 +156,10 @@ def row(name: str, call: Call, count: bool) -> str:
     made = starts = 0.0
     launches = 0
     for program, args, addresses in programs:
-        memories = allocate(program)
+        memories = program.allocate()
         room = [*addresses, *(x.data_ptr() for x in memories)]
-        made += held(partial(allocate, program), BATCHES // 4)
-        starts += held(partial(launch_all, program, room), BATCHES // 4)
+        made += held(program.allocate, BATCHES // 4)
+        starts += held(lambda of=program, at=room: of.launch(list(at)), BATCHES // 4)
         launches += len(program.calls)
         del args
     bar = next((bar for start, bar in BARS.items() if name.startswith(start)), None)

@@ -19,6 +19,7 @@ CONDITIONS = {
     "zero-size": "a batch of no entry, forward and, where there is one, backward",
     "strided": "every other element of a larger tensor, along the last axis",
     "expanded": "the first axis of keys and values expanded, with a stride of 0",
+    "negative view": "of the first tensor torch keeps the minus as a bit, as of `z.conj().imag`",
     "packed": "`cu_seqlens`: several sequences, one behind the other",
     "no_grad": "inputs that require a gradient, under `torch.no_grad()`",
     "inference_mode": "under `torch.inference_mode()`",

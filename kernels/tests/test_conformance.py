@@ -375,6 +375,10 @@ def walk(name: str, dtype: torch.dtype, condition: str) -> None:
         for key in case.keys:
             x = tensors[key]
             tensors[key] = x[:1].expand(x.shape)
+    if condition == "negative view":
+        # One alone: the minus of two would cancel.
+        first = case.leaves[0]
+        tensors[first] = torch._neg_view(-tensors[first])
     if condition == "packed":
         tensors["cu_seqlens"] = tensors.get("cu_seqlens", edges(TOKENS, 2))
         if name == "compressed_attention":

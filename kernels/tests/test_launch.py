@@ -19,6 +19,7 @@ from conformance import CALLS
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.launcher import kind, launch
+from nsa_kernels.launch.negative import resolved
 from nsa_kernels.launch.replay import replayed
 from nsa_kernels.launch.tape import empty
 from triton.runtime.jit import JITFunction
@@ -177,6 +178,50 @@ def test_what_torch_does_on_the_way_is_not_replayed() -> None:
         assert not programs(call), body.__name__
 
 
+def negative(x: torch.Tensor) -> torch.Tensor:
+    """A view that stands for x, and lies on its negative."""
+    view = torch._neg_view(-x)
+    assert view.is_neg() and torch.equal(view, x)
+    return view
+
+
+def test_a_replayed_call_reads_a_negative_view_as_what_it_stands_for() -> None:
+    call = made(chain)
+    x, y = randn(6, 8), randn(6, 8)
+    for _ in range(3):
+        check(call, x, y, 2.0)
+    for views in ((negative(x), y), (x, negative(y)), (negative(x), negative(y))):
+        for _ in range(3):
+            check(call, *views, 2.0)
+
+
+@pytest.mark.parametrize("of", ["whole", "with gaps", "expanded", "overlapping", "nothing"])
+def test_a_launch_reads_a_negative_view_where_its_strides_say(of) -> None:
+    x = negative(randn(8, 8))
+    x = {
+        "whole": lambda: x.t(),
+        "with gaps": lambda: x[1::2, 3:6],
+        "expanded": lambda: x[2:3].expand(5, 8),
+        "overlapping": lambda: x.flatten().unfold(0, 7, 3),
+        "nothing": lambda: x[:0],
+    }[of]()
+    got = resolved(x)
+    assert torch.equal(got, x) and not got.is_neg()
+    assert got.shape == x.shape and got.stride() == x.stride()
+
+
+@pytest.mark.parametrize("call", ["sliding_window", "block_selection_attention", "nsa_attention"])
+def test_a_negative_gradient_is_read_as_what_it_stands_for(call) -> None:
+    case = test_conformance.MAKE[call](call, 1, 5, torch.float32)
+    leaves = [x.requires_grad_() for x in case.tensors.values() if x.is_floating_point()]
+    out = test_conformance.results(case.call(**case.tensors))[0]
+    weight = torch.randn_like(out)
+    for _ in range(3):  # as it is, noted, and replayed
+        got = torch.autograd.grad(out, leaves, negative(weight), retain_graph=True)
+        want = torch.autograd.grad(out, leaves, weight, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 def test_a_call_that_wants_a_gradient_is_never_replayed() -> None:
     call = made(chain)
     x, y = randn(16), randn(16)
@@ -274,6 +319,53 @@ def test_every_public_call_is_replayed_as_one(name) -> None:
         want = test_conformance.results(case.formula(**doubled))
         test_conformance.check(name, got, want, torch.float32)
     assert launches.call_count == (2 if name == "compressed_attention_with_scores" else 1)
+
+
+BACKWARDS = {
+    "selection_ranges": 1,
+    "block_selection_attention": 1,
+    "sliding_window": 1,
+    "compressed_attention": 1,
+    "nsa_attention": 2,  # its own, and that of the means
+}
+PACKED = ("sliding_window", "nsa_attention")
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"), [(name, False) for name in BACKWARDS] + [(name, True) for name in PACKED]
+)
+def test_every_backward_is_replayed(name, packed) -> None:
+    case = test_conformance.MAKE[name](name, 1 if packed else 2, 5, torch.float32)
+    cu = {"cu_seqlens": test_conformance.edges(5, 2)} if packed else {}
+    launches = mock.Mock(wraps=replay.Program.__call__)
+
+    def count(self: Any, *args: Any) -> Any:
+        return launches(self, *args)
+
+    for turn in range(3):
+        given = {
+            key: x.roll(turn).requires_grad_() if x.is_floating_point() else x
+            for key, x in case.tensors.items()
+        }
+        leaves = [given[key] for key in case.leaves]
+        got = test_conformance.results(case.call(**given, **cu))
+        with mock.patch.object(replay.Program, "__call__", count):
+            launches.reset_mock()
+            # The gradient of a sum comes expanded. Where it is copied the signature is the same.
+            if turn == 1 and name not in ("sliding_window", "compressed_attention"):
+                others = [x.masked_fill(x.isinf(), 0.0).sum() for x in got[1:]]
+                torch.autograd.grad(sum(others, got[0].sum()), leaves)
+            else:
+                found = test_conformance.gradients(got, leaves, False)
+    assert launches.call_count == BACKWARDS[name]
+    exact = {
+        key: x.detach().double().requires_grad_() if x.is_floating_point() else x
+        for key, x in given.items()
+    }
+    want = test_conformance.results(case.formula(**exact, **cu))
+    of = [exact[key] for key in case.leaves]
+    wanted = test_conformance.gradients(want, of, False)
+    test_conformance.check_gradients(found, wanted, torch.float32)
 
 
 def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from unittest import mock
 
 import nsa_kernels
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from nsa_kernels.attention import launches, operator
 from nsa_kernels.attention.naive import naive_nsa
 from nsa_kernels.band.compressed import attend_compressed
 from nsa_kernels.band.geometry import Band
 from nsa_kernels.scoring.block_scores import ScoreTiles, block_scores
+from nsa_kernels.selection.blocks import config
 from torch.library import opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,11 +31,24 @@ def inputs(t: int, b: int = 1, seed: int = 0) -> list[torch.Tensor]:
     return [x.to(DEVICE).requires_grad_() for x in (q, k, v, gates)]
 
 
-def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor, **sizes: int
+) -> torch.Tensor:
     """The paper's formula in float64."""
+    sizes = sizes or SIZES
+    block, stride = sizes["block"], sizes["stride"]
     q, k, v, gates = (x.double() for x in (q, k, v, gates))
-    means = [x.unfold(1, 8, 4).mean(-1) if x.shape[1] >= 8 else x[:, :0] for x in (k, v)]
-    return naive_nsa(q, k, v, *means, gates, **SIZES)
+    means = [
+        x.unfold(1, block, stride).mean(-1) if x.shape[1] >= block else x[:, :0] for x in (k, v)
+    ]
+    return naive_nsa(q, k, v, *means, gates, **sizes)
+
+
+LENGTHS = [33, 0, 5, 1, 70, 16]
+
+
+def offsets(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
 
 
 def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
@@ -69,6 +88,63 @@ def test_two_runs_agree_to_the_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+def test_chunks_and_spills_leave_the_bits_as_they_are(monkeypatch) -> None:
+    """In chunks of 32 tokens and a key head at a time, all of which chose the first block, in work
+    items of 16: sums in an order that timing decides would be seen here."""
+    for of in (launches, operator):
+        monkeypatch.setattr(of, "WORKSPACE_BYTES", 60_000)
+    monkeypatch.setattr(config, "_backward_queries", lambda shape: 16)
+    plans = mock.Mock(wraps=launches.build_plan)
+    monkeypatch.setattr(launches, "build_plan", plans)
+    given, runs = inputs(91), []
+    for _ in "ab":
+        out = nsa_kernels.nsa_attention(*given, **SIZES)
+        runs.append((out, *torch.autograd.grad(out.square().sum(), given)))
+    assert plans.call_args.args[3] == 32
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    want = exact(*given)
+    agree(runs[0], [want, *torch.autograd.grad(want.square().sum(), given)])
+
+
+def test_the_formula_passes_gradcheck() -> None:
+    """The kernels know no float64; what they are held to does."""
+    given = [x.detach().cpu().double().requires_grad_() for x in inputs(40)]
+    assert torch.autograd.gradcheck(exact, given, fast_mode=True)
+
+
+@settings(max_examples=4, deadline=None)
+@drawn(
+    stride=st.sampled_from([2, 4, 8]),
+    strides=st.integers(1, 3),
+    block_size=st.sampled_from([16, 32]),
+    n_selected=st.integers(3, 6),
+    window=st.integers(1, 40),
+    group=st.integers(1, 3),
+    lengths=st.lists(st.integers(0, 45), min_size=1, max_size=3).filter(any),
+)
+def test_any_sizes(stride, strides, block_size, n_selected, window, group, lengths) -> None:
+    sizes = {
+        "block": stride * strides,
+        "stride": stride,
+        "block_size": block_size,
+        "n_selected": n_selected,
+        "window": window,
+    }
+    t = sum(lengths)
+    generator = torch.Generator().manual_seed(t)
+    of = [(group, 16), (1, 16), (1, 24), (group, 3)]
+    given = [torch.randn(1, t, *x, generator=generator).to(DEVICE).requires_grad_() for x in of]
+    cu = offsets(lengths) if len(lengths) > 1 else None
+    out = nsa_kernels.nsa_attention(*given, **sizes, cu_seqlens=cu)
+    edges = [0, t] if cu is None else cu.tolist()
+    parts = [exact(*(x[:, a:b] for x in given), **sizes) for a, b in pairwise(edges)]
+    want = torch.cat(parts, 1)
+    agree([out], [want])
+    weight = torch.randn(out.shape, generator=generator).to(DEVICE)
+    got = torch.autograd.grad(out, given, weight)
+    agree(got, torch.autograd.grad(want, given, weight.double()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gates_keep_their_precision_beside_16_bits(dtype) -> None:
     given = inputs(70)
@@ -90,19 +166,19 @@ def test_the_operator_keeps_what_it_promises() -> None:
     k_cmp, v_cmp = (x.detach()[:, ::4][:, :9].clone().requires_grad_() for x in (k, v))
     numbers = (8, 4, 16, 4, 20, 0.25)
     tensors = (q, k, v, k_cmp, v_cmp, gates)
+    cu = offsets([25, 15])
+    cu_keys = offsets([5, 2])
+    opcheck(
+        torch.ops.nsa_kernels.attend_whole_kept.default,
+        (*tensors, cu, cu_keys, *numbers),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
     for op in (torch.ops.nsa_kernels.attend_whole, torch.ops.nsa_kernels.attend_whole_kept):
         if op is torch.ops.nsa_kernels.attend_whole:
             tensors_of_op = tuple(x.detach() for x in tensors)
         else:
             tensors_of_op = tensors
         opcheck(op.default, (*tensors_of_op, None, None, *numbers))
-
-
-LENGTHS = [33, 0, 5, 1, 70, 16]
-
-
-def offsets(lengths: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
 
 
 @pytest.mark.parametrize("tail", [0, 9])

@@ -2,8 +2,8 @@
 
 Forward: the compressed keys, their scores, the choice by them, the window, and the chosen blocks,
 whose last merge writes the gated sum. Backward: the gates first; of each branch the gradient is
-that of the sum times a gate, which its own kernels multiply, and each adds its dq to the last one's
-(docs/explanation/whole-attention.md).
+that of the sum times a gate, which its own kernels multiply. Each adds its dq to the last one's,
+and the blocks add their dk and dv to the window's (docs/explanation/whole-attention.md).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from ..band.attend import band_of
 from ..band.backward import band_backward
 from ..band.forward import band_forward
-from ..band.geometry import Band, packed_band
+from ..band.geometry import Band
 from ..launch.gated import Gated
 from ..launch.sizes import scale_log2
 from ..launch.tape import empty
@@ -91,13 +92,9 @@ def _bands(
     sizes: Sizes,
 ) -> tuple[Band, Band]:
     """Those of the compressed keys and of the window."""
-    window = min(sizes.window, q.shape[1])
-    if cu_seqlens is None or cu_keys is None:
-        return Band(sizes.block, sizes.stride, 0), Band(1, 1, window)
-    keys = k_cmp.shape[1]
     return (
-        packed_band(q, keys, cu_seqlens, cu_keys, sizes.block, sizes.stride, 0),
-        packed_band(q, k.shape[1], cu_seqlens, cu_seqlens, 1, 1, window),
+        band_of(q, k_cmp.shape[1], cu_seqlens, cu_keys, sizes.block, sizes.stride, 0),
+        band_of(q, k.shape[1], cu_seqlens, cu_seqlens, 1, 1, sizes.window),
     )
 
 
@@ -177,8 +174,7 @@ def launch_whole_backward(
     kept: Kept,
     sizes: Sizes,
 ) -> tuple[torch.Tensor, ...]:
-    """dq, dk, dv, dk_cmp, dv_cmp and the gradients of gates, contiguous."""
-    d_out, gates = d_out.contiguous(), gates.contiguous()
+    """dq, dk, dv, dk_cmp, dv_cmp and the gradients of gates, contiguous, as d_out and gates are."""
     of_keys, of_window = _bands(q, k, k_cmp, cu_seqlens, cu_keys, sizes)
     of_gates = launch_gates_backward(d_out, kept.compressed, kept.selected, kept.near, gates)
     dq, dk_cmp, dv_cmp = band_backward(
@@ -186,7 +182,7 @@ def launch_whole_backward(
         *(of_keys, sizes.sm_scale),
         gated=Gated(*of_gates.compressed, None),
     )
-    dq, dk_near, dv_near = band_backward(
+    dq, dk, dv = band_backward(
         *(q, k, v, kept.near, kept.near_lse, d_out, None, of_window, sizes.sm_scale),
         gated=Gated(*of_gates.near, dq),
     )
@@ -194,12 +190,12 @@ def launch_whole_backward(
     plan = BlockPlan(
         kept.entries, kept.places, kept.first, kept.count, kept.edges, sizes.block_size
     )
-    _, dk, dv = block_major_backward(
+    block_major_backward(
         *(_flat(q), _flat(k), _flat(v), _flat(kept.selected), _flat(kept.selected_lse)),
         *(_flat(d_out), plan, sizes.sm_scale),
         heads=heads_at_once(shape, plan.chunk, backward_workspace(shape, WORKSPACE_BYTES)),
         config=backward_config(shape),
         gated=Gated(*of_gates.selected, _flat(dq)),
+        onto=(_flat(dk), _flat(dv)),
     )
-    dk, dv = dk.view(k.shape).add_(dk_near), dv.view(v.shape).add_(dv_near)
     return dq, dk, dv, dk_cmp, dv_cmp, of_gates.gates

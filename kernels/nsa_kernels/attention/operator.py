@@ -6,13 +6,12 @@ returns the sum alone, ``attend_whole_kept`` also what ``Kept`` names.
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import Any
 
 import torch
 
 from ..launch.checks import check_first_derivative
-from ..launch.device import on_its_device
 from ..launch.mode import traced
 from ..launch.replay import replayed
 from ..selection.blocks.config import WORKSPACE_BYTES, backward_config, backward_workspace
@@ -21,6 +20,7 @@ from .launches import Kept, Sizes, block_shape, launch_whole, launch_whole_backw
 
 OP = "nsa_attention"
 _OTHERS = 8  # arguments behind the first six tensors, which have no gradient
+_NUMBERS = [field.name for field in fields(Sizes)]
 
 
 def run_whole(
@@ -94,28 +94,23 @@ def _launch_kept(
     return out, *kept
 
 
-@on_its_device
-def _launch_backward(
-    d_out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    kept: list[torch.Tensor],
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-) -> tuple[torch.Tensor, ...]:
-    sizes = Sizes(block, stride, block_size, n_selected, window, sm_scale)
-    tensors = (q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys)
-    return launch_whole_backward(d_out, *tensors, Kept(*kept), sizes)
+@replayed
+def _launch_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Gradients of the first six tensors; ``arguments``: d_out, those of ``_launch``, and between
+    its tensors and its numbers what ``Kept`` names. d_out and gates are contiguous."""
+    tensors, numbers = arguments[: -len(_NUMBERS)], arguments[-len(_NUMBERS) :]
+    d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys, *kept = tensors
+    return launch_whole_backward(
+        *(d_out, q, k, v, k_cmp, v_cmp, gates, cu_seqlens, cu_keys),
+        *(Kept(*kept), Sizes(*numbers)),
+    )
+
+
+def _of_backward(d_out: torch.Tensor, saved: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The tensors of ``_launch_backward``. A gradient may come expanded from a sum, and gates as a
+    part of a projection; copied here they do not keep the launches from being replayed."""
+    q, k, v, k_cmp, v_cmp, gates, *others = saved
+    return (d_out.contiguous(), q, k, v, k_cmp, v_cmp, gates.contiguous(), *others)
 
 
 class _Whole(torch.autograd.Function):
@@ -131,10 +126,7 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         check_first_derivative(OP)
-        saved = ctx.saved_tensors
-        gradients: tuple[torch.Tensor, ...] = _launch_backward(
-            *(d_out, *saved[:8], list(saved[8:]), *ctx.sizes)
-        )
+        gradients = _launch_backward(*_of_backward(d_out, ctx.saved_tensors), *ctx.sizes)
         return (*gradients, *[None] * _OTHERS)
 
 
@@ -144,6 +136,7 @@ _TENSORS = (
 )
 _SIZES = "int block, int stride, int block_size, int n_selected, int window, float sm_scale"
 _KEPT = ", ".join(["Tensor"] * (1 + len(Kept._fields)))
+_NAMES_OF_KEPT = ", ".join(f"Tensor {name}" for name in Kept._fields)
 _whole = torch.library.custom_op(
     "nsa_kernels::attend_whole",
     _launch,
@@ -160,7 +153,7 @@ _backward = torch.library.custom_op(
     "nsa_kernels::attend_whole_backward",
     _launch_backward,
     mutates_args=(),
-    schema=f"(Tensor d_out, {_TENSORS}, Tensor[] kept, {_SIZES}) -> "
+    schema=f"(Tensor d_out, {_TENSORS}, {_NAMES_OF_KEPT}, {_SIZES}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
@@ -223,8 +216,7 @@ def _differentiate(
     ctx: Any, d_out: torch.Tensor, *_of_kept: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(OP)
-    saved = ctx.saved_tensors
-    results = _backward(d_out, *saved[:8], list(saved[8:]), *ctx.sizes)
+    results = _backward(*_of_backward(d_out, ctx.saved_tensors), *ctx.sizes)
     return (*results, *[None] * _OTHERS)
 
 

@@ -1,4 +1,5 @@
-"""Attention under a band, differentiable in eager mode."""
+"""Attention under a band: the launches of both directions as they are replayed, differentiable in
+eager mode. ``window`` is 0 for a band of compressed keys."""
 
 from __future__ import annotations
 
@@ -7,26 +8,76 @@ from typing import Any
 import torch
 
 from ..launch.checks import check_first_derivative
+from ..launch.replay import replayed
 from .backward import band_backward
 from .forward import band_forward
-from .geometry import Band
+from .geometry import Band, packed_band
+
+
+def band_of(
+    q: torch.Tensor,
+    keys: int,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    window: int,
+) -> Band:
+    """The band of q over ``keys`` keys; of packed sequences its tables are made by a launch."""
+    if window:
+        # No query sees more keys than there are; beyond int32 what kernels add to it wraps round.
+        window = min(window, q.shape[1])
+    if cu_seqlens is None or cu_keys is None:
+        return Band(block, stride, window)
+    return packed_band(q, keys, cu_seqlens, cu_keys, block, stride, window)
+
+
+@replayed
+def launch_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    window: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``band_forward`` under ``band_of`` these."""
+    band = band_of(q, k.shape[1], cu_seqlens, cu_keys, block, stride, window)
+    return band_forward(q, k, v, band, sm_scale)
+
+
+@replayed
+def launch_attention_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    block: int,
+    stride: int,
+    window: int,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``band_backward`` under ``band_of`` these."""
+    band = band_of(q, k.shape[1], cu_seqlens, cu_keys, block, stride, window)
+    return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
 
 
 class _Attention(torch.autograd.Function):
     """The launches above, differentiable in eager mode."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        band: Band,
-        sm_scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = band_forward(q, k, v, band, sm_scale)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.band, ctx.sm_scale = band, sm_scale
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = launch_attention(*arguments)
+        ctx.save_for_backward(*arguments[:5], out, lse)
+        ctx.numbers = arguments[5:]
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -35,18 +86,29 @@ class _Attention(torch.autograd.Function):
         ctx: Any, grad: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         check_first_derivative("sliding_window and compressed_attention")
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, cu_seqlens, cu_keys, out, lse = ctx.saved_tensors
         if grad is None:
             grad = torch.zeros_like(out)
-        gradients = band_backward(q, k, v, out, lse, grad, grad_lse, ctx.band, ctx.sm_scale)
-        return (*gradients, None, None)
+        gradients = launch_attention_backward(
+            q, k, v, cu_seqlens, cu_keys, out, lse, grad, grad_lse, *ctx.numbers
+        )
+        return (*gradients, *[None] * 6)
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band, sm_scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    window: int,
+    sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``band_forward``, differentiable where a gradient is wanted."""
+    """out [B,T,HQ,Dv] and lse [B,HQ,T], differentiable where a gradient is wanted."""
+    arguments = (q, k, v, cu_seqlens, cu_keys, block, stride, window, sm_scale)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out, lse = _Attention.apply(q, k, v, band, sm_scale)
+        out, lse = _Attention.apply(*arguments)
         return out, lse
-    return band_forward(q, k, v, band, sm_scale)
+    return launch_attention(*arguments)

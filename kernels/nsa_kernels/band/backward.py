@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..launch.clear import clear
 from ..launch.device import device_limits, on_its_device
 from ..launch.gated import Gated
 from ..launch.launcher import launch
@@ -37,11 +38,17 @@ def band_backward(
     before = None if gated is None else gated.dq
     dq = before
     if dq is None:
-        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+        dq = empty(q.shape, q.dtype, q.device)
+    dk = empty(k.shape, k.dtype, k.device)
+    dv_ = empty(v.shape, v.dtype, v.device)
     if min(q.numel(), k.numel()) == 0:
-        dq = dq.zero_() if before is None else before
-        return dq, k.new_zeros(k.shape), v.new_zeros(v.shape)
-    rest, gate = (torch.empty_like(lse), lse) if gated is None else (gated.rest, gated.gate)
+        for x in (dk, dv_) if dq is before else (dq, dk, dv_):
+            clear(x)
+        return dq, dk, dv_
+    if gated is None:
+        rest, gate = empty(lse.shape, torch.float32, lse.device), lse
+    else:
+        rest, gate = gated.rest, gated.gate
     dlse = rest if grad_lse is None else grad_lse
     for_dq, for_dkv = tiles or (dq_tiles(q, v), dkv_tiles(q, v, band))
     shapes = {**head_dims(d, dv), **band.constants()}
@@ -70,8 +77,6 @@ def band_backward(
     shares = walk_shares(
         band, key_tiles * h * b, group * longest, device_limits(q.device).processors
     )
-    dk = empty((b, n, h, d), q.dtype, q.device)
-    dv_ = empty((b, n, h, dv), q.dtype, q.device)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
     launch(
         band_dkv_kernel,

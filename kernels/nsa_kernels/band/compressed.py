@@ -10,10 +10,8 @@ from ..launch.checks import MAX_TOKENS, check_first_derivative, check_whole, req
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
 from ..launch.replay import replayed
-from .attend import attend
-from .backward import band_backward
+from .attend import attend, launch_attention_backward
 from .checks import check_band, check_cu
-from .geometry import Band, packed_band
 
 OP = "compressed_attention"
 
@@ -75,19 +73,6 @@ def attend_compressed(
     return out, lse
 
 
-def _band(
-    q: torch.Tensor,
-    keys: int,
-    cu_seqlens: torch.Tensor | None,
-    cu_keys: torch.Tensor | None,
-    block: int,
-    stride: int,
-) -> Band:
-    if cu_seqlens is None or cu_keys is None:
-        return Band(block, stride, 0)
-    return packed_band(q, keys, cu_seqlens, cu_keys, block, stride, 0)
-
-
 @replayed
 def _launch(
     q: torch.Tensor,
@@ -105,8 +90,7 @@ def _launch(
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
         check_cu(OP, "cu_keys", cu_keys, q)
         require(cu_seqlens.shape == cu_keys.shape, f"{OP}: cu_seqlens and cu_keys differ in length")
-    band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
-    return attend(q, k, v, band, sm_scale)
+    return attend(q, k, v, cu_seqlens, cu_keys, block, stride, 0, sm_scale)
 
 
 _forward = torch.library.custom_op("nsa_kernels::compressed_attention", _launch, mutates_args=())
@@ -130,8 +114,10 @@ def _backward(
     stride: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    band = _band(q, k.shape[1], cu_seqlens, cu_keys, block, stride)
-    return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
+    numbers = (block, stride, 0, sm_scale)
+    return launch_attention_backward(
+        q, k, v, cu_seqlens, cu_keys, out, lse, grad, grad_lse, *numbers
+    )
 
 
 _backward.register_fake(gradients)

@@ -10,10 +10,8 @@ from ..launch.checks import check_first_derivative, check_whole, require, softma
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
 from ..launch.replay import replayed
-from .attend import attend
-from .backward import band_backward
+from .attend import attend, launch_attention_backward
 from .checks import check_band, check_cu
-from .geometry import Band, packed_band
 
 OP = "sliding_window"
 
@@ -53,14 +51,6 @@ def sliding_window(
     return out, lse.transpose(1, 2)
 
 
-def _band(q: torch.Tensor, cu_seqlens: torch.Tensor | None, window: int) -> Band:
-    # No query sees more keys than there are; beyond int32, what kernels add to it would wrap round.
-    window = min(window, q.shape[1])
-    if cu_seqlens is None:
-        return Band(1, 1, window)
-    return packed_band(q, q.shape[1], cu_seqlens, cu_seqlens, 1, 1, window)
-
-
 @replayed
 def _launch(
     q: torch.Tensor,
@@ -74,7 +64,7 @@ def _launch(
     require(q.shape[1] == k.shape[1], f"{OP}: q and k must be equally long")
     if cu_seqlens is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
-    return attend(q, k, v, _band(q, cu_seqlens, window), sm_scale)
+    return attend(q, k, v, cu_seqlens, cu_seqlens, 1, 1, window, sm_scale)
 
 
 _forward = torch.library.custom_op("nsa_kernels::sliding_window", _launch, mutates_args=())
@@ -96,8 +86,10 @@ def _backward(
     window: int,
     sm_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    band = _band(q, cu_seqlens, window)
-    return band_backward(q, k, v, out, lse, grad, grad_lse, band, sm_scale)
+    numbers = (1, 1, window, sm_scale)
+    return launch_attention_backward(
+        q, k, v, cu_seqlens, cu_seqlens, out, lse, grad, grad_lse, *numbers
+    )
 
 
 _backward.register_fake(gradients)

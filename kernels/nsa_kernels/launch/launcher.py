@@ -32,6 +32,7 @@ from ..jit.direct import (
     direct,
     undisturbed,
 )
+from .negative import resolved
 from .tape import recording
 
 Grid = tuple[int, ...]
@@ -57,7 +58,8 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
     Args:
         kernel: a function under ``triton.jit``.
         grid: programs along one to three axes.
-        arguments: tensors, then numbers.
+        arguments: tensors, then numbers. A negative view is read as what it stands for; none is
+            written to.
         constants: its ``tl.constexpr`` parameters, and options such as ``num_warps``.
 
     Raises:
@@ -67,6 +69,9 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
     while count < len(arguments) and isinstance(arguments[count], torch.Tensor):
         count += 1
     pointers, numbers = arguments[:count], arguments[count:]
+    if any(x.is_neg() for x in pointers):
+        pointers = tuple([resolved(x) for x in pointers])
+        arguments = (*pointers, *numbers)
     x, y, z = (*grid, 1, 1)[:3]
     whole = (x, y, z)
     tail = numbers

@@ -16,13 +16,17 @@ device and alignment; the other arguments themselves. The values of tensors it m
 call that does more than launch kernels on its arguments and on memory from ``empty`` (torch copies,
 fills or sorts something) is noticed, and never replayed. Nor is a call of which a gradient is
 wanted, one while somebody watches launches (``jit.direct``), one under a transform of torch.func,
-or one with arguments that are no plain tensors, numbers or None: those run as they are.
+or one with arguments that are no plain tensors, numbers or None: those run as they are. Instead of
+a negative view goes what it stands for.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -30,7 +34,8 @@ import torch
 from ..jit.compat import INTERPRETED
 from ..jit.direct import AVAILABLE, PACKS, current_stream, undisturbed
 from .device import on_its_device
-from .tape import Memory, Place, Tape, record_on, recording, tensors_of, view
+from .negative import resolved
+from .tape import Memory, Place, Tape, contiguous, record_on, recording, tensors_of, view
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +75,10 @@ def replayed(function: Callable[P, T]) -> Callable[P, T]:
             if of in _TENSORS:
                 if grad and x.requires_grad:
                     return as_it_is(*args, **kwargs)
+                if x.is_neg():
+                    again: Any = call
+                    found: T = again(*[resolved(y) if y.__class__ in _TENSORS else y for y in args])
+                    return found
                 there = x.get_device()
                 key.append((x.shape, x.stride(), x.dtype, there))
                 address = x.data_ptr()
@@ -204,23 +213,48 @@ class Program:
                 return place._replace(memory=numbers[place.memory])
             return place._replace(memory=workspace, offset=behind + place.offset)
 
-        self.results = [(x.size, x.stride, x.dtype, x.device) for x in results]
-        self.device = results[0].device
+        # As a result is laid out that is all of a memory, so that no view of it is made.
+        moved_results = [moved(place) for place in returned]
+        layouts = [(x.size, x.stride, x.dtype) for x in results]
+        for place in reversed(moved_results):
+            number = place.memory - tape.inputs
+            if _is_all(place, results[number]):
+                layouts[number] = (place.size, place.stride, place.dtype)
+        device = results[0].device
+        self.device = -1 if device.index is None else device.index
+        self.rooms = [
+            partial(torch.empty_strided, size, stride, dtype=dtype, device=device)
+            for size, stride, dtype in layouts
+        ]
+        if self.bytes:
+            self.rooms.append(
+                partial(torch.empty_strided, (self.bytes,), (1,), dtype=torch.uint8, device=device)
+            )
         self.launches = [(made, [moved(x) for x in places]) for made, places in tape.launches]
         # None: the memory as it was allocated, of which no view needs to be made.
         self.returned: list[tuple[int, Place | None]] = []
-        for place in map(moved, returned):
+        for place in moved_results:
             number = place.memory - tape.inputs
-            whole = (place.offset, *place[2:]) == (0, place.dtype, *results[number][1:3])
-            same = whole and place.dtype == results[number].dtype
+            same = (place.offset, place.size, place.stride, place.dtype) == (0, *layouts[number])
             self.returned.append((number, None if same else place))
-        self.hooks = [getattr(made.kernel, "pre_run_hooks", ()) for made, _ in self.launches]
+        self.plain = self.several and [x for x, _ in self.returned] == list(range(len(results)))
+        self.plain = self.plain and all(part is None for _, part in self.returned)
+        hooks = [getattr(made.kernel, "pre_run_hooks", ()) for made, _ in self.launches]
+        self.hooks = list({id(x): x for x in hooks}.values())
+        # An address that is not where a memory begins is added up once, and has a number behind
+        # those of the memories.
+        first = tape.inputs + len(self.rooms)
+        inner = dict.fromkeys(
+            (x.memory, x.offset) for _, places in self.launches for x in places if x.offset
+        )
+        number_of = {at: first + i for i, at in enumerate(inner)}
+        self.inner = list(inner)
         self.calls = [
             (
                 made.direct.call,
                 made.grid,
                 made.direct.before,
-                [(place.memory, place.offset) for place in places],
+                _taken([number_of.get((x.memory, x.offset), x.memory) for x in places]),
                 made.tail,
             )
             for made, places in self.launches
@@ -228,44 +262,58 @@ class Program:
         ]
 
     def __call__(self, args: tuple[Any, ...], addresses: list[int]) -> Any:
-        memories = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device)
-            for size, stride, dtype, device in self.results
-        ]
-        workspace = None
-        if self.bytes:
-            workspace = torch.empty_strided(
-                (self.bytes,), (1,), dtype=torch.uint8, device=self.device
-            )
+        memories = self.allocate()
         if not AVAILABLE or any(self.hooks):
-            self._as_triton_does(args, memories, workspace)
+            self._as_triton_does(args, memories)
         else:
             for x in memories:
                 addresses.append(x.data_ptr())
-            if workspace is not None:
-                addresses.append(workspace.data_ptr())
-            stream = current_stream(memories[0].get_device())
-            if PACKS:
-                for start, grid, before, places, tail in self.calls:
-                    pointers = [addresses[memory] + offset for memory, offset in places]
-                    start(*grid, stream, *before, (*pointers, *tail))
-            else:
-                for start, grid, before, places, tail in self.calls:
-                    pointers = [addresses[memory] + offset for memory, offset in places]
-                    start(*grid, stream, *before, *pointers, *tail)
+            self.launch(addresses)
+        if self.plain:
+            return tuple(memories[: len(self.returned)])
         found = [
             memories[number] if part is None else view(memories[number], part)
             for number, part in self.returned
         ]
         return tuple(found) if self.several else found[0]
 
-    def _as_triton_does(
-        self, args: tuple[Any, ...], results: list[torch.Tensor], workspace: torch.Tensor | None
-    ) -> None:
+    def allocate(self) -> list[torch.Tensor]:
+        """The results, and the workspace if there is one."""
+        return [make() for make in self.rooms]
+
+    def launch(self, addresses: list[int]) -> None:
+        """The launches, on memories that begin at ``addresses``: of the arguments, and of what
+        ``allocate`` gives. More addresses are appended."""
+        addresses += [addresses[memory] + offset for memory, offset in self.inner]
+        stream = current_stream(self.device)
+        if PACKS:
+            for start, grid, before, taken, tail in self.calls:
+                start(*grid, stream, *before, (*taken(addresses), *tail))
+        else:
+            for start, grid, before, taken, tail in self.calls:
+                start(*grid, stream, *before, *taken(addresses), *tail)
+
+    def _as_triton_does(self, args: tuple[Any, ...], made_here: list[torch.Tensor]) -> None:
         """The same launches by ``kernel[grid]``, on tensors."""
-        memories = [x for x in args if isinstance(x, torch.Tensor)] + results
-        if workspace is not None:
-            memories.append(workspace)
+        memories = [x for x in args if isinstance(x, torch.Tensor)] + made_here
         for made, places in self.launches:
             pointers = [view(memories[place.memory], place) for place in places]
             made.kernel[made.grid](*pointers, *made.numbers, **made.constants)
+
+
+def _is_all(place: Place, memory: Memory) -> bool:
+    """Whether a place is a whole memory, its elements in a row."""
+    return (
+        place.offset == 0
+        and place.dtype == memory.dtype
+        and place.stride == contiguous(place.size)
+        and math.prod(place.size) == math.prod(memory.size)
+    )
+
+
+def _taken(numbers: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
+    """What takes from a list those of ``numbers``, as a tuple."""
+    if len(numbers) == 1:
+        (only,) = numbers
+        return lambda addresses: (addresses[only],)
+    return itemgetter(*numbers)

@@ -96,14 +96,15 @@ def empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torc
 
     What a replayed call allocates otherwise, and launches kernels on, keeps it from being replayed.
     """
-    x = torch.empty_strided(tuple(size), _contiguous(size), dtype=dtype, device=device)
+    x = torch.empty_strided(tuple(size), contiguous(size), dtype=dtype, device=device)
     tape = recording()
     if tape is not None:
         tape.allocated(x)
     return x
 
 
-def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
+def contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """The strides of contiguous memory of this size."""
     strides: list[int] = []
     step = 1
     for n in reversed(size):

@@ -152,11 +152,18 @@ def decode(of: Draw) -> Call:
 
 
 def whole(of: Draw) -> Call:
-    t, h = of.one_of(1, 100, 700), of.one_of(1, 2)
+    b, t, h = of.one_of(1, 1, 2), of.one_of(1, 100, 700), of.one_of(1, 2)
     hq = h * of.one_of(1, 4, 16)
-    x = of.tensor(1, t, hq, of.d), of.tensor(1, t, h, of.d), of.tensor(1, t, h, of.dv)
-    gates = of.tensor(1, t, hq, 3)
-    return differentiated(lambda q, k, v: nsa_kernels.nsa_attention(q, k, v, gates), of, x)
+    packed = of.one_of(True, False) and b == 1 and t > 8
+    cu = torch.tensor([0, t // 3, t], dtype=torch.int32, device="cuda") if packed else None
+    d, dv = of.d, of.dv
+    if of.one_of(False, False, True):
+        d, dv = of.one_of((192, 128), (256, 256), (144, 64))
+    x = of.tensor(b, t, hq, d), of.tensor(b, t, h, d), of.tensor(b, t, h, dv)
+    gates = of.tensor(b, t, hq, 3)
+    return differentiated(
+        lambda q, k, v: nsa_kernels.nsa_attention(q, k, v, gates, cu_seqlens=cu), of, x
+    )
 
 
 def differentiated(call: Callable[..., Any], of: Draw, tensors: tuple[torch.Tensor, ...]) -> Call:

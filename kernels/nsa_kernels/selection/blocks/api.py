@@ -6,6 +6,9 @@ plan is an operator of its own, so that layers which share a selection, and the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ...launch.checks import check_whole, softmax_scale
@@ -21,7 +24,7 @@ from .config import (
     query_major_wins,
 )
 from .naive import naive_blocks
-from .operators import results_of, run_block_major, run_plan, run_query_major, shape_of
+from .operators import block_major, results_of, run_block_major, run_plan, run_query_major, shape_of
 from .plan import BlockPlan, build_plan
 
 
@@ -97,10 +100,11 @@ def block_selection_attention(
             )  # fmt: skip
         else:
             check_plan(plan, block_indices, block_size, cu_seqlens)
-        with_backward = grad or without_values
-        block_major = torch.ops.nsa_kernels.block_major if with_backward else run_block_major
+        attend: Callable[..., Any] = block_major if grad else run_block_major
+        if without_values:
+            attend = torch.ops.nsa_kernels.block_major
         lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
-        out, lse = block_major(q, k, v, *lists, block_size, scale, workspace_bytes)
+        out, lse = attend(q, k, v, *lists, block_size, scale, workspace_bytes)
     return (out, lse) if return_lse else out
 
 

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import torch
 
+from ...launch.clear import clear
 from ...launch.device import on_its_device
 from ...launch.gated import Gated
 from ...launch.launcher import launch
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
+from ...launch.tape import empty
 from .config import BlockConfig, beyond_int32
-from .kernels.backward import backward_kernel, delta_kernel, dq_kernel, spill_kernel
+from .kernels.backward import (
+    backward_kernel,
+    delta_kernel,
+    dkv_kernel,
+    dq_kernel,
+    spill_kernel,
+)
 from .plan import BlockPlan
 
 
@@ -32,6 +40,7 @@ def block_major_backward(
     heads: int,
     config: BlockConfig,
     gated: Gated | None = None,
+    onto: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq [N, HQ, D], dk [N, H, D], dv [N, H, Dv] in q's dtype, from what the forward gave.
 
@@ -39,15 +48,16 @@ def block_major_backward(
         out, lse: [N, HQ, Dv] and [N, HQ], contiguous; do: [N, HQ, Dv].
         heads: as the forward's.
         gated: of [N, HQ]; then ``do`` is the gradient of the sum, and ``out`` is not read.
+        onto: gradients of k and v, contiguous, to which dk and dv are added, and which are returned
+            as dk and dv.
     """
     n, hq, d = q.shape
     h, dv = v.shape[1:]
     g, s = hq // h, plan.places.shape[2]
     dims = head_dims(d, dv)
-    floats = {"dtype": torch.float32, "device": q.device}
     before = None if gated is None else gated.dq
     if gated is None:
-        delta = torch.empty((n, hq), **floats)
+        delta = empty((n, hq), torch.float32, q.device)
         launch(
             delta_kernel,
             (cdiv(n * hq, 32),),
@@ -66,18 +76,20 @@ def block_major_backward(
     queries = config.queries
     items = plan.items(queries)
     segment = plan.entries.shape[2]
-    dk_sum = torch.empty((n, heads, d), **floats)
-    dv_sum = torch.empty((n, heads, dv), **floats)
+    # Those of dv begin at a multiple of 256 bytes.
+    edge = cdiv(n * heads * d, 64) * 64
+    sums = empty((edge + n * heads * dv,), torch.float32, q.device)
     spill_slots = segment // queries + 1
-    spill = torch.empty((heads * spill_slots, plan.block_size, d + dv), **floats)
-    part = torch.empty(heads * segment * g * d, dtype=q.dtype, device=q.device)
-    dk, dv_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if before is None else before
+    spill = empty((heads * spill_slots, plan.block_size, d + dv), torch.float32, q.device)
+    part = empty((heads * segment * g * d,), q.dtype, q.device)
+    dk, dv_out = onto or (empty(x.shape, x.dtype, x.device) for x in (k, v))
+    dq = empty(q.shape, q.dtype, q.device) if before is None else before
     width = min(64, next_power_of_2(d + dv))
     merge_rows = max(4, min(32, 512 // dims["BLOCK_D"]))
     for first_head in range(0, h, heads):
         here = min(heads, h - first_head)
-        dk_here, dv_here = (x.view(-1)[: n * here * x.shape[2]].zero_() for x in (dk_sum, dv_sum))
+        clear(sums)
+        dk_here, dv_here = sums[: n * here * d], sums[edge : edge + n * here * dv]
         for c in range(plan.chunks):
             first = c * plan.chunk
             last = min(first + plan.chunk, n)
@@ -128,6 +140,15 @@ def block_major_backward(
                 ADDED=before is not None,
                 num_warps=1,
             )
-        dk[:, first_head : first_head + here] = dk_here.view(n, here, d)
-        dv_out[:, first_head : first_head + here] = dv_here.view(n, here, dv)
+        rows = max(1, 2048 // max(dims["BLOCK_D"], dims["BLOCK_DV"]))
+        launch(
+            dkv_kernel,
+            (cdiv(n * here, rows), 2),
+            *(dk_here, dv_here, dk, dv_out),
+            *(n * here, h, here, first_head),
+            **dims,
+            ROWS=rows,
+            ADDED=onto is not None,
+            num_warps=4,
+        )
     return dq, dk, dv_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,8 +151,8 @@ _block_major = torch.library.custom_op("nsa_kernels::block_major", run_block_maj
 _block_major.register_fake(rows_results)
 
 
-@torch.library.custom_op("nsa_kernels::block_major_backward", mutates_args=())
-def _backward(
+@replayed
+def _launch_backward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -175,8 +176,7 @@ def _backward(
         _flat(v),
         _flat(out),
         _flat(lse),
-        # A gradient may come expanded from a sum.
-        _flat(d_out.contiguous()),
+        _flat(d_out),
         plan,
         sm_scale,
         heads_at_once(shape, plan.chunk, backward_workspace(shape, workspace_bytes)),
@@ -185,13 +185,39 @@ def _backward(
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
+_backward = torch.library.custom_op(
+    "nsa_kernels::block_major_backward", _launch_backward, mutates_args=()
+)
+
+
 _backward.register_fake(gradients)
+
+
+class _BlockMajor(torch.autograd.Function):
+    """The launches, differentiable in eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output = run_block_major(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(
+        ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        return _gradients(ctx, d_out, _launch_backward)
+
+
+block_major = _BlockMajor.apply
+"""``run_block_major``, differentiable: not for a tracer, which sees an operator."""
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, *lists, block_size, sm_scale, workspace_bytes = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, out, lse, *lists)
     ctx.options = (block_size, sm_scale, workspace_bytes)
 
@@ -199,11 +225,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _differentiate(
     ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
+    return _gradients(ctx, d_out, torch.ops.nsa_kernels.block_major_backward)
+
+
+def _gradients(
+    ctx: Any, d_out: torch.Tensor, backward: Callable[..., Any]
+) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("block_selection_attention")
     q, k, v, out, lse, *lists = ctx.saved_tensors
-    gradients = torch.ops.nsa_kernels.block_major_backward(
-        q, k, v, out, lse, d_out, *lists, *ctx.options
-    )
+    # A gradient may come expanded from a sum; copied here it does not keep the launches from being
+    # replayed.
+    gradients = backward(q, k, v, out, lse, d_out.contiguous(), *lists, *ctx.options)
     return (*gradients, *[None] * 8)
 
 

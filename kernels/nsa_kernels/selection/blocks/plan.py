@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...launch.clear import clear
 from ...launch.device import on_its_device
 from ...launch.launcher import launch
 from ...launch.sizes import cdiv, next_power_of_2, strides
@@ -22,7 +23,6 @@ from ...launch.tape import empty
 from .config import BITS_BYTES
 from .kernels.plan import (
     bins_kernel,
-    clear_kernel,
     count_kernel,
     edges_kernel,
     entries_kernel,
@@ -35,8 +35,6 @@ TOKENS = 32
 WARPS = 4
 CHOICES = 1024
 """The most choices of such a program, so that its code does not grow with S."""
-CLEARED = 4096
-"""Elements a program that clears."""
 SCAN = 4096
 """Bins a step of the running sum."""
 
@@ -115,12 +113,6 @@ def plan_sizes(
     )
 
 
-def _clear(x: torch.Tensor) -> None:
-    """Zeros into contiguous ``x``, by a launch like all others."""
-    if x.numel() > 0:
-        launch(clear_kernel, (cdiv(x.numel(), CLEARED),), x, x.numel(), BLOCK=CLEARED, num_warps=4)
-
-
 @on_its_device
 def build_plan(
     block_indices: torch.Tensor,
@@ -154,10 +146,10 @@ def build_plan(
         block_size=block_size,
     )
     if cleared:
-        _clear(plan.entries)
+        clear(plan.entries)
     # Where sequences overlap or go backwards, bins without edges are chosen, too.
     if cleared or sequences is not None:
-        _clear(plan.edges)
+        clear(plan.edges)
     if tokens == 0:
         return plan
     index = block_indices.view(tokens, heads, chosen)
@@ -183,7 +175,7 @@ def build_plan(
     program_tokens = max(1, min(TOKENS, CHOICES // block_s))
     for c in range(0, chunks, at_once):
         here = min(at_once, chunks - c)
-        _clear(bits)
+        clear(bits)
         end = min((c + here) * chunk, tokens)
         grid = (cdiv(end - c * chunk, program_tokens), heads)
         launch(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...launch.folders import cache_folder
+from ...launch.negative import resolved
 
 REMEDY = "install nsa-kernels[cuda] with the cuda-bindings and the NVRTC of torch's CUDA version"
 CACHE_LIMIT_BYTES = 256 << 20
@@ -188,7 +189,8 @@ def launch(
     core = _core()
     index = torch.cuda.current_device() if device.index is None else device.index
     config = core.LaunchConfig(grid=grid, block=variant.threads, shmem_size=variant.shared_bytes)
-    plain = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
+    read = [resolved(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+    plain = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in read)
     with torch.cuda.device(index):
         _bind_thread(index)
         stream = core.Stream.from_handle(torch.cuda.current_stream(index).cuda_stream)

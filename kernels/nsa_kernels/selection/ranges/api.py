@@ -8,6 +8,7 @@ count once, and nothing is packed or written. See docs/explanation/kernels/spans
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,9 +67,26 @@ def selection_ranges(
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if grad or traced(q):
         check_no_config("selection_ranges", config)
-        out, lse = torch.ops.nsa_kernels.selection_ranges(q, k, v, ranges, sm_scale, selected_len)
+        operator = torch.ops.nsa_kernels.selection_ranges if traced(q) else _Ranges.apply
+        out, lse = operator(q, k, v, ranges, sm_scale, selected_len)
         return out, lse
     return launch_ranges(q, k, v, ranges, sm_scale, selected_len, config)
+
+
+class _Ranges(torch.autograd.Function):
+    """The launches, differentiable in eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output = launch_ranges(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        return _gradients(ctx, grad_out, grad_lse, launch_ranges_backward)
 
 
 @torch.library.custom_op("nsa_kernels::selection_ranges", mutates_args=())
@@ -96,7 +114,7 @@ def backward_operator(
     out: torch.Tensor,
     lse: torch.Tensor,
     grad_out: torch.Tensor,
-    grad_lse: torch.Tensor,
+    grad_lse: torch.Tensor | None,
     sm_scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``launch_ranges_backward`` as an operator."""
@@ -109,15 +127,29 @@ backward_operator.register_fake(gradients)
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     q, k, v, ranges, ctx.sm_scale, _ = inputs
     ctx.save_for_backward(q, k, v, ranges, *output)
+    ctx.set_materialize_grads(False)
 
 
 def _backward(
-    ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor
+    ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    return _gradients(ctx, grad_out, grad_lse, torch.ops.nsa_kernels.selection_ranges_backward)
+
+
+def _gradients(
+    ctx: Any,
+    grad_out: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    backward: Callable[..., Any],
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("selection_ranges")
-    grads = torch.ops.nsa_kernels.selection_ranges_backward(
-        *ctx.saved_tensors, grad_out, grad_lse, ctx.sm_scale
-    )
+    *inputs, out, lse = ctx.saved_tensors
+    # A gradient may come expanded from a sum; copied here it does not keep the launches from being
+    # replayed.
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out.contiguous()
+    if grad_lse is not None:
+        grad_lse = grad_lse.contiguous()
+    grads = backward(*inputs, out, lse, grad_out, grad_lse, ctx.sm_scale)
     return (*grads, None, None, None)
 
 

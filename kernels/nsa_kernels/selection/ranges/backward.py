@@ -18,12 +18,20 @@ from typing import NamedTuple
 import torch
 
 from ...jit.compat import PIPELINES_GATHERS
-from ...launch.device import device_limits, on_its_device
+from ...launch.clear import clear
+from ...launch.device import device_limits
 from ...launch.launcher import launch
+from ...launch.replay import replayed
 from ...launch.shares import add_shares, room_for_shares
-from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2
+from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
+from ...launch.tape import empty
 from .checks import check_ranges
-from .kernels.backward import plan_kernel, ranges_dkdv_kernel, ranges_dq_kernel
+from .kernels.backward import (
+    plan_kernel,
+    ranges_dkdv_kernel,
+    ranges_dq_kernel,
+    spans_by_query_kernel,
+)
 from .spans import kernel_spans
 
 MAX_PLAN_BYTES = 1 << 30
@@ -52,7 +60,7 @@ def backward_tiles(d: int, dv: int, dtype: torch.dtype) -> Tiles:
     return Tiles(32, 1, 2, 64 if max(d, dv) > 64 else 128, 64, 4, 2)
 
 
-@on_its_device
+@replayed
 def launch_ranges_backward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -77,15 +85,17 @@ def launch_ranges_backward(
     ranges = check_ranges(q, k, v, ranges)
     b, s, g, h, d = q.shape
     s_kv, dv, n_spans = v.shape[2], v.shape[3], ranges.shape[3]
-    dq, dk, dv_ = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    dq, dk, dv_ = (empty(t.shape, t.dtype, t.device) for t in (q, k, v))
     if q.numel() == 0 or k.numel() == 0 or n_spans == 0:
-        return dq.zero_(), dk.zero_(), dv_.zero_()
+        for x in (dq, dk, dv_):
+            clear(x)
+        return dq, dk, dv_
     q, k, v, out, lse, grad_out = (t.contiguous() for t in (q, k, v, out, lse, grad_out))
     tiles = tiles or backward_tiles(d, dv, q.dtype)
     scale = d**-0.5 if sm_scale is None else float(sm_scale)
     dims = head_dims(d, dv)
     given = kernel_spans(ranges, s_kv)
-    delta = torch.empty_like(lse)
+    delta = empty(lse.shape, torch.float32, lse.device)
     block_h = 16 if q.dtype == torch.float32 else min(max(16, next_power_of_2(h)), 64)
     launch(
         ranges_dq_kernel,
@@ -104,13 +114,23 @@ def launch_ranges_backward(
         PRECISION="ieee",
         **dims,
     )
-    spans_by_query = ranges.permute(0, 2, 3, 4, 1).contiguous()
+    spans_by_query = empty((b, g, n_spans, 2, s), ranges.dtype, q.device)
+    launch(
+        spans_by_query_kernel,
+        (cdiv(s, 64), b * g),
+        *(ranges, spans_by_query),
+        *strides(ranges),
+        *(s, g, n_spans),
+        BLOCK_S=64,
+        BLOCK_N=min(next_power_of_2(2 * n_spans), 32),
+        num_warps=4,
+    )
     key_tiles = cdiv(s_kv, tiles.block_n)
     at_once = max(1, min(key_tiles, MAX_PLAN_BYTES // (LISTED_BYTES * b * g * s)))
-    lists = torch.empty(b * g * at_once * s, dtype=torch.int32, device=q.device)
-    bits = torch.empty(b * g * at_once * s, dtype=torch.int64, device=q.device)
-    counts = torch.empty(b * g * at_once, dtype=torch.int32, device=q.device)
-    selected = torch.empty(b * g * at_once, dtype=torch.int64, device=q.device)
+    lists = empty((b * g * at_once * s,), torch.int32, q.device)
+    bits = empty((b * g * at_once * s,), torch.int64, q.device)
+    counts = empty((b * g * at_once,), torch.int32, q.device)
+    selected = empty((b * g * at_once,), torch.int64, q.device)
     shares = _shares(key_tiles * b * g, s * h, device_limits(q.device).processors)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv_, shares)
     for first_tile in range(0, key_tiles, at_once):

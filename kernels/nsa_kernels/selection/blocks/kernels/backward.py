@@ -261,3 +261,52 @@ def dq_kernel(
     if ADDED:
         total += tl.load(to, mask=mask, other=0.0).to(tl.float32)
     tl.store(to, narrow(total, dq_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _narrowed(
+    sum_ptr,
+    to_ptr,
+    row,
+    to_row,
+    real,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDED: tl.constexpr,
+):
+    """Rows of fp32 sums into rows of a gradient, in its dtype. ADDED: with what is there."""
+    col = tl.arange(0, BLOCK)
+    mask = real[:, None] & (col[None, :] < WIDTH)
+    total = tl.load(sum_ptr + row[:, None] * WIDTH + col[None, :], mask=mask, other=0.0)
+    to = to_row[:, None] * WIDTH + col[None, :]
+    if ADDED:
+        total += tl.load(to_ptr + to, mask=mask, other=0.0).to(tl.float32)
+    tl.store(to_ptr + to, narrow(total, to_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
+def dkv_kernel(
+    dk_sum_ptr,
+    dv_sum_ptr,
+    dk_ptr,
+    dv_ptr,
+    n_rows,
+    H,
+    heads,
+    first_head,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    ADDED: tl.constexpr,
+):
+    """Program (rows, of dk and then of dv): fp32 sums [N, heads, D] and [N, heads, Dv] into dk
+    [N, H, D] and dv, of the heads from ``first_head`` on. ADDED: to what is there, rounded once."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = row < n_rows
+    to_row = row // heads * H + first_head + row % heads
+    if tl.program_id(1) == 0:
+        _narrowed(dk_sum_ptr, dk_ptr, row, to_row, real, D, BLOCK_D, ADDED)
+    else:
+        _narrowed(dv_sum_ptr, dv_ptr, row, to_row, real, DV, BLOCK_DV, ADDED)

@@ -176,13 +176,6 @@ def edges_kernel(
 
 
 @triton.jit
-def clear_kernel(x_ptr, n, BLOCK: tl.constexpr):
-    """Program (elements): zeros."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, tl.zeros([BLOCK], x_ptr.dtype.element_ty), mask=at < n)
-
-
-@triton.jit
 def items_kernel(
     first_ptr, count_ptr, items_ptr, bins, slots, QUERIES: tl.constexpr, BLOCK: tl.constexpr
 ):

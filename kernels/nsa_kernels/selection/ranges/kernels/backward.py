@@ -128,6 +128,35 @@ def has_bit(bits, i):
 
 
 @triton.jit
+def spans_by_query_kernel(
+    spans_ptr,
+    by_query_ptr,
+    r_sb,
+    r_ss,
+    r_sg,
+    r_sn,
+    r_se,
+    S,
+    G,
+    n_spans,
+    BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (queries, b * G + g): spans [B,S,G,n,2] into [B,G,n,2,S], as ``plan_kernel`` reads
+    them."""
+    s = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
+    kv = tl.program_id(1).to(tl.int64)
+    spans = spans_ptr + kv // G * r_sb + kv % G * r_sg + s.to(tl.int64)[:, None] * r_ss
+    by_query = by_query_ptr + kv * n_spans * 2 * S + s[:, None]
+    for first in range(0, n_spans * 2, BLOCK_N):
+        edge = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+        mask = (s < S)[:, None] & (edge < n_spans * 2)[None, :]
+        where = edge // 2 * r_sn + edge % 2 * r_se
+        tile = tl.load(spans + where[None, :], mask=mask, other=0)
+        tl.store(by_query + edge[None, :] * S, tile, mask=mask)
+
+
+@triton.jit
 def plan_kernel(
     spans_ptr,
     list_ptr,

@@ -1,0 +1,70 @@
+"""Memory that the whole attention takes beside its arguments, its results and what it keeps.
+
+A replay allocates what lies between its launches at once (``Program.bytes``). How much that is
+follows from shapes: the call is recorded at full size, on memory that nobody touches, by launches
+that do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from nsa_kernels.attention import operator, whole
+from nsa_kernels.launch import device, replay
+from triton.runtime.jit import KernelInterface
+
+GIB = 1 << 30
+BOUND = 3 * GIB
+NUMBERS = (32, 16, 64, 16, 512)
+Tensors = tuple[torch.Tensor, ...]
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is asked itself")
+
+
+@pytest.fixture
+def _unlaunched() -> Iterator[None]:
+    """Launches do nothing, on a device as large as an H100."""
+    nothing = mock.Mock(return_value=lambda *_, **__: None)
+    with (
+        mock.patch.object(device, "CPU_LIMITS", device.Device(132, 227 << 10)),
+        mock.patch.object(KernelInterface, "__getitem__", nothing),
+    ):
+        device.device_limits.cache_clear()
+        yield
+    device.device_limits.cache_clear()
+    assert nothing.called
+
+
+def recorded(function: Any, *args: Any) -> tuple[Tensors, int]:
+    """Results of a replayed function, and the bytes that a replay takes beside them."""
+    results, program = replay.record(function.__wrapped__, args)
+    assert program is not None
+    return results, program.bytes
+
+
+@pytest.mark.usefixtures("_unlaunched")
+@pytest.mark.parametrize("heads", [(64, 4), (32, 8)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed) -> None:
+    t, d = 65536, 128
+    hq, h = heads
+
+    def of(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.bfloat16)
+
+    q, k, v, gates = of(1, t, hq, d), of(1, t, h, d), of(1, t, h, d), of(1, t, hq, 3)
+    cu = torch.empty(9, dtype=torch.int32) if packed else None
+    keys = (t // 16) if packed else (t - 32) // 16 + 1
+    k_cmp, v_cmp = of(1, keys, h, d), of(1, keys, h, d)
+    tensors = (q, k, v, k_cmp, v_cmp, gates, cu, cu)
+    _, forward = recorded(whole._launch, q, k, v, gates, cu, *NUMBERS, None)
+    (out, *kept), with_kept = recorded(operator._launch_kept, *tensors, *NUMBERS, d**-0.5)
+    _, backward = recorded(
+        operator._launch_backward, torch.empty_like(out), *tensors, *kept, *NUMBERS, d**-0.5
+    )
+    # Scores, the compressed branch or the partials of blocks: none is small.
+    assert all(GIB // 2 < each <= BOUND for each in (forward, with_kept, backward))
