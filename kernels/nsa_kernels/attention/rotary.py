@@ -7,7 +7,6 @@ Hugging Face Transformers, by position * base ** (-2 i / D).
 from __future__ import annotations
 
 from math import isfinite
-from numbers import Real
 
 import torch
 
@@ -17,7 +16,7 @@ from ..launch.checks import require
 def check_rotary(op: str, base: object, head_dim: int) -> None:
     """Raises ValueError unless ``base`` is a number over 1 and heads have an even dim."""
     require(
-        isinstance(base, Real) and not isinstance(base, bool) and isfinite(base) and base > 1,
+        isinstance(base, int | float) and isfinite(base) and base > 1,
         f"{op}: rotary is the base of the embedding, a number over 1 such as 10000.0; got {base!r}",
     )
     require(head_dim % 2 == 0, f"{op}: rotary needs an even head_dim; got {head_dim}")
