@@ -1,7 +1,7 @@
 """``NSAttention``: a layer of Native Sparse Attention (arXiv 2502.11089, section 3).
 
-Keys and values are shared by the three branches. Positions enter through the embedding inside a
-compressed block (``mlp``) alone.
+Keys and values are shared by the three branches. Positions enter through the rotary embedding of
+queries and keys, where it is asked for, and through that inside a compressed block (``mlp``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from numbers import Real
 import torch
 from torch import nn
 
+from ..band.checks import check_cu
 from ..launch.checks import MAX_DIM, MIN_DIM, check_whole, require
 from .cache import NSACache
 from .compression import MeanCompression, MLPCompression
 from .decode.api import decode_step
+from .rotary import check_rotary, positions_of, rotate
 from .whole import attend_whole, check_sizes, nsa_attention
 
 
@@ -44,6 +46,8 @@ class NSAttention(nn.Module):
         window: keys of the window branch, 1 or more.
         compression: "mean" or "mlp".
         gates: fixed (compression, selection, window); None: learned, sigmoid of a projection.
+        rotary: base of a rotary embedding (arXiv 2104.09864) of queries and keys, over 1, commonly
+            10000.0; keys are turned before they are compressed and cached. None: no embedding.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -63,6 +67,7 @@ class NSAttention(nn.Module):
         window: int = 512,
         compression: str = "mean",
         gates: tuple[float, float, float] | None = None,
+        rotary: float | None = None,
     ) -> None:
         super().__init__()
         for name, size in (
@@ -90,6 +95,8 @@ class NSAttention(nn.Module):
             "NSAttention: gates are three numbers, of compression, selection, window; "
             f"got {gates!r}",
         )
+        if rotary is not None:
+            check_rotary("NSAttention", rotary, head_dim)
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.block, self.stride, self.block_size = block, stride, block_size
         self.n_selected, self.window = n_selected, window
@@ -98,7 +105,7 @@ class NSAttention(nn.Module):
         self.to_v = nn.Linear(dim, kv_heads * head_dim, bias=False)
         self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
         self.to_gates = nn.Linear(dim, heads * 3) if gates is None else None
-        self.fixed_gates = gates
+        self.fixed_gates, self.rotary = gates, rotary
         self.compress_k, self.compress_v = (
             MeanCompression(block, stride)
             if compression == "mean"
@@ -113,7 +120,7 @@ class NSAttention(nn.Module):
     def project(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [B,T,dim] -> q [B,T,HQ,D], k and v [B,T,H,D], gates [B,T,HQ,3]."""
+        """x [B,T,dim] -> q [B,T,HQ,D], k and v [B,T,H,D], gates [B,T,HQ,3]; without positions."""
         heads = (self.heads, self.kv_heads, self.kv_heads)
         q, k, v = (
             to(x).unflatten(-1, (h, self.head_dim))
@@ -174,6 +181,11 @@ class NSAttention(nn.Module):
             "NSAttention: decoding has no backward and x requires a gradient; call it under "
             "torch.no_grad()",
         )
+        if self.rotary is not None:
+            if cu_seqlens is not None:
+                check_cu("NSAttention", "cu_seqlens", cu_seqlens, q)
+            position = positions_of(x, 0 if cache is None else cache.tokens, cu_seqlens)
+            q, k = rotate(q, position, self.rotary), rotate(k, position, self.rotary)
         with nullcontext() if cache is None else cache.undone_by_errors():
             if cache is not None:
                 cache.append(k, v, self.compress_k, self.compress_v)

@@ -1,0 +1,51 @@
+"""Rotary position embedding (arXiv 2104.09864), in plain torch, differentiable.
+
+Dimension i of the first half of a head turns with dimension i of the second, as in models of
+Hugging Face Transformers, by position * base ** (-2 i / D).
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import torch
+
+from ..launch.checks import require
+
+
+def check_rotary(op: str, base: object, head_dim: int) -> None:
+    """Raises ValueError unless ``base`` is a number over 1 and heads have an even dim."""
+    require(
+        isinstance(base, int | float) and isfinite(base) and base > 1,
+        f"{op}: rotary is the base of the embedding, a number over 1 such as 10000.0; got {base!r}",
+    )
+    require(head_dim % 2 == 0, f"{op}: rotary needs an even head_dim; got {head_dim}")
+
+
+def positions_of(
+    x: torch.Tensor, first: int = 0, cu_seqlens: torch.Tensor | None = None
+) -> torch.Tensor:
+    """int64 [T] for x [B, T, ...]: ``first`` and on, or, with ``cu_seqlens`` int32 [sequences + 1],
+    counted from the beginning of each packed sequence. Made on the device, where nothing is read
+    back."""
+    position = torch.arange(first, first + x.shape[1], device=x.device)
+    if cu_seqlens is None:
+        return position
+    # Of equal beginnings, which empty sequences have, the last is taken.
+    sequence = torch.searchsorted(cu_seqlens, position, right=True, out_int32=True) - 1
+    return position - cu_seqlens[sequence.clamp(min=0)]
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
+    """x [B, T, H, D] at ``positions`` [T], computed in float32, in x's dtype; float64 in its own.
+
+    Raises nothing of its own: D is even, as ``check_rotary`` has seen to.
+    """
+    half = x.shape[-1] // 2
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    turns = torch.arange(half, device=x.device, dtype=dtype) / -half
+    angle = positions[:, None, None] * base**turns
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x.to(dtype).split(half, -1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned.to(x.dtype)

@@ -1,0 +1,254 @@
+"""``parallel_nsa`` with the signature that flash-linear-attention has (fla-core 0.5 and 0.6).
+
+    from nsa_kernels.integrations.fla import parallel_nsa
+
+in the place of ``from fla.ops.nsa import parallel_nsa``; fla-core itself is not needed. It computes
+fla-core's definition: a compressed key is the mean of a block of ``block_size`` tokens, blocks do
+not overlap, and the same blocks are selected from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..attention import nsa_attention
+from ..attention.means import key_offsets, means_of_blocks
+from ..band import sliding_window
+from ..band.checks import check_band, check_cu
+from ..band.compressed import attend_compressed
+from ..band.geometry import Band
+from ..launch.checks import check_transforms, check_whole, kind, require, softmax_scale
+from ..scoring.block_scores import block_scores
+from ..scoring.top_n import LOCAL_BLOCKS, launch_top_n
+from ..selection import block_selection_attention
+from ..selection.blocks.checks import BLOCK_SIZES
+
+OP = "parallel_nsa"
+FORCED = LOCAL_BLOCKS + 1
+"""Blocks that are always selected: the first, and the last two."""
+MAX_INDEX = 2**31 - 1
+
+
+def parallel_nsa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g_cmp: torch.Tensor | None = None,
+    g_slc: torch.Tensor | None = None,
+    g_swa: torch.Tensor | None = None,
+    block_indices: torch.Tensor | None = None,
+    block_counts: torch.Tensor | int = 16,
+    block_size: int = 64,
+    window_size: int = 0,
+    scale: float | None = None,
+    cu_seqlens: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """NSA by fla-core's definition and names; differentiable in q, k, v and the gates.
+
+    The sum of selection times g_slc (1 when None), of compression times g_cmp (none when None), and
+    of the window times g_swa (none when ``window_size`` is 0, whatever g_swa).
+
+    Args:
+        q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is any
+            multiple of H, D and Dv in 16..256.
+        g_cmp, g_slc, g_swa: gates [B, T, HQ], of any floating dtype.
+        block_indices: integers [B, T, H, S], counted from the start of the query's sequence; when
+            None, the blocks are chosen by the weights of the compressed keys, which needs g_cmp.
+        block_counts: blocks a query selects where they are chosen, three or more: the first, the
+            last two, then the highest weights, the lowest index where they are equal. Integers
+            [B, T, H] instead: how many of these each query keeps, in that order, or, of
+            block_indices, those in front; without block_indices their largest is read on the host.
+            A number does not shorten block_indices.
+        block_size: 16, 32, 64 or 128.
+        window_size: keys of the window, the query's own among them; 0: no window.
+        scale: positive factor on q.k; 1/sqrt(D) when None.
+        cu_seqlens: integers [sequences + 1], of sequences packed in B = 1. A pair of one tensor
+            twice is taken as that one.
+
+    Returns:
+        [B, T, HQ, Dv] in q's dtype. Other than fla-core's: a block that is given twice counts once,
+        a query without blocks gets 0, and a number of blocks is not rounded up to a power of two.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes.
+        ValueError: arguments that do not fit together; fewer queries than keys.
+    """
+    _check_tensors(q, k, v)
+    for name, gate in (("g_cmp", g_cmp), ("g_slc", g_slc), ("g_swa", g_swa)):
+        _check_gate(name, gate, q)
+    _check_sizes(block_size, window_size)
+    require(
+        window_size == 0 or g_swa is not None,
+        f"{OP}: a window_size of {window_size} needs g_swa [B,T,HQ], the gate of the window",
+    )
+    require(
+        block_indices is not None or g_cmp is not None,
+        f"{OP}: give block_indices, or g_cmp: blocks are chosen by the weights of compression",
+    )
+    _check_slots(q, k, block_indices, block_counts)
+    scale = softmax_scale(OP, q, scale)
+    cu = _packed(q, cu_seqlens)
+    counts = block_counts if isinstance(block_counts, torch.Tensor) else None
+    if block_indices is None and counts is None:
+        assert g_cmp is not None
+        gates = _together(q, g_cmp, g_slc, g_swa if window_size else None)
+        return nsa_attention(
+            *(q, k, v, gates),
+            block=block_size,
+            stride=block_size,
+            block_size=block_size,
+            n_selected=block_counts,
+            window=max(window_size, 1),
+            sm_scale=scale,
+            cu_seqlens=cu,
+        )
+    compressed = None
+    if g_cmp is not None:
+        cu_keys = None if cu is None else key_offsets(cu, q.shape[1], block_size, block_size)
+        k_cmp, v_cmp = means_of_blocks(k, v, block_size, block_size, cu, cu_keys)
+        compressed, lse = attend_compressed(
+            q, k_cmp, v_cmp, cu, cu_keys, block_size, block_size, scale
+        )
+        if block_indices is None:
+            assert counts is not None
+            block_indices = _choose(q, k_cmp, lse, counts, block_size, scale, cu, cu_keys)
+    assert block_indices is not None
+    out = block_selection_attention(
+        *(q, k, v, _slots(block_indices, counts)),
+        block_size=block_size,
+        sm_scale=scale,
+        cu_seqlens=cu,
+    )
+    assert isinstance(out, torch.Tensor)
+    if g_slc is not None:
+        out = out * g_slc.unsqueeze(-1)
+    if compressed is not None and g_cmp is not None:
+        out = out + compressed * g_cmp.unsqueeze(-1)
+    if window_size and g_swa is not None:
+        near, _ = sliding_window(q, k, v, cu, window=window_size, sm_scale=scale)
+        out = out + near * g_swa.unsqueeze(-1)
+    return out.to(q.dtype)
+
+
+def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    check_transforms(OP, q, k, v)
+    check_band(OP, q, k, v)
+    require(
+        q.shape[1] == k.shape[1] and q.shape[2] >= 1,
+        f"{OP}: {q.shape[1]} queries for {k.shape[1]} keys; where q is the end of a cached "
+        "sequence, use nsa_kernels.decode_step, a token at a time",
+    )
+
+
+def _check_gate(name: str, gate: Any, q: torch.Tensor) -> None:
+    if gate is None:
+        return
+    if not isinstance(gate, torch.Tensor) or not gate.is_floating_point():
+        raise TypeError(f"{OP}: {name} must be a tensor of floating point; got {kind(gate)}")
+    require(
+        gate.shape == q.shape[:3] and gate.device == q.device,
+        f"{OP}: expected {name} {list(q.shape[:3])} on {q.device}; got {tuple(gate.shape)} on "
+        f"{gate.device}",
+    )
+
+
+def _check_sizes(block_size: int, window_size: int) -> None:
+    check_whole(OP, "window_size", window_size, 0)
+    require(
+        type(block_size) is int and block_size in BLOCK_SIZES,
+        f"{OP}: block_size must be one of {BLOCK_SIZES}; got {block_size!r}",
+    )
+
+
+def _check_slots(
+    q: torch.Tensor, k: torch.Tensor, block_indices: Any, block_counts: torch.Tensor | int
+) -> None:
+    rows = k.shape[:3]
+    if block_indices is not None:
+        _check_whole_numbers("block_indices", block_indices, q)
+        require(
+            block_indices.dim() == 4
+            and block_indices.shape[:3] == rows
+            and block_indices.shape[3] >= 1,
+            f"{OP}: expected block_indices {[*rows, 'S']} of one slot or more; got "
+            f"{tuple(block_indices.shape)}",
+        )
+    if isinstance(block_counts, int):
+        least = FORCED if block_indices is None else 1
+        check_whole(OP, "block_counts", block_counts, least)
+        return
+    _check_whole_numbers("block_counts", block_counts, q)
+    require(
+        block_counts.shape == rows,
+        f"{OP}: expected block_counts {list(rows)}, or a number; got {tuple(block_counts.shape)}",
+    )
+
+
+def _check_whole_numbers(name: str, x: Any, q: torch.Tensor) -> None:
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{OP}: {name} must be int64 or int32; got {kind(x)}")
+    require(x.device == q.device, f"{OP}: {name} is on {x.device}, q on {q.device}")
+
+
+def _packed(q: torch.Tensor, cu_seqlens: Any) -> torch.Tensor | None:
+    """cu_seqlens in int32, checked."""
+    if cu_seqlens is None:
+        return None
+    if isinstance(cu_seqlens, tuple):
+        require(
+            len(cu_seqlens) == 2 and cu_seqlens[0] is cu_seqlens[1],
+            f"{OP}: cu_seqlens of queries and of keys must be one tensor; queries behind cached "
+            "keys are not supported",
+        )
+        cu_seqlens = cu_seqlens[0]
+    _check_whole_numbers("cu_seqlens", cu_seqlens, q)
+    cu: torch.Tensor = cu_seqlens.to(torch.int32)
+    check_cu(OP, "cu_seqlens", cu, q)
+    return cu
+
+
+def _together(
+    q: torch.Tensor,
+    g_cmp: torch.Tensor,
+    g_slc: torch.Tensor | None,
+    g_swa: torch.Tensor | None,
+) -> torch.Tensor:
+    """Gates [B, T, HQ, 3] as ``nsa_attention`` takes them, in the widest of their dtypes."""
+    slc = torch.ones_like(g_cmp) if g_slc is None else g_slc
+    swa = torch.zeros_like(g_cmp) if g_swa is None else g_swa
+    dtype = torch.promote_types(torch.promote_types(g_cmp.dtype, slc.dtype), swa.dtype)
+    return torch.stack([gate.to(dtype) for gate in (g_cmp, slc, swa)], -1)
+
+
+def _slots(block_indices: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    """int32 [B, T, H, S], -1 in the slots behind a query's count."""
+    # Before int64 is cut to int32: its largest and smallest would name blocks 0 and -1.
+    index = block_indices.clamp(-1, MAX_INDEX).to(torch.int32)
+    if counts is None:
+        return index
+    slot = torch.arange(index.shape[3], device=index.device)
+    return torch.where(slot < counts.unsqueeze(-1), index, -1)
+
+
+# The largest count is a value of the device, so a compiler must leave the graph here in any case.
+@torch.compiler.disable
+@torch.no_grad()
+def _choose(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    counts: torch.Tensor,
+    block_size: int,
+    scale: float,
+    cu: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+) -> torch.Tensor:
+    """int32 [B, T, H, S] of the largest count S: forced blocks in front, then by weight."""
+    if q.shape[0] * q.shape[1] == 0:
+        return torch.empty((*counts.shape, FORCED), dtype=torch.int32, device=q.device)
+    slots = max(FORCED, min(int(counts.max()), -(-q.shape[1] // block_size)))
+    band = Band(block_size, block_size, 0)
+    scores = block_scores(q, k_cmp, lse, band, block_size, scale, cu, cu_keys)
+    return launch_top_n(scores, slots, block_size, 0, spans=False, cu_seqlens=cu)

@@ -1,0 +1,321 @@
+"""Hugging Face Transformers: models loaded with ``attn_implementation="nsa"`` run NSA.
+
+    from nsa_kernels.integrations.transformers import register
+    register()
+    model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="nsa")
+
+Training and prefill run through ``nsa_attention``, a token behind a cache through ``decode_step``,
+whose compressed keys are made from the model's own cache in each step. Sizes and fixed gates stand
+in the model's config (``Settings``); ``add_gates`` makes the gates learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import isfinite, log
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attention import decode_step, nsa_attention
+from ..attention.means import means_of_blocks
+from ..launch.checks import require
+
+OLDEST = (5, 8)
+"""Of Transformers: since then masks are asked for by lengths and offsets."""
+NEEDS = (
+    "nsa_kernels.integrations.transformers needs Transformers 5.8 or newer: "
+    "pip install 'nsa-kernels[transformers]'"
+)
+try:
+    import transformers
+except ImportError as missing:
+    raise ImportError(NEEDS) from missing
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
+    raise ImportError(f"{NEEDS}; this is {transformers.__version__}")
+
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+from transformers.masking_utils import causal_mask_function  # noqa: E402
+
+NAME = "nsa"
+OP = f'attn_implementation="{NAME}"'
+PAGED = ("block_table", "read_index")
+"""What Transformers' continuous batching passes besides the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a model's config may say of NSA: ``config.nsa``, a mapping with any of these keys.
+
+    The sizes are those of ``nsa_attention``, by default the paper's; ``gates`` are fixed weights of
+    compression, selection and window, used by layers without learned ones. A third each by default:
+    where all branches agree, the output is theirs.
+    """
+
+    block: int = 32
+    stride: int = 16
+    block_size: int = 64
+    n_selected: int = 16
+    window: int = 512
+    gates: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The keyword arguments of ``nsa_attention`` and ``decode_step``."""
+        names = ("block", "stride", "block_size", "n_selected", "window")
+        return {name: getattr(self, name) for name in names}
+
+
+def settings_of(config: Any) -> Settings:
+    """What ``config.nsa`` says, the defaults where it is absent.
+
+    Raises:
+        ValueError: keys that are not ``Settings``', or gates that are not three numbers.
+    """
+    says = getattr(config, "nsa", None) or {}
+    known = [field.name for field in fields(Settings)]
+    require(
+        isinstance(says, Mapping) and set(says) <= set(known),
+        f"{OP}: config.nsa is a mapping with keys of {', '.join(known)}; got {says!r}",
+    )
+    settings = Settings(**says)
+    gates = settings.gates
+    require(
+        isinstance(gates, list | tuple)
+        and len(gates) == 3
+        and all(isinstance(gate, Real) and isfinite(gate) for gate in gates),
+        f"{OP}: the gates of config.nsa are three numbers; got {gates!r}",
+    )
+    return settings
+
+
+def register() -> None:
+    """Make ``attn_implementation="nsa"`` known to Transformers, attention and masks."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, causal_mask)
+
+
+def add_gates(model: nn.Module) -> list[str]:
+    """Give each causal attention layer a gate: a linear layer ``nsa_gates`` on its hidden states,
+    and a sigmoid (arXiv 2502.11089, section 3.2).
+
+    They begin as the fixed gates of the config, so that adding them changes no output. Their
+    weights are parameters of the model, saved with it; to load them, add gates to the model first,
+    then load its state dict.
+
+    Args:
+        model: a causal language model of Transformers with ``config.hidden_size``.
+
+    Returns:
+        The names of the layers that have a gate now.
+
+    Raises:
+        ValueError: a model without such layers, or fixed gates that no sigmoid gives.
+    """
+    found = {
+        name: layer
+        for name, layer in model.named_modules()
+        if hasattr(layer, "layer_idx") and getattr(layer, "is_causal", False)
+    }
+    require(bool(found), f"{OP}: no causal attention layer of Transformers in {type(model)}")
+    for layer in found.values():
+        if hasattr(layer, "nsa_gates"):
+            continue
+        settings = settings_of(layer.config)
+        require(
+            all(0 < gate < 1 for gate in settings.gates),
+            f"{OP}: learned gates begin as those of config.nsa, and a sigmoid gives only numbers "
+            f"between 0 and 1; got {settings.gates!r}",
+        )
+        hidden, heads = layer.config.hidden_size, layer.config.num_attention_heads
+        like = next(layer.parameters())
+        gate = nn.Linear(hidden, heads * 3, device=like.device, dtype=like.dtype)
+        with torch.no_grad():
+            gate.weight.zero_()
+            bias = torch.tensor([log(g / (1 - g)) for g in settings.gates])
+            gate.bias.copy_(bias.repeat(heads))
+        layer.nsa_gates, layer.nsa_gate_values = gate, None
+        layer.register_forward_pre_hook(_weigh, with_kwargs=True)
+    return list(found)
+
+
+def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Gates [B, T, HQ, 3] of hidden states [B, T, hidden_size]: attention itself sees only q."""
+    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    layer.nsa_gate_values = torch.sigmoid(layer.nsa_gates(hidden)).unflatten(-1, (-1, 3))
+
+
+def causal_mask(
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> torch.Tensor | None:
+    """The mask of a forward, as Transformers asks for it: None, since NSA is causal by itself.
+
+    A mask of no elements stands for one that is more than causal and may be that of packed
+    sequences; ``attention_forward`` takes it if it is told where they begin.
+
+    Raises:
+        ValueError: padding (one value is read from the device), windows and chunks, caches of fixed
+            size, functions of a model's own.
+    """
+    require(
+        local_size is None,
+        f"{OP}: the model has layers that see a window or chunk of {local_size} tokens; NSA has a "
+        "window of its own, so load a model whose layers all see everything",
+    )
+    require(
+        isinstance(q_offset, int) and kv_offset == 0 and q_offset + q_length == kv_length,
+        f"{OP}: {kv_length} keys are not those up to the last query, as in a StaticCache or a "
+        "prefix; decode with a DynamicCache",
+    )
+    require(
+        attention_mask is None
+        or (attention_mask.shape[-1] == kv_length and bool(attention_mask.all())),
+        f"{OP}: padding cannot be masked; give sequences of one length a batch, or pack them with "
+        "DataCollatorWithFlattening(return_flash_attn_kwargs=True)",
+    )
+    require(not use_vmap, f"{OP}: masks by a function of the model's own cannot be applied")
+    if mask_function is causal_mask_function:
+        return None
+    return torch.empty(0, dtype=torch.bool, device=device)
+
+
+def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: Any) -> None:
+    """Raises ValueError for what NSA does not compute."""
+    is_causal = says.get("is_causal")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    require(causal, f"{OP}: attention that is not causal cannot be computed")
+    packed = says.get("cu_seq_lens_q") is not None
+    require(
+        mask is None or (mask.numel() == 0 and packed),
+        f"{OP}: a mask beyond causality cannot be applied; for packed sequences give "
+        "cu_seq_lens_q, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) does",
+    )
+    require(dropout == 0, f"{OP}: no dropout; set attention_dropout of the config to 0")
+    require(
+        not says.get("output_attentions"),
+        f'{OP}: weights are never stored, so output_attentions needs attn_implementation="eager"',
+    )
+    require(
+        says.get("sliding_window") is None,
+        f"{OP}: a sliding layer of {says.get('sliding_window')} tokens cannot be computed; NSA has "
+        "a window of its own, set in config.nsa",
+    )
+    for name in ("softcap", "s_aux", "position_bias"):
+        require(says.get(name) is None, f"{OP}: {name} cannot be applied to NSA's logits")
+    require(
+        all(says.get(name) is None for name in PAGED),
+        f"{OP}: no continuous batching; use generate() with a DynamicCache",
+    )
+
+
+def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """[B, T, HQ, 3]: what the layer's gate has said of this forward, or the fixed ones."""
+    b, hq, t, _ = query.shape
+    if hasattr(module, "nsa_gates"):
+        values: torch.Tensor | None = module.nsa_gate_values
+        module.nsa_gate_values = None  # it would keep a graph alive
+        require(
+            values is not None and values.shape == (b, t, hq, 3),
+            f"{OP}: the gates of a layer are weighed by its forward; call the layer itself",
+        )
+        assert values is not None
+        return values
+    # Filled on the device: a copy from the host could not be captured in a CUDA graph.
+    fixed = torch.stack([query.new_full((), gate) for gate in settings.gates])
+    return fixed.expand(b, t, hq, 3)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """NSA of a layer of Transformers, as its ``AttentionInterface`` calls it.
+
+    Args:
+        module: the layer, with ``config``; gates by ``add_gates``.
+        query: [B, HQ, Tq, D]. key: [B, H, T, D]. value: [B, H, T, Dv]. HQ is a multiple of H, and
+            the queries are the last Tq of T tokens.
+        scaling: factor on q.k; 1/sqrt(D) when None.
+        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1.
+
+    Returns:
+        [B, Tq, HQ, Dv], and None for weights.
+
+    Raises:
+        TypeError, ValueError: as ``nsa_attention`` and ``decode_step``; what NSA does not compute.
+    """
+    _refuse(module, attention_mask, dropout, kwargs)
+    settings = settings_of(getattr(module, "config", None))
+    gates = _gates(module, query, settings)
+    cu_seqlens = kwargs.get("cu_seq_lens_q")
+    new, held = query.shape[2], key.shape[2]
+    tensors = (query, key, value, gates)
+    if new == held:
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        out = nsa_attention(
+            q, k, v, gates, **settings.sizes, sm_scale=scaling, cu_seqlens=cu_seqlens
+        )
+        return out, None
+    require(
+        cu_seqlens is None and new < held,
+        f"{OP}: {new} packed queries for {held} keys; packed sequences take no cache",
+    )
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    step = _decode if new == 1 and not differentiable else _continue
+    return step(*tensors, settings, scaling), None
+
+
+def _decode(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    gates: torch.Tensor,
+    settings: Settings,
+    scaling: float | None,
+) -> torch.Tensor:
+    """One query [B, HQ, 1, D], the last token of its cache: [B, 1, HQ, Dv]."""
+    k_cmp, v_cmp = means_of_blocks(
+        key.transpose(1, 2), value.transpose(1, 2), settings.block, settings.stride
+    )
+    compressed = (x.transpose(1, 2).contiguous() for x in (k_cmp, v_cmp))
+    out = decode_step(
+        *(query[:, :, 0], key, value, *compressed, gates[:, 0]),
+        **settings.sizes,
+        sm_scale=scaling,
+    )
+    return out.unsqueeze(1)
+
+
+def _continue(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    gates: torch.Tensor,
+    settings: Settings,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Several queries behind a cache: a prefill of all of it, of which the last rows are theirs."""
+    earlier = key.shape[2] - query.shape[2]
+    q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
+    k, v = key.transpose(1, 2), value.transpose(1, 2)
+    gates = nn.functional.pad(gates, (0, 0, 0, 0, earlier, 0))
+    out = nsa_attention(q, k, v, gates, **settings.sizes, sm_scale=scaling)
+    return out[:, earlier:]

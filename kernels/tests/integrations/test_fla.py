@@ -1,0 +1,264 @@
+"""``parallel_nsa`` by flash-linear-attention's names: its definition in float64, a query at a time,
+and its own reference where that is installed."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from nsa_kernels.integrations.fla import parallel_nsa
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZE = 16
+NEAR = {"atol": 5e-5, "rtol": 5e-4}
+Tensors = dict[str, torch.Tensor]
+
+
+def draw(t: int, b: int = 1, heads: int = 4) -> Tensors:
+    generator = torch.Generator().manual_seed(t)
+    q, k, v = (torch.randn(b, t, h, 16, generator=generator) for h in (heads, 2, 2))
+    gates = torch.rand(3, b, t, heads, generator=generator)
+    given = {"q": q, "k": k, "v": v, "g_cmp": gates[0], "g_slc": gates[1], "g_swa": gates[2]}
+    return {name: x.to(DEVICE) for name, x in given.items()}
+
+
+def blocks(t: int, slots: int = 2) -> torch.Tensor:
+    """int64 [1, T, 2, slots]: different ones up to each query's own, -1 among them."""
+    generator = torch.Generator().manual_seed(t)
+    keys = torch.rand(1, t, 2, -(-t // SIZE), generator=generator)
+    own = (torch.arange(t) // SIZE)[:, None, None]
+    chosen = keys.argsort(-1)[..., :slots]
+    return torch.where(chosen > own, -1, chosen).to(DEVICE)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [D] on k [N, D], v [N, Dv]; 0 without keys."""
+    if k.shape[0] == 0:
+        return v.new_zeros(v.shape[1])
+    return torch.softmax(k @ q * scale, 0) @ v
+
+
+def chosen_by(q: torch.Tensor, k_cmp: torch.Tensor, t: int, count: int, scale: float) -> list[int]:
+    """Blocks of the queries q [G, D] of a group at position t: forced ones, then the heaviest."""
+    own = t // SIZE
+    forced = sorted({0, max(own - 1, 0), own})
+    complete = (t + 1) // SIZE
+    weight = torch.softmax(q @ k_cmp[:complete].T * scale, -1).sum(0)
+    others = sorted(set(range(complete)) - set(forced), key=lambda i: (-weight[i].item(), i))
+    return (forced + others)[:count]
+
+
+def of_one(given: Tensors, slots: Any, counts: Any, window: int, scale: float) -> torch.Tensor:
+    """[T, HQ, Dv] of one sequence, tensors [T, ...] in float64. ``slots`` [T, H, S] or None;
+    ``counts`` a number or [T, H]."""
+    q, k, v = (given[name] for name in "qkv")
+    group, out = q.shape[1] // k.shape[1], []
+    full = k.shape[0] // SIZE
+    k_cmp, v_cmp = (x[: full * SIZE].unflatten(0, (full, SIZE)).mean(1) for x in (k, v))
+    for t in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            h = head // group
+            of_group = q[t, h * group : (h + 1) * group].detach()
+            count = counts if isinstance(counts, int) else int(counts[t, h])
+            if slots is None:
+                mine = chosen_by(of_group, k_cmp[:, h].detach(), t, count, scale)
+            else:
+                row = slots[t, h].tolist()
+                mine = row if isinstance(counts, int) else row[:count]
+            keys = [i for i in range(t + 1) if i // SIZE in mine]
+            total = attend(q[t, head], k[keys, h], v[keys, h], scale)
+            if "g_slc" in given:
+                total = total * given["g_slc"][t, head]
+            if "g_cmp" in given:
+                seen = (t + 1) // SIZE
+                far = attend(q[t, head], k_cmp[:seen, h], v_cmp[:seen, h], scale)
+                total = total + far * given["g_cmp"][t, head]
+            if window:
+                first = max(t - window + 1, 0)
+                near = attend(q[t, head], k[first : t + 1, h], v[first : t + 1, h], scale)
+                total = total + near * given["g_swa"][t, head]
+            out.append(total)
+    return torch.stack(out).unflatten(0, q.shape[:2])
+
+
+def definition(given: Tensors, **says: Any) -> torch.Tensor:
+    """What ``parallel_nsa`` is to give, float64, each row of a batch and each sequence alone."""
+    b, t = given["q"].shape[:2]
+    window, counts = says.get("window_size", 0), says.get("block_counts", 16)
+    slots, cu = says.get("block_indices"), says.get("cu_seqlens")
+    scale = says.get("scale") or 0.25
+    rows = []
+    for row in range(b):
+        parts = []
+        edges = [0, t] if cu is None else cu.unique().tolist()  # empty sequences give nothing
+        for begin, end in pairwise(edges):
+            mine = {name: x[row, begin:end].double() for name, x in given.items()}
+            of_counts = counts if isinstance(counts, int) else counts[row, begin:end]
+            of_slots = None if slots is None else slots[row, begin:end]
+            parts.append(of_one(mine, of_slots, of_counts, window, scale))
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+def counts_of(t: int, least: int, most: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(t)
+    return torch.randint(least, most + 1, (1, t, 2), generator=generator).to(DEVICE)
+
+
+CU = torch.tensor([0, 3, 3, 72], device=DEVICE)
+WHOLE = {"block_counts": 4, "window_size": 12}
+CASES = {
+    "the whole": (72, (), WHOLE),
+    "the whole, packed, another scale": (72, (), {**WHOLE, "cu_seqlens": CU, "scale": 0.4}),
+    "chosen, no window, selection ungated": (24, ("g_slc", "g_swa"), {"block_counts": 3}),
+    "counts of each query": (72, (), {"block_counts": counts_of(72, 0, 5), "window_size": 12}),
+    "counts, packed": (72, (), {"block_counts": counts_of(72, 1, 4), "cu_seqlens": CU}),
+    "given blocks alone": (34, ("g_cmp", "g_slc", "g_swa"), {"block_indices": blocks(34)}),
+    "given blocks, gated, and a window": (
+        34,
+        ("g_cmp",),
+        {"block_indices": blocks(34), "window_size": 8},
+    ),
+    "given blocks beside compression, counts": (
+        34,
+        ("g_swa",),
+        {"block_indices": blocks(34, 3), "block_counts": counts_of(34, 0, 3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_it_is_the_definition(name) -> None:
+    t, without, says = CASES[name]
+    given = {key: x for key, x in draw(t).items() if key not in without}
+    got = parallel_nsa(**given, block_size=SIZE, **says)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), definition(given, **says), **NEAR)
+
+
+@pytest.mark.parametrize("given_blocks", [False, True])
+def test_gradients_are_those_of_the_definition(given_blocks) -> None:
+    says: dict[str, Any] = {"block_counts": 3, "window_size": 8}
+    if given_blocks:
+        says = {"block_indices": blocks(24), "window_size": 8}
+    given = {name: x.requires_grad_() for name, x in draw(24).items()}
+    leaves = list(given.values())
+    weight = torch.randn(1, 24, 4, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got = torch.autograd.grad(parallel_nsa(**given, block_size=SIZE, **says), leaves, weight)
+    exact = torch.autograd.grad(definition(given, **says), leaves, weight.double())
+    for key, a, b in zip(given, got, exact, strict=True):
+        torch.testing.assert_close(a, b, **NEAR, msg=lambda m, n=key: f"{n}: {m}")
+
+
+def test_16_bits_keep_their_dtype_beside_other_gates() -> None:
+    given, says = draw(20), {"block_indices": blocks(20)}
+    given.update({name: given[name].bfloat16() for name in ("q", "k", "v", "g_slc")})
+    got = parallel_nsa(**given, block_size=SIZE, **says)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), definition(given, **says), atol=2e-2, rtol=2e-2)
+
+
+def test_indices_beyond_32_bits_select_nothing() -> None:
+    """Cut to int32, the smallest number of int64 was block 0."""
+    q, k, v = (draw(17)[name] for name in "qkv")
+    far = torch.tensor([-(2**63), 2**63 - 1, 2**32], device=DEVICE).expand(1, 17, 2, 3)
+    out = parallel_nsa(q, k, v, block_indices=far, block_size=SIZE)
+    assert out.equal(torch.zeros_like(out))
+
+
+@pytest.mark.parametrize("says", [{}, {"block_indices": blocks(8)}, {"block_counts": "tensor"}])
+def test_an_empty_batch_goes_through_both_ways(says) -> None:
+    for b, t in ((0, 8), (1, 0)):
+        given = {name: x[:b, :t].clone().requires_grad_() for name, x in draw(8).items()}
+        rows = {"block_counts": counts_of(8, 1, 3)} if "block_counts" in says else says
+        cut = {name: x[:b, :t] for name, x in rows.items()}
+        out = parallel_nsa(**given, block_size=SIZE, window_size=4, **cut)
+        assert out.shape == (b, t, 4, 16)
+        out.sum().backward()
+        assert all(x.grad.shape == x.shape for x in given.values())
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "word"),
+    [
+        ({"g_cmp": None}, ValueError, "give block_indices, or g_cmp"),
+        ({"g_swa": None, "window_size": 4}, ValueError, "a window_size of 4 needs g_swa"),
+        ({"window_size": 2.5}, ValueError, "window_size must be a whole number of at least 0"),
+        ({"block_size": 24}, ValueError, "block_size must be one of"),
+        ({"block_size": 16.0}, ValueError, "block_size must be one of"),
+        ({"block_counts": 2}, ValueError, "block_counts must be a whole number of at least 3"),
+        ({"block_counts": None}, TypeError, "block_counts must be int64 or int32; got NoneType"),
+        ({"block_counts": torch.ones(1, 6, 2)}, TypeError, "block_counts must be int64 or int32"),
+        ({"block_counts": torch.ones(6, 2).long()}, ValueError, r"expected block_counts \[1, 6, 2"),
+        ({"block_indices": torch.ones(1, 6, 2, 1)}, TypeError, "block_indices must be int64"),
+        (
+            {"block_indices": torch.ones(1, 6, 4, 1).long()},
+            ValueError,
+            r"expected block_indices \[1, 6, 2, 'S'\]",
+        ),
+        ({"g_cmp": torch.ones(1, 6, 2)}, ValueError, r"expected g_cmp \[1, 6, 4\]"),
+        ({"g_slc": torch.ones(1, 6, 4).long()}, TypeError, "g_slc must be a tensor of floating"),
+        ({"q": torch.ones(1, 1, 4, 16)}, ValueError, "1 queries for 6 keys; .*decode_step"),
+        ({"q": torch.ones(1, 6, 3, 16)}, ValueError, "HQ a multiple of H"),
+        ({"v": torch.ones(1, 6, 2, 16).half()}, TypeError, "must share one dtype"),
+        ({"k": torch.ones(1, 6, 2, 8)}, ValueError, "head dim 16 but k has 8"),
+        ({"scale": -1.0}, ValueError, "sm_scale must be a positive number"),
+        ({"cu_seqlens": [0, 6]}, TypeError, "cu_seqlens must be int64 or int32; got list"),
+        ({"cu_seqlens": torch.tensor([0.0, 6.0])}, TypeError, "cu_seqlens must be int64"),
+        ({"cu_seqlens": torch.tensor([6])}, ValueError, r"cu_seqlens must be \[sequences \+ 1\]"),
+        (
+            {"cu_seqlens": (torch.tensor([0, 6]), torch.tensor([0, 9]))},
+            ValueError,
+            "cu_seqlens of queries and of keys must be one tensor",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_one_sentence(says, error, word) -> None:
+    moved = {k: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for k, x in says.items()}
+    with pytest.raises(error, match=f"^parallel_nsa: .*{word}"):
+        parallel_nsa(**{**draw(6), "block_size": SIZE, **moved})
+
+
+def test_a_pair_of_one_tensor_is_that_tensor() -> None:
+    given, cu = draw(20), torch.tensor([0, 5, 20], device=DEVICE)
+    given = {name: given[name] for name in "qkv"}
+    says = {"block_size": SIZE, "block_indices": blocks(20)}
+    pair = parallel_nsa(**given, **says, cu_seqlens=(cu, cu))
+    assert pair.equal(parallel_nsa(**given, **says, cu_seqlens=cu))
+
+
+def theirs() -> Any:
+    """fla-core's reference, or a skip; it is imported here since it warns of a missing GPU."""
+    pytest.importorskip("einops", reason="needs fla-core and einops")
+    return pytest.importorskip("fla.ops.nsa.naive", reason="needs fla-core and einops")
+
+
+def test_the_signature_is_fla_cores() -> None:
+    theirs()
+    parallel = pytest.importorskip("fla.ops.nsa.parallel", reason="needs fla-core")
+    want = inspect.signature(parallel.parallel_nsa).parameters
+    got = inspect.signature(parallel_nsa).parameters
+    assert [(p.name, p.default) for p in got.values()] == [
+        (p.name, p.default) for p in want.values()
+    ]
+
+
+def test_it_is_what_fla_cores_reference_gives() -> None:
+    """Its groups are of 16 heads or more; the means it takes by a kernel of its own."""
+    naive = theirs()
+    given = draw(70, heads=32)
+    q, k, v, gates = given["q"], given["k"], given["v"], (given["g_cmp"], given["g_slc"])
+    k_cmp, v_cmp = (x[:, :64].unflatten(1, (4, SIZE)).mean(2) for x in (k, v))
+    last = (x[:, 64:].mean(1, keepdim=True) for x in (k, v))
+    k_cmp, v_cmp = (torch.cat(pair, 1) for pair in zip((k_cmp, v_cmp), last, strict=True))
+    far, _ = naive.naive_nsa_compression(q, k_cmp, v_cmp, SIZE, 0.25)
+    slots = naive.naive_nsa_topk(q, k_cmp, 4, SIZE, 0.25)
+    chosen = naive.naive_nsa_selection(q, k, v, slots, SIZE)
+    want = chosen * gates[1].unsqueeze(-1) + far * gates[0].unsqueeze(-1)
+    got = parallel_nsa(q, k, v, *gates, block_counts=4, block_size=SIZE)
+    torch.testing.assert_close(got, want, **NEAR)
+    got = parallel_nsa(q, k, v, block_indices=slots, block_size=SIZE)
+    torch.testing.assert_close(got, chosen, **NEAR)

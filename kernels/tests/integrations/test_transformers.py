@@ -1,0 +1,239 @@
+"""A tiny model of Transformers trains, prefills and decodes by NSA, and says what it cannot do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nsa_kernels.attention.naive import naive_nsa
+
+transformers = pytest.importorskip(
+    "transformers", minversion="5.8", reason="needs Transformers 5.8 or newer"
+)
+from nsa_kernels.integrations import transformers as adapter  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 3, "window": 6}
+SAYS = "^" + adapter.OP.replace("(", r"\(") + ": "
+adapter.register()
+
+
+def config(**says: Any) -> Any:
+    sizes = {"vocab_size": 24, "hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    options = {**sizes, **heads, "nsa": SIZES, "attn_implementation": adapter.NAME, **says}
+    return transformers.LlamaConfig(**options)
+
+
+def model(gates: bool = False, **says: Any) -> Any:
+    torch.manual_seed(0)
+    made = transformers.LlamaForCausalLM(config(**says)).to(DEVICE)
+    if gates:
+        adapter.add_gates(made)
+    return made
+
+
+def ids(t: int, b: int = 1) -> torch.Tensor:
+    return torch.randint(0, 24, (b, t), generator=torch.Generator().manual_seed(t)).to(DEVICE)
+
+
+def layer(**says: Any) -> Any:
+    return SimpleNamespace(is_causal=True, config=SimpleNamespace(nsa={**SIZES, **says}))
+
+
+def tensors(t: int, b: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(t)
+    return [torch.randn(b, h, t, 16, generator=generator).to(DEVICE) for h in (4, 2, 2)]
+
+
+def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: Any) -> torch.Tensor:
+    """[B, T, HQ, Dv] of [B, heads, T, D] in float64, of a third a branch where gates are None."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    means = [x.unfold(1, 8, 4).mean(-1) for x in (k, v)]
+    weights = q.new_tensor(gates or [1 / 3] * 3).expand(*q.shape[:3], 3)
+    return naive_nsa(q, k, v, *means, weights, **SIZES)
+
+
+def call(of: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **says: Any) -> torch.Tensor:
+    out, weights = adapter.attention_forward(of, q, k, v, None, scaling=0.25, **says)
+    assert weights is None
+    return out
+
+
+@pytest.mark.parametrize("gates", [None, (0.1, 0.6, 0.2)])
+def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates) -> None:
+    (q, k, v), of = tensors(22, b=1), layer(**({"gates": gates} if gates else {}))
+    want, near = by_definition(q, k, v, gates), {"atol": 5e-5, "rtol": 5e-4}
+    for new in (22, 1) if gates else (22, 5):
+        got = call(of, q[:, :, -new:], k, v)
+        torch.testing.assert_close(got.double(), want[:, -new:], **near)
+
+
+def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted() -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(11, b=1))
+    weight = torch.randn(1, 1, 4, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got = torch.autograd.grad(call(layer(), q[:, :, -1:], k, v), (q, k, v), weight)
+    exact = by_definition(q, k, v, None)[:, -1:]
+    for a, b in zip(got, torch.autograd.grad(exact, (q, k, v), weight.double()), strict=True):
+        torch.testing.assert_close(a, b, atol=5e-5, rtol=5e-4)
+
+
+def test_a_model_learns_and_gradients_reach_all_its_parameters() -> None:
+    of, x = model(gates=True), ids(16)
+    optimizer = torch.optim.Adam(of.parameters(), lr=0.04)
+    losses = []
+    for _ in range(4):
+        loss = of(x, labels=x).loss
+        loss.backward()
+        if not losses:
+            idle = [n for n, p in of.named_parameters() if p.grad is None or not p.grad.any()]
+            assert idle == []
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.7 * losses[0]
+    assert not of.model.layers[0].self_attn.nsa_gates.weight.equal(torch.zeros(6, 24))
+
+
+def test_generation_with_the_models_cache_is_that_without() -> None:
+    of, x = model(gates=True).eval(), ids(15, b=2)
+    with torch.no_grad():  # gates that hang on the token
+        of.model.layers[0].self_attn.nsa_gates.weight.normal_()
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    mask = torch.ones_like(x)
+    runs = [
+        of.generate(x, attention_mask=mask, use_cache=cache, **options, **told)
+        for cache in (True, False)
+    ]
+    assert runs[0].sequences.equal(runs[1].sequences) and runs[0].sequences.shape == (2, 18)
+    for a, b in zip(*(run.logits for run in runs), strict=True):
+        torch.testing.assert_close(a, b, atol=5e-5, rtol=5e-4)
+
+
+def test_packed_sequences_are_those_alone_and_must_be_told() -> None:
+    of, x = model().eval(), ids(19)
+    cu = torch.tensor([0, 8, 19], dtype=torch.int32, device=DEVICE)
+    place = torch.cat([torch.arange(8), torch.arange(11)])[None].to(DEVICE)
+    packed = {"position_ids": place, "use_cache": False}
+    with torch.no_grad():
+        got = of(x, **packed, cu_seq_lens_q=cu, cu_seq_lens_k=cu).logits
+        alone = torch.cat([of(x[:, :8]).logits, of(x[:, 8:]).logits], 1)
+        torch.testing.assert_close(got, alone, atol=5e-5, rtol=5e-4)
+        with pytest.raises(ValueError, match=SAYS + "a mask beyond causality.*cu_seq_lens_q"):
+            of(x, **packed)
+
+
+def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) -> None:
+    says = {**SIZES, "gates": [0.2, 0.5, 0.25]}
+    of, x = model(nsa=says).eval(), ids(12)
+    with torch.no_grad():
+        fixed = of(x).logits
+        assert adapter.add_gates(of) == adapter.add_gates(of) == ["model.layers.0.self_attn"]
+        torch.testing.assert_close(of(x).logits, fixed, atol=1e-5, rtol=1e-5)
+        assert "model.layers.0.self_attn.nsa_gates.weight" in of.state_dict()
+    of.save_pretrained(tmp_path)
+    loaded = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert adapter.settings_of(loaded) == adapter.Settings(**says)
+    with pytest.raises(ValueError, match=SAYS + "the gates of a layer are weighed by its forward"):
+        call(of.model.layers[0].self_attn, *(y[:, :2] for y in tensors(3)))
+
+
+def test_a_model_is_loaded_to_run_nsa(tmp_path) -> None:
+    model(attn_implementation="eager").save_pretrained(tmp_path)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    of = load(tmp_path, attn_implementation=adapter.NAME)
+    assert of.config._attn_implementation == adapter.NAME
+    assert adapter.settings_of(of.config) == adapter.Settings(**SIZES)
+
+
+def test_the_papers_sizes_are_the_default() -> None:
+    sizes = {"block": 32, "stride": 16, "block_size": 64, "n_selected": 16, "window": 512}
+    settings = adapter.settings_of(config(nsa=None))
+    assert settings.sizes == sizes and settings.gates == (1 / 3, 1 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("says", "word"),
+    [
+        ({"blocks": 3}, "config.nsa is a mapping with keys of block, stride, .*blocks"),
+        ([8, 4], "config.nsa is a mapping"),
+        ({"gates": (1.0, 0.0)}, "the gates of config.nsa are three numbers"),
+        ({"gates": "abc"}, "the gates of config.nsa are three numbers"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(says, word) -> None:
+    with pytest.raises(ValueError, match=SAYS + word):
+        adapter.settings_of(SimpleNamespace(nsa=says))
+
+
+@pytest.mark.parametrize(
+    ("says", "word"),
+    [
+        ({"dropout": 0.1}, "no dropout"),
+        ({"sliding_window": 8}, "a sliding layer of 8 tokens"),
+        ({"output_attentions": True}, "weights are never stored"),
+        ({"softcap": 30.0}, "softcap cannot be applied"),
+        ({"s_aux": torch.zeros(4)}, "s_aux cannot be applied"),
+        ({"position_bias": torch.zeros(1)}, "position_bias cannot be applied"),
+        ({"is_causal": False}, "attention that is not causal"),
+        ({"read_index": [torch.zeros(1)]}, "no continuous batching"),
+        ({"block_table": torch.zeros(1)}, "no continuous batching"),
+    ],
+)
+def test_what_nsa_does_not_compute_is_refused_by_the_layer(says, word) -> None:
+    with pytest.raises(ValueError, match=SAYS + word):
+        call(layer(), *tensors(3), **says)
+
+
+def test_queries_that_are_not_the_last_tokens_are_refused() -> None:
+    q, k, v = tensors(6)
+    cu = torch.tensor([0, 2, 6], dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=SAYS + "2 packed queries for 6 keys"):
+        call(layer(), q[:, :, :2], k, v, cu_seq_lens_q=cu)
+    with pytest.raises(ValueError, match=SAYS + "6 packed queries for 2 keys"):
+        call(layer(), q, k[:, :, :2], v[:, :, :2])
+    mask = torch.zeros(1, 1, 6, 6, dtype=torch.bool, device=DEVICE)
+    with pytest.raises(ValueError, match=SAYS + "a mask beyond causality"):
+        adapter.attention_forward(layer(), q, k, v, mask, cu_seq_lens_q=cu)
+
+
+def test_what_a_model_cannot_be_run_with_is_refused_by_the_model() -> None:
+    x, of = ids(6, b=2), model().eval()
+    padded = torch.ones_like(x)
+    padded[0, 0] = 0
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=SAYS + "padding cannot be masked"):
+            of(x, attention_mask=padded)
+        with pytest.raises(ValueError, match=SAYS + "weights are never stored"):
+            of(x, output_attentions=True)
+        static = transformers.StaticCache(config=of.config, max_cache_len=9)
+        with pytest.raises(ValueError, match=SAYS + "9 keys are not .* StaticCache"):
+            of(x, cache=static)
+        with pytest.raises(ValueError, match=SAYS + "a mask beyond causality"):
+            of(x, attention_mask=torch.zeros(2, 1, 6, 6, device=DEVICE))
+        of.train()
+        of.model.layers[0].self_attn.attention_dropout = 0.1
+        with pytest.raises(ValueError, match=SAYS + "no dropout"):
+            of(x)
+
+
+def test_layers_of_a_window_are_refused_when_the_mask_is_made() -> None:
+    sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 24}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    says = transformers.MistralConfig(
+        **sizes, **heads, sliding_window=4, attn_implementation=adapter.NAME
+    )
+    of = transformers.MistralForCausalLM(says).to(DEVICE)
+    with pytest.raises(ValueError, match=SAYS + "the model has layers that see a window"):
+        of(ids(6))
+
+
+def test_gates_that_cannot_be_learned_are_refused() -> None:
+    of = model(nsa={**SIZES, "gates": (0.0, 1.0, 0.0)})
+    with pytest.raises(ValueError, match=SAYS + "learned gates begin as those of config.nsa"):
+        adapter.add_gates(of)
+    with pytest.raises(ValueError, match=SAYS + "no causal attention layer"):
+        adapter.add_gates(torch.nn.Linear(2, 2))
