@@ -1,257 +1,27 @@
-"""One decoded token of NSA against its caches: three branches and their gated sum.
+"""``decode_step``: one decoded token of NSA against its caches, three branches and their gated sum.
 
-Caches lie head by head, [B, H, tokens, D], so that each branch reads one consecutive stretch (or n
-of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+Nothing is read back on the host.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...launch.checks import (
-    DTYPES,
     MAX_BLOCKS,
-    check_device,
     check_no_backward,
     check_qkv,
-    check_scale,
     check_strides,
     check_transforms,
     check_whole,
     require,
     softmax_scale,
 )
-from ...launch.launcher import launch
 from ...launch.mode import traced
 from ...launch.replay import replayed
-from ...launch.sizes import next_power_of_2
-from ...launch.tape import empty
 from ...scoring.top_n import LOCAL_BLOCKS
-from ...selection.ranges.api import selection_ranges
-from ...selection.rows.api import selection_rows
-from .kernels.gated_sum import gated_sum_kernel
-from .scores import launch_scores
+from .branches import check_groups
 from .step import launch_step
-
-
-def _check_groups(op: str, hq: int, h: int) -> None:
-    require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
-
-
-def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    fits = q.dim() == 3 and k.dim() == v.dim() == 4
-    require(
-        fits and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0],
-        f"{op}: expected q [B,HQ,D], k [B,H,S,D], v [B,H,S,Dv]; "
-        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
-    )
-    _check_groups(op, q.shape[1], k.shape[1])
-
-
-def _rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each head of k, v [B,H,L,...] a row, checked: out [B,HQ,Dv] and lse [B,HQ]."""
-    b, hq, d = q.shape
-    h = k.shape[1]
-    out, lse = selection_rows(
-        q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
-    )
-    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
-
-
-def decode_compressed(
-    q: torch.Tensor, k_cmp: torch.Tensor, v_cmp: torch.Tensor, *, sm_scale: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch: q [B,HQ,D] over all keys of k_cmp, v_cmp [B,H,Nc,...].
-
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
-    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
-    """
-    _check_cache("decode_compressed", q, k_cmp, v_cmp)
-    return _rows(q, k_cmp, v_cmp, sm_scale)
-
-
-def decode_window(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    window: int,
-    sm_scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
-
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
-    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
-    """
-    _check_cache("decode_window", q, k, v)
-    check_whole("decode_window", "window", window, 1)
-    first = max(k.shape[2] - window, 0)
-    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
-
-
-def decode_selected(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    *,
-    selected_len: int | None = None,
-    sm_scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
-
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``.
-    """
-    _check_cache("decode_selected", q, k, v)
-    b, hq, d = q.shape
-    h = k.shape[1]
-    out, lse = selection_ranges(
-        q.reshape(b, 1, h, hq // h, d),
-        k,
-        v,
-        ranges.unsqueeze(1),
-        sm_scale=sm_scale,
-        selected_len=selected_len,
-    )
-    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
-
-
-def decode_scores(
-    q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    lse: torch.Tensor,
-    n_blocks: int,
-    *,
-    block: int = 32,
-    stride: int = 16,
-    block_size: int = 64,
-    sm_scale: float | None = None,
-) -> torch.Tensor:
-    """float32 [B, H, n_blocks]: what ``compressed_attention_with_scores`` gives for this query.
-
-    Args:
-        q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
-        n_blocks: selection blocks of the context.
-
-    Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
-            ``block`` and ``block_size``, an input that requires a gradient.
-    """
-    if traced(q):
-        check_no_backward("decode_scores", q, k_cmp, lse)
-        scores: torch.Tensor = _scores_operator(
-            q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale
-        )
-        return scores
-    return _scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
-
-
-@replayed
-def _scores(
-    q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    lse: torch.Tensor,
-    n_blocks: int,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float | None,
-) -> torch.Tensor:
-    check_qkv("decode_scores", q, k_cmp, k_cmp)
-    check_no_backward("decode_scores", q, k_cmp, lse)
-    check_scale("decode_scores", sm_scale)
-    check_whole("decode_scores", "n_blocks", n_blocks, 0, MAX_BLOCKS)
-    require(
-        q.dim() == 3
-        and k_cmp.dim() == 4
-        and k_cmp.shape[0] == q.shape[0]
-        and lse.shape == q.shape[:2]
-        and lse.device == q.device,
-        "decode_scores: expected q [B,HQ,D], k_cmp [B,H,Nc,D], lse [B,HQ] on one device; got "
-        f"{tuple(q.shape)}, {tuple(k_cmp.shape)}, {tuple(lse.shape)}",
-    )
-    _check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
-    check_strides("decode_scores", block, stride, block_size)
-    return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
-
-
-_scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
-
-
-@_scores_operator.register_fake
-def _(
-    q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor, n_blocks: int, *others: Any
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32)
-
-
-def gated_sum(
-    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
-
-    Raises:
-        TypeError: unsupported dtypes, branches of several.
-        ValueError: shapes or devices that do not fit together, an input that requires a gradient.
-    """
-    if traced(compressed):
-        check_no_backward("gated_sum", compressed, selected, window, gates)
-        out: torch.Tensor = _sum_operator(compressed, selected, window, gates)
-        return out
-    return _sum(compressed, selected, window, gates)
-
-
-@replayed
-def _sum(
-    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    check_transforms("gated_sum", compressed, selected, window, gates)
-    same = compressed.dtype == selected.dtype == window.dtype
-    if not (same and compressed.dtype in DTYPES and gates.dtype in DTYPES):
-        raise TypeError(
-            "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of "
-            f"one; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
-        )
-    check_device("gated_sum", compressed)
-    check_no_backward("gated_sum", compressed, selected, window, gates)
-    require(
-        compressed.shape == selected.shape == window.shape
-        and gates.shape == (*compressed.shape[:-1], 3)
-        and compressed.device == selected.device == window.device == gates.device,
-        "gated_sum: expected three branches [...,Dv] and gates [...,3] on one device; got "
-        f"{tuple(compressed.shape)}, {tuple(selected.shape)}, {tuple(window.shape)}, "
-        f"{tuple(gates.shape)}",
-    )
-    dv = compressed.shape[-1]
-    out = empty(compressed.shape, compressed.dtype, compressed.device)
-    if out.numel() == 0:
-        return out
-    launch(
-        gated_sum_kernel,
-        (out.numel() // dv,),
-        out,
-        compressed.contiguous(),
-        selected.contiguous(),
-        window.contiguous(),
-        gates.contiguous(),
-        DV=dv,
-        BLOCK_DV=next_power_of_2(dv),
-        num_warps=1,
-    )
-    return out
-
-
-_sum_operator = torch.library.custom_op("nsa_kernels::gated_sum", _sum, mutates_args=())
-
-
-@_sum_operator.register_fake
-def _(compressed: torch.Tensor, *others: Any) -> torch.Tensor:
-    return compressed.new_empty(compressed.shape)
 
 
 def _check_step(
@@ -284,7 +54,7 @@ def _check_step(
         "token, k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
-    _check_groups("decode_step", q.shape[1], k.shape[1])
+    check_groups("decode_step", q.shape[1], k.shape[1])
     require(
         n_selected > LOCAL_BLOCKS,
         f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
