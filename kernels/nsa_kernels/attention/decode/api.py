@@ -5,10 +5,15 @@ Nothing is read back on the host.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...launch.checks import (
     MAX_BLOCKS,
+    MAX_TOKENS,
+    check_block_table,
+    check_lengths,
     check_no_backward,
     check_qkv,
     check_strides,
@@ -31,27 +36,26 @@ def _check_step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
+    paged: bool,
     n_selected: int,
-    window: int,
 ) -> None:
     """What the operator says itself, where shapes may be symbols."""
     check_qkv("decode_step", q, k_cmp, v_cmp)
+    place = "[pages,H,page," if paged else "[B,H,S,"
     require(
         q.dim() == 3
         and q.shape[1] >= 1
-        and all(x.dim() == 4 and x.shape[0] == q.shape[0] for x in (k, v, k_cmp, v_cmp))
+        and all(x.dim() == 4 for x in (k, v, k_cmp, v_cmp))
+        and (paged or k.shape[0] == q.shape[0])
+        and k_cmp.shape[0] == q.shape[0]
         and k.shape[:3] == v.shape[:3]
         and k_cmp.shape[:3] == v_cmp.shape[:3]
         and k.shape[1] == k_cmp.shape[1]
         and v.shape[3] == v_cmp.shape[3]
-        and 1 <= k.shape[2] < 2**30
         and gates.shape == (*q.shape[:2], 3)
         and gates.device == q.device,
-        "decode_step: expected q [B,HQ,D], caches k [B,H,S,D] and v [B,H,S,Dv] of at least one "
-        "token, k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
+        f"decode_step: expected q [B,HQ,D], caches k {place}D] and v {place}Dv], "
+        "k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
     check_groups("decode_step", q.shape[1], k.shape[1])
@@ -68,6 +72,8 @@ def decode_step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     *,
     block: int = 32,
     stride: int = 16,
@@ -84,6 +90,15 @@ def decode_step(
         k_cmp, v_cmp: compressed keys and values that are complete, [B, H, Nc, D] and
             [B, H, Nc, Dv]; Nc may be 0.
         gates: [B, HQ, 3], of compression, selection, window.
+        cache_seqlens: int32 [B], tokens of each entry, the token's own key and value at one less;
+            S and Nc are then what there is room for. Its values stay on the device, so that one
+            CUDA graph serves all steps of a generation. An entry of 0 tokens gives 0, and more
+            than S count as S. None: all entries have S tokens and Nc compressed keys.
+        block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
+            k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides, and the
+            tokens i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is
+            then n * page. What the table holds behind the tokens of an entry is not read; keys of a
+            page below 0, or not in the pool, are not attended to. Compressed keys stay as they are.
         n_selected: blocks of ``block_size`` tokens that selection takes: the first, the last two,
             and those of the highest scores.
         The others: as the branches.
@@ -92,12 +107,13 @@ def decode_step(
         out [B, HQ, Dv] in q's dtype.
 
     Raises:
-        TypeError, ValueError: as the branches; an input that requires a gradient.
+        TypeError: unsupported or mixed dtypes, cache_seqlens or block_table not int32.
+        ValueError: shapes that do not fit together, sizes as of the branches, an input that
+            requires a gradient.
     """
     attend = _checked_step if traced(q) else _launch
-    return attend(
-        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
-    )
+    sizes = (block, stride, block_size, n_selected, window)
+    return attend(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale)
 
 
 def _checked_step(
@@ -107,6 +123,8 @@ def _checked_step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    block_table: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
@@ -122,8 +140,9 @@ def _checked_step(
     check_strides("decode_step", block, stride, block_size)
     scale = softmax_scale("decode_step", q, sm_scale)
     step = _operator if traced(q) else _step
+    sizes = (block, stride, block_size, n_selected, window)
     out: torch.Tensor = step(
-        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
+        q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, scale
     )
     return out
 
@@ -138,6 +157,8 @@ def _step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    block_table: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
@@ -145,30 +166,27 @@ def _step(
     window: int,
     sm_scale: float,
 ) -> torch.Tensor:
-    _check_step(q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window)
-    # Beyond int32, what kernels add to a window would wrap round.
-    window = min(window, k.shape[2])
-    return launch_step(
-        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
+    _check_step(q, k, v, k_cmp, v_cmp, gates, block_table is not None, n_selected)
+    room = k.shape[2]
+    if block_table is not None:
+        check_block_table("decode_step", block_table, cache_seqlens, q)
+        room *= block_table.shape[1]
+    require(
+        1 <= room < MAX_TOKENS,
+        f"decode_step: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {room}",
     )
+    if cache_seqlens is not None:
+        check_lengths("decode_step", "cache_seqlens", cache_seqlens, q)
+        cache_seqlens = cache_seqlens.contiguous()
+    # Beyond int32, what kernels add to a window would wrap round.
+    window = min(window, room)
+    sizes = (block, stride, block_size, n_selected, window)
+    return launch_step(q, k, v, k_cmp, v_cmp, gates, *sizes, sm_scale, cache_seqlens, block_table)
 
 
 _operator = torch.library.custom_op("nsa_kernels::decode_step", _step, mutates_args=())
 
 
 @_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
     return q.new_empty((*q.shape[:2], v.shape[3]))

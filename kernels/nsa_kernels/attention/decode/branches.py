@@ -13,7 +13,9 @@ import torch
 from ...launch.checks import (
     DTYPES,
     MAX_BLOCKS,
+    check_block_table,
     check_device,
+    check_lengths,
     check_no_backward,
     check_qkv,
     check_scale,
@@ -22,13 +24,16 @@ from ...launch.checks import (
     check_whole,
     require,
 )
+from ...launch.fakes import rows_results
 from ...launch.launcher import launch
 from ...launch.mode import traced
 from ...launch.replay import replayed
 from ...launch.sizes import next_power_of_2
 from ...launch.tape import empty
 from ...selection.ranges.api import selection_ranges
+from ...selection.ranges.forward import launch_ranges
 from ...selection.rows.api import selection_rows
+from .compressed import Lengths, rows_of_lengths
 from .kernels.gated_sum import gated_sum_kernel
 from .scores import launch_scores
 
@@ -37,11 +42,14 @@ def check_groups(op: str, hq: int, h: int) -> None:
     require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
 
 
-def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_cache(
+    op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, paged: bool = False
+) -> None:
     fits = q.dim() == 3 and k.dim() == v.dim() == 4
+    place = "[pages,H,page," if paged else "[B,H,S,"
     require(
-        fits and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0],
-        f"{op}: expected q [B,HQ,D], k [B,H,S,D], v [B,H,S,Dv]; "
+        fits and k.shape[:3] == v.shape[:3] and (paged or q.shape[0] == k.shape[0]),
+        f"{op}: expected q [B,HQ,D], k {place}D], v {place}Dv]; "
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
     )
     check_groups(op, q.shape[1], k.shape[1])
@@ -60,34 +68,107 @@ def _rows(
 
 
 def decode_compressed(
-    q: torch.Tensor, k_cmp: torch.Tensor, v_cmp: torch.Tensor, *, sm_scale: float | None = None
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch: q [B,HQ,D] over all keys of k_cmp, v_cmp [B,H,Nc,...].
+    """The compression branch: q [B,HQ,D] over the keys of k_cmp, v_cmp [B,H,Nc,...].
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
-    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
+    Args:
+        cache_seqlens: int32 [B], tokens of each entry: it sees the keys that these complete, at
+            most Nc. Its values stay on the device. None: an entry sees all keys.
+        block, stride: tokens of a compressed key, and from one to the next; they count with
+            ``cache_seqlens`` only.
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf of an entry that sees no key.
+    Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens of another dtype,
+    shape or device. Batches and heads of a cache must be one axis in memory (as of a contiguous
+    one), or it is copied.
     """
-    _check_cache("decode_compressed", q, k_cmp, v_cmp)
-    return _rows(q, k_cmp, v_cmp, sm_scale)
+    op = "decode_compressed"
+    _check_cache(op, q, k_cmp, v_cmp)
+    check_strides(op, block, stride, stride)
+    if cache_seqlens is None:
+        return _rows(q, k_cmp, v_cmp, sm_scale)
+    check_no_backward(op, q, k_cmp, v_cmp)
+    attend = _compressed_operator if traced(q) else _compressed
+    out, lse = attend(q, k_cmp, v_cmp, cache_seqlens, block, stride, sm_scale)
+    return out, lse
+
+
+@replayed
+def _compressed(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block: int,
+    stride: int,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_qkv("decode_compressed", q, k_cmp, v_cmp)
+    check_scale("decode_compressed", sm_scale)
+    check_lengths("decode_compressed", "cache_seqlens", cache_seqlens, q)
+    b, hq, d = q.shape
+    h, dv = v_cmp.shape[1], v_cmp.shape[3]
+    if b * hq == 0:
+        return empty((b, hq, dv), q.dtype, q.device), empty((b, hq), torch.float32, q.device)
+    rows = (q.reshape(b * h, hq // h, d), k_cmp.flatten(0, 1), v_cmp.flatten(0, 1))
+    lengths = Lengths(cache_seqlens.contiguous(), block, stride)
+    out, lse = rows_of_lengths(*rows, sm_scale, lengths)
+    return out.view(b, hq, dv), lse.view(b, hq)
+
+
+_compressed_operator = torch.library.custom_op(
+    "nsa_kernels::decode_compressed", _compressed, mutates_args=()
+)
+
+
+_compressed_operator.register_fake(rows_results)
 
 
 def decode_window(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     *,
     window: int,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
-    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
+    Args:
+        cache_seqlens: int32 [B], tokens of each entry, at most S: the window ends with the last.
+            Its values stay on the device. None: all entries have S.
+        block_table: int32 [B, n], of a paged cache as ``decode_step`` takes it.
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf of an entry without a token.
+    Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens and block_table of
+    another dtype, shape or device. Without cache_seqlens, batches and heads of a cache must be one
+    axis in memory (as of a contiguous one), or it is copied.
     """
-    _check_cache("decode_window", q, k, v)
-    check_whole("decode_window", "window", window, 1)
-    first = max(k.shape[2] - window, 0)
-    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
+    op = "decode_window"
+    _check_cache(op, q, k, v, block_table is not None)
+    check_whole(op, "window", window, 1)
+    room = k.shape[2]
+    if block_table is not None:
+        check_block_table(op, block_table, cache_seqlens, q)
+        room *= block_table.shape[1]
+    if cache_seqlens is None:
+        first = max(room - window, 0)
+        return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
+    check_lengths(op, "cache_seqlens", cache_seqlens, q)
+    end = cache_seqlens.clamp(max=room)
+    ranges = torch.stack([end - min(window, room), end], -1)[:, None, None]
+    ranges = ranges.expand(-1, k.shape[1], -1, -1)
+    return _spans(op, q, k, v, ranges, cache_seqlens, block_table, window, sm_scale)
 
 
 def decode_selected(
@@ -95,15 +176,30 @@ def decode_selected(
     k: torch.Tensor,
     v: torch.Tensor,
     ranges: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     *,
     selected_len: int | None = None,
     sm_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
 
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``.
+    Args:
+        cache_seqlens: int32 [B], tokens of each entry, at most S: spans are clamped to them. Its
+            values stay on the device. None: all entries have S.
+        block_table: int32 [B, n], of a paged cache as ``decode_step`` takes it.
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``, and
+    with ``cache_seqlens`` ValueError for an input that requires a gradient, TypeError or ValueError
+    for one of another dtype, shape or device.
     """
-    _check_cache("decode_selected", q, k, v)
+    op = "decode_selected"
+    _check_cache(op, q, k, v, block_table is not None)
+    if block_table is not None:
+        check_block_table(op, block_table, cache_seqlens, q)
+    if cache_seqlens is not None:
+        check_lengths(op, "cache_seqlens", cache_seqlens, q)
+        return _spans(op, q, k, v, ranges, cache_seqlens, block_table, selected_len, sm_scale)
     b, hq, d = q.shape
     h = k.shape[1]
     out, lse = selection_ranges(
@@ -117,11 +213,65 @@ def decode_selected(
     return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
+def _spans(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    longest: int | None,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Spans [B,H,n,2] of entries that differ in length: out [B,HQ,Dv] and lse [B,HQ]."""
+    check_qkv(op, q, k, v)
+    check_scale(op, sm_scale)
+    check_no_backward(op, q, k, v)
+    if longest is not None:
+        check_whole(op, "selected_len", longest, 0)
+    attend = _spans_operator if traced(q) else _launch_spans
+    out, lse = attend(q, k, v, ranges, cache_seqlens, block_table, longest, sm_scale)
+    return out, lse
+
+
+@replayed
+def _launch_spans(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    longest: int | None,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b, hq, d = q.shape
+    h = k.shape[1]
+    rows = q.reshape(b, 1, h, hq // h, d)
+    lengths = cache_seqlens.contiguous()
+    out, lse = launch_ranges(
+        *(rows, k, v, ranges.unsqueeze(1), sm_scale, longest),
+        lengths=lengths,
+        block_table=block_table,
+    )
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
+
+
+_spans_operator = torch.library.custom_op(
+    "nsa_kernels::decode_spans", _launch_spans, mutates_args=()
+)
+
+
+_spans_operator.register_fake(rows_results)
+
+
 def decode_scores(
     q: torch.Tensor,
     k_cmp: torch.Tensor,
     lse: torch.Tensor,
     n_blocks: int,
+    cache_seqlens: torch.Tensor | None = None,
     *,
     block: int = 32,
     stride: int = 16,
@@ -133,19 +283,21 @@ def decode_scores(
     Args:
         q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
         n_blocks: selection blocks of the context.
+        cache_seqlens: int32 [B], tokens of each entry: keys that these do not complete count
+            nothing. Its values stay on the device. None: all keys of an entry count.
 
     Raises:
-        TypeError: unsupported or mixed dtypes.
+        TypeError: unsupported or mixed dtypes, cache_seqlens not int32.
         ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
             ``block`` and ``block_size``, an input that requires a gradient.
     """
     if traced(q):
         check_no_backward("decode_scores", q, k_cmp, lse)
         scores: torch.Tensor = _scores_operator(
-            q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale
+            q, k_cmp, lse, n_blocks, cache_seqlens, block, stride, block_size, sm_scale
         )
         return scores
-    return _scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
+    return _scores(q, k_cmp, lse, n_blocks, cache_seqlens, block, stride, block_size, sm_scale)
 
 
 @replayed
@@ -154,6 +306,7 @@ def _scores(
     k_cmp: torch.Tensor,
     lse: torch.Tensor,
     n_blocks: int,
+    cache_seqlens: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
@@ -174,7 +327,12 @@ def _scores(
     )
     check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
     check_strides("decode_scores", block, stride, block_size)
-    return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
+    if cache_seqlens is not None:
+        check_lengths("decode_scores", "cache_seqlens", cache_seqlens, q)
+        cache_seqlens = cache_seqlens.contiguous()
+    return launch_scores(
+        *(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale, cache_seqlens)
+    )
 
 
 _scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
