@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -12,11 +13,17 @@ from ..launch.checks import check_whole, require
 Compress = Callable[[torch.Tensor], torch.Tensor]
 
 
+def _to_keep() -> AbstractContextManager[Any]:
+    """What inference mode makes cannot be written to outside of it, so that it is left."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 class NSACache:
     """Keys and values [B, H, capacity, ...] of which the first ``tokens`` are filled.
 
     Grows in place: appended tokens are written behind the others, and only when the room is used up
-    is it doubled. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of what is filled.
+    is it doubled. ``k``, ``v``, ``k_cmp`` and ``v_cmp`` are views of what is filled. ``room`` and
+    ``seqlens`` are what a step of decoding takes: their shapes stay the same until the cache grows.
     """
 
     def __init__(self, block: int = 32, stride: int = 16, room: int = 256) -> None:
@@ -29,6 +36,7 @@ class NSACache:
         self.block, self.stride, self._room = block, stride, room
         self.tokens = self.compressed = 0
         self._buffers: dict[str, torch.Tensor] = {}
+        self._seqlens: torch.Tensor | None = None
 
     @property
     def k(self) -> torch.Tensor:
@@ -46,11 +54,29 @@ class NSACache:
     def v_cmp(self) -> torch.Tensor:
         return self._held("v_cmp", self.compressed)
 
-    def _held(self, name: str, filled: int) -> torch.Tensor:
+    @property
+    def room(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """k, v, k_cmp and v_cmp [B, H, capacity, ...], filled or not."""
+        k, v, k_cmp, v_cmp = (self._buffer(name) for name in ("k", "v", "k_cmp", "v_cmp"))
+        return k, v, k_cmp, v_cmp
+
+    @property
+    def seqlens(self) -> torch.Tensor:
+        """int32 [B] on the device: ``tokens``, for every entry."""
+        k = self._buffer("k")
+        with _to_keep():
+            if self._seqlens is None:
+                self._seqlens = torch.empty(k.shape[0], dtype=torch.int32, device=k.device)
+            return self._seqlens.fill_(self.tokens)
+
+    def _buffer(self, name: str) -> torch.Tensor:
         buffer = self._buffers.get(name)
         if buffer is None:
             raise ValueError(f"NSACache: nothing was appended yet, so there is no {name}")
-        return buffer[:, :, :filled]
+        return buffer
+
+    def _held(self, name: str, filled: int) -> torch.Tensor:
+        return self._buffer(name)[:, :, :filled]
 
     @torch.no_grad()
     def append(
@@ -136,10 +162,7 @@ class NSACache:
         held = self._buffers.get(name)
         if held is None or end > held.shape[2]:
             room = max(self._room, 2 * end if held is not None else end)
-            # What inference mode makes cannot be written to outside of it.
-            with (
-                torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-            ):
+            with _to_keep():
                 larger = x.new_empty(x.shape[0], x.shape[2], room, x.shape[3])
             if held is not None:
                 larger[:, :, :start] = held[:, :, :start]

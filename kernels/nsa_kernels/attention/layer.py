@@ -227,11 +227,9 @@ class NSAttention(nn.Module):
         assert cache is not None
         out = decode_step(
             q[:, 0],
-            cache.k,
-            cache.v,
-            cache.k_cmp,
-            cache.v_cmp,
+            *cache.room,
             gates[:, 0],
+            cache.seqlens,
             block=self.block,
             stride=self.stride,
             block_size=self.block_size,

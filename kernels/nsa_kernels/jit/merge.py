@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .compat import narrow, tl, triton, wait_for_last_launch
+from .pages import NOT_THERE
 from .tiles import natural
 
 
@@ -56,11 +57,15 @@ def merge_shares(
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PAGED: tl.constexpr,
 ):
-    """Merge the shares of one head ``h`` of a row into ``offset``."""
+    """Merge the shares of one head ``h`` of a row into ``offset``; PAGED: perhaps all of them of
+    keys that no page holds."""
     cols = tl.arange(0, BLOCK_DV)
     out, lse = combine_shares(part_ptr, plse_ptr, first_slot, n_slots, h, H, DV, BLOCK_DV, BLOCK_S)
     tl.store(out_ptr + offset * DV + cols, narrow(out, out_ptr.dtype.element_ty), mask=cols < DV)
+    if PAGED:
+        lse = tl.where(lse > NOT_THERE / 2, lse, float("-inf"))
     tl.store(lse_ptr + offset, natural(lse))
 
 
@@ -80,6 +85,7 @@ def merge_kernel(
     BLOCK_S: tl.constexpr,
     ROWS: tl.constexpr,
     TABLE: tl.constexpr,
+    PAGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (ROWS rows, head). Rows that one program finished alone are left as they are."""
@@ -111,6 +117,7 @@ def merge_kernel(
                         DV,
                         BLOCK_DV,
                         BLOCK_S,
+                        PAGED,
                     )
     else:
         only = tl.program_id(0).to(tl.int64)
@@ -127,6 +134,7 @@ def merge_kernel(
             DV,
             BLOCK_DV,
             BLOCK_S,
+            PAGED,
         )
 
 

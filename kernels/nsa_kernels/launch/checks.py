@@ -161,6 +161,38 @@ def check_qkv(
         raise ValueError(f"{op}: head dims must be in {MIN_DIM}..{MAX_DIM}; got D={d}, Dv={dv}")
 
 
+def check_lengths(op: str, name: str, lengths: Any, like: torch.Tensor) -> None:
+    """Raises TypeError or ValueError unless ``lengths`` is int32 [B], one an entry of ``like``."""
+    if not isinstance(lengths, torch.Tensor) or lengths.dtype != torch.int32:
+        raise TypeError(f"{op}: {name} must be an int32 tensor; got {kind(lengths)}")
+    require(
+        lengths.shape == like.shape[:1] and lengths.device == like.device,
+        f"{op}: {name} must be [{like.shape[0]}], one number an entry of the batch, on "
+        f"{like.device}; got {list(lengths.shape)} on {lengths.device}",
+    )
+
+
+def check_block_table(
+    op: str, block_table: Any, cache_seqlens: torch.Tensor | None, like: torch.Tensor
+) -> None:
+    """Raises TypeError or ValueError unless ``block_table`` is int32 [B, n], of the entries of
+    ``like``, and there are lengths."""
+    if not isinstance(block_table, torch.Tensor) or block_table.dtype != torch.int32:
+        raise TypeError(f"{op}: block_table must be an int32 tensor; got {kind(block_table)}")
+    require(
+        cache_seqlens is not None,
+        f"{op}: a block_table goes with cache_seqlens, the tokens of each entry",
+    )
+    require(
+        block_table.dim() == 2
+        and block_table.shape[0] == like.shape[0]
+        and block_table.shape[1] >= 1
+        and block_table.device == like.device,
+        f"{op}: block_table must be [{like.shape[0]}, pages of an entry], on {like.device}; got "
+        f"{list(block_table.shape)} on {block_table.device}",
+    )
+
+
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
     """Raises ValueError unless compressed keys and selection blocks are whole strides."""
     for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):

@@ -53,6 +53,7 @@ def merge(
     table: torch.Tensor | None,
     n_slots: int,
     slots: int = 0,
+    paged: bool = False,
 ) -> None:
     """Write ``out`` [..., H, Dv] and ``lse`` [..., H] of the rows that were split.
 
@@ -61,6 +62,7 @@ def merge(
             launch; None when every row has ``n_slots`` shares, row after row.
         n_slots: shares of each row, or how many a row is expected to have at most.
         slots: how many the workspace has; needed with a table.
+        paged: whether shares may be of keys that no page holds (``jit.pages``).
     """
     h, dv = out.shape[-2:]
     block_dv = next_power_of_2(dv)
@@ -80,6 +82,7 @@ def merge(
         BLOCK_S=block_s,
         ROWS=rows,
         TABLE=table is not None,
+        PAGED=paged,
         PDL=pdl,
         num_warps=2 if block_s * block_dv > 2048 else 1,
         num_stages=1,

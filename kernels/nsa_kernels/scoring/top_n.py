@@ -6,6 +6,7 @@ Ties go to the lowest index, here and in everything that must agree with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from ..launch.checks import (
     MAX_BLOCKS,
     MAX_TOKENS,
     check_device,
+    check_lengths,
     check_transforms,
     check_whole,
     require,
@@ -34,7 +36,7 @@ def select_blocks(
     count: int,
     *,
     block_size: int = 64,
-    first_position: int = 0,
+    first_position: int | torch.Tensor = 0,
     local: int = LOCAL_BLOCKS,
 ) -> torch.Tensor:
     """The ``count`` blocks that each query selects, as spans of tokens up to its own position.
@@ -45,33 +47,41 @@ def select_blocks(
     Args:
         scores: float32 [B, T, H, n_blocks], up to 65536 blocks, that hold the queries; what is
             negative or NaN counts as 0.
-        first_position: of the first of the T queries.
+        first_position: of the first of the T queries; a number, or int32 [B] on the device, one an
+            entry. Of those, queries before 0 select nothing, and queries behind the last block
+            select as its last token does.
 
     Returns:
         int32 [B, T, H, count, 2], half-open, in the order in which blocks were chosen; empty spans
         (0, 0) where there are fewer.
 
     Raises:
-        TypeError: scores of another dtype.
+        TypeError: scores, or positions, of another dtype.
         ValueError: ``count`` does not hold the forced blocks, scores of other dimensions, fewer
             blocks than the queries lie in, or too many, wrong device.
     """
+    positions = first_position if isinstance(first_position, torch.Tensor) else None
+    first = 0 if isinstance(first_position, torch.Tensor) else first_position
     for name, value, least, most in (
         ("count", count, 1, MAX_BLOCKS),
         ("block_size", block_size, 1, MAX_TOKENS),
-        ("first_position", first_position, 0, MAX_TOKENS),
+        ("first_position", first, 0, MAX_TOKENS),
         ("local", local, 0, MAX_BLOCKS),
     ):
         check_whole("select_blocks", name, value, least, most)
-    if traced(scores):
-        spans: torch.Tensor = _operator(scores, count, block_size, first_position, local)
-        return spans
-    return _launch(scores, count, block_size, first_position, local)
+    select = _operator if traced(scores) else _launch
+    spans: torch.Tensor = select(scores, count, block_size, first, local, positions)
+    return spans
 
 
 @replayed
 def _launch(
-    scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
+    scores: torch.Tensor,
+    count: int,
+    block_size: int,
+    first_position: int,
+    local: int,
+    positions: torch.Tensor | None,
 ) -> torch.Tensor:
     check_transforms("select_blocks", scores)
     if scores.dtype != torch.float32:
@@ -85,7 +95,13 @@ def _launch(
         blocks * block_size >= tokens,
         f"select_blocks: {blocks} blocks of {block_size} do not hold {tokens} tokens",
     )
-    return launch_top_n(scores, count, block_size, first_position, local)
+    if positions is not None:
+        check_lengths("select_blocks", "first_position", positions, scores)
+    return launch_top_n(
+        *(scores, count, block_size, first_position, local),
+        positions=positions,
+        last_position=min(blocks * block_size, MAX_TOKENS) - 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +132,17 @@ def launch_top_n(
     spans: bool = True,
     cu_seqlens: torch.Tensor | None = None,
     tiles: RowTiles | None = None,
+    positions: torch.Tensor | None = None,
+    last_position: int = 0,
 ) -> torch.Tensor:
     """``select_blocks``; with a ``window``, for T = 1, int32 [B, 2, H, count, 2]: what is selected
     and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
 
     Without ``spans`` int32 [B, T, H, count], the blocks themselves, -1 where there are fewer. With
     ``cu_seqlens``, int32 [sequences + 1], for B = 1, blocks are counted from the beginning of a
-    query's sequence, and a query in no sequence selects none.
+    query's sequence, and a query in no sequence selects none. With ``positions``, int32 [B], the
+    queries of an entry begin at its position plus ``first_position``; what comes before 0 selects
+    none, and what comes behind ``last_position`` selects as that does.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)
@@ -142,7 +162,8 @@ def launch_top_n(
         select_blocks_kernel,
         (cdiv(rows, tiles.rows),),
         *(scores.contiguous(), chosen, chosen if cu_seqlens is None else cu_seqlens),
-        *(rows, t, h, n_blocks, sequences, first_position, window),
+        chosen if positions is None else positions,
+        *(rows, t, h, n_blocks, sequences, first_position, last_position, window),
         COUNT=count,
         SIZE=block_size,
         LOCAL=local,
@@ -153,6 +174,7 @@ def launch_top_n(
         ALIGNED=n_blocks % 16 == 0,
         PACKED=cu_seqlens is not None,
         STEPS=max(1, sequences.bit_length()),
+        POSITIONS=positions is not None,
         SPANS=spans,
         WITH_WINDOW=window > 0,
         PDL=pdl,
@@ -167,7 +189,5 @@ _operator = torch.library.custom_op("nsa_kernels::select_blocks", _launch, mutat
 
 
 @_operator.register_fake
-def _(
-    scores: torch.Tensor, count: int, block_size: int, first_position: int, local: int
-) -> torch.Tensor:
+def _(scores: torch.Tensor, count: int, *others: Any) -> torch.Tensor:
     return scores.new_empty((*scores.shape[:3], count, 2), dtype=torch.int32)

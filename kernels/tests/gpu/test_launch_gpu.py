@@ -151,6 +151,26 @@ def decode(of: Draw) -> Call:
     )
 
 
+def lengths(of: Draw) -> Call:
+    b, h, s = of.one_of(1, 3), of.one_of(1, 4), of.one_of(40, 700, 9000)
+    keys = max(0, (s - 32) // 16 + 1)
+    q = of.tensor(b, h * of.one_of(1, 4, 40), of.d)
+    k, v, k_cmp, v_cmp = (
+        of.tensor(b, h, n, d, free=4)
+        for n, d in ((s, of.d), (s, of.dv), (keys, of.d), (keys, of.dv))
+    )
+    gates = of.tensor(b, q.shape[1], 3)
+    lse = of.tensor(b, q.shape[1], dtype=torch.float32)
+    held = of.ints(b, least=-1, most=s + 3)
+    return of.one_of(
+        lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, held),
+        lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, held, n_selected=70),
+        lambda: nsa_kernels.decode_compressed(q, k_cmp, v_cmp, held)[0],
+        lambda: nsa_kernels.decode_window(q, k, v, held, window=512)[0],
+        lambda: nsa_kernels.decode_scores(q, k_cmp, lse, -(-s // 64), held),
+    )
+
+
 def whole(of: Draw) -> Call:
     b, t, h = of.one_of(1, 1, 2), of.one_of(1, 100, 700), of.one_of(1, 2)
     hq = h * of.one_of(1, 4, 16)
@@ -181,7 +201,7 @@ def differentiated(call: Callable[..., Any], of: Draw, tensors: tuple[torch.Tens
     return both
 
 
-FAMILIES = (rows, varlen, ranges, band, compressed, top_n, blocks, decode, whole)
+FAMILIES = (rows, varlen, ranges, band, compressed, top_n, blocks, decode, lengths, whole)
 
 
 def as_triton(call: Call) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .api import (
+from .api import decode_step
+from .branches import (
     decode_compressed,
     decode_scores,
     decode_selected,
-    decode_step,
     decode_window,
     gated_sum,
 )

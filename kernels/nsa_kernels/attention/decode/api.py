@@ -1,7 +1,6 @@
-"""One decoded token of NSA against its caches: three branches and their gated sum.
+"""``decode_step``: one decoded token of NSA against its caches, three branches and their gated sum.
 
-Caches lie head by head, [B, H, tokens, D], so that each branch reads one consecutive stretch (or n
-of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+Nothing is read back on the host.
 """
 
 from __future__ import annotations
@@ -11,247 +10,23 @@ from typing import Any
 import torch
 
 from ...launch.checks import (
-    DTYPES,
     MAX_BLOCKS,
-    check_device,
+    MAX_TOKENS,
+    check_block_table,
+    check_lengths,
     check_no_backward,
     check_qkv,
-    check_scale,
     check_strides,
     check_transforms,
     check_whole,
     require,
     softmax_scale,
 )
-from ...launch.launcher import launch
 from ...launch.mode import traced
 from ...launch.replay import replayed
-from ...launch.sizes import next_power_of_2
-from ...launch.tape import empty
 from ...scoring.top_n import LOCAL_BLOCKS
-from ...selection.ranges.api import selection_ranges
-from ...selection.rows.api import selection_rows
-from .kernels.gated_sum import gated_sum_kernel
-from .scores import launch_scores
+from .branches import check_groups
 from .step import launch_step
-
-
-def _check_groups(op: str, hq: int, h: int) -> None:
-    require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
-
-
-def _check_cache(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    fits = q.dim() == 3 and k.dim() == v.dim() == 4
-    require(
-        fits and k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0],
-        f"{op}: expected q [B,HQ,D], k [B,H,S,D], v [B,H,S,Dv]; "
-        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
-    )
-    _check_groups(op, q.shape[1], k.shape[1])
-
-
-def _rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each head of k, v [B,H,L,...] a row, checked: out [B,HQ,Dv] and lse [B,HQ]."""
-    b, hq, d = q.shape
-    h = k.shape[1]
-    out, lse = selection_rows(
-        q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
-    )
-    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
-
-
-def decode_compressed(
-    q: torch.Tensor, k_cmp: torch.Tensor, v_cmp: torch.Tensor, *, sm_scale: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The compression branch: q [B,HQ,D] over all keys of k_cmp, v_cmp [B,H,Nc,...].
-
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
-    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
-    """
-    _check_cache("decode_compressed", q, k_cmp, v_cmp)
-    return _rows(q, k_cmp, v_cmp, sm_scale)
-
-
-def decode_window(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    window: int,
-    sm_scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
-
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_rows``. Batches and
-    heads of a cache must be one axis in memory (as of a contiguous one), or it is copied.
-    """
-    _check_cache("decode_window", q, k, v)
-    check_whole("decode_window", "window", window, 1)
-    first = max(k.shape[2] - window, 0)
-    return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
-
-
-def decode_selected(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ranges: torch.Tensor,
-    *,
-    selected_len: int | None = None,
-    sm_scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
-
-    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``.
-    """
-    _check_cache("decode_selected", q, k, v)
-    b, hq, d = q.shape
-    h = k.shape[1]
-    out, lse = selection_ranges(
-        q.reshape(b, 1, h, hq // h, d),
-        k,
-        v,
-        ranges.unsqueeze(1),
-        sm_scale=sm_scale,
-        selected_len=selected_len,
-    )
-    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
-
-
-def decode_scores(
-    q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    lse: torch.Tensor,
-    n_blocks: int,
-    *,
-    block: int = 32,
-    stride: int = 16,
-    block_size: int = 64,
-    sm_scale: float | None = None,
-) -> torch.Tensor:
-    """float32 [B, H, n_blocks]: what ``compressed_attention_with_scores`` gives for this query.
-
-    Args:
-        q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
-        n_blocks: selection blocks of the context.
-
-    Raises:
-        TypeError: unsupported or mixed dtypes.
-        ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
-            ``block`` and ``block_size``, an input that requires a gradient.
-    """
-    if traced(q):
-        check_no_backward("decode_scores", q, k_cmp, lse)
-        scores: torch.Tensor = _scores_operator(
-            q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale
-        )
-        return scores
-    return _scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
-
-
-@replayed
-def _scores(
-    q: torch.Tensor,
-    k_cmp: torch.Tensor,
-    lse: torch.Tensor,
-    n_blocks: int,
-    block: int,
-    stride: int,
-    block_size: int,
-    sm_scale: float | None,
-) -> torch.Tensor:
-    check_qkv("decode_scores", q, k_cmp, k_cmp)
-    check_no_backward("decode_scores", q, k_cmp, lse)
-    check_scale("decode_scores", sm_scale)
-    check_whole("decode_scores", "n_blocks", n_blocks, 0, MAX_BLOCKS)
-    require(
-        q.dim() == 3
-        and k_cmp.dim() == 4
-        and k_cmp.shape[0] == q.shape[0]
-        and lse.shape == q.shape[:2]
-        and lse.device == q.device,
-        "decode_scores: expected q [B,HQ,D], k_cmp [B,H,Nc,D], lse [B,HQ] on one device; got "
-        f"{tuple(q.shape)}, {tuple(k_cmp.shape)}, {tuple(lse.shape)}",
-    )
-    _check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
-    check_strides("decode_scores", block, stride, block_size)
-    return launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
-
-
-_scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
-
-
-@_scores_operator.register_fake
-def _(
-    q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor, n_blocks: int, *others: Any
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32)
-
-
-def gated_sum(
-    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
-
-    Raises:
-        TypeError: unsupported dtypes, branches of several.
-        ValueError: shapes or devices that do not fit together, an input that requires a gradient.
-    """
-    if traced(compressed):
-        check_no_backward("gated_sum", compressed, selected, window, gates)
-        out: torch.Tensor = _sum_operator(compressed, selected, window, gates)
-        return out
-    return _sum(compressed, selected, window, gates)
-
-
-@replayed
-def _sum(
-    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    check_transforms("gated_sum", compressed, selected, window, gates)
-    same = compressed.dtype == selected.dtype == window.dtype
-    if not (same and compressed.dtype in DTYPES and gates.dtype in DTYPES):
-        raise TypeError(
-            "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of "
-            f"one; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
-        )
-    check_device("gated_sum", compressed)
-    check_no_backward("gated_sum", compressed, selected, window, gates)
-    require(
-        compressed.shape == selected.shape == window.shape
-        and gates.shape == (*compressed.shape[:-1], 3)
-        and compressed.device == selected.device == window.device == gates.device,
-        "gated_sum: expected three branches [...,Dv] and gates [...,3] on one device; got "
-        f"{tuple(compressed.shape)}, {tuple(selected.shape)}, {tuple(window.shape)}, "
-        f"{tuple(gates.shape)}",
-    )
-    dv = compressed.shape[-1]
-    out = empty(compressed.shape, compressed.dtype, compressed.device)
-    if out.numel() == 0:
-        return out
-    launch(
-        gated_sum_kernel,
-        (out.numel() // dv,),
-        out,
-        compressed.contiguous(),
-        selected.contiguous(),
-        window.contiguous(),
-        gates.contiguous(),
-        DV=dv,
-        BLOCK_DV=next_power_of_2(dv),
-        num_warps=1,
-    )
-    return out
-
-
-_sum_operator = torch.library.custom_op("nsa_kernels::gated_sum", _sum, mutates_args=())
-
-
-@_sum_operator.register_fake
-def _(compressed: torch.Tensor, *others: Any) -> torch.Tensor:
-    return compressed.new_empty(compressed.shape)
 
 
 def _check_step(
@@ -261,30 +36,29 @@ def _check_step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
+    paged: bool,
     n_selected: int,
-    window: int,
 ) -> None:
     """What the operator says itself, where shapes may be symbols."""
     check_qkv("decode_step", q, k_cmp, v_cmp)
+    place = "[pages,H,page," if paged else "[B,H,S,"
     require(
         q.dim() == 3
         and q.shape[1] >= 1
-        and all(x.dim() == 4 and x.shape[0] == q.shape[0] for x in (k, v, k_cmp, v_cmp))
+        and all(x.dim() == 4 for x in (k, v, k_cmp, v_cmp))
+        and (paged or k.shape[0] == q.shape[0])
+        and k_cmp.shape[0] == q.shape[0]
         and k.shape[:3] == v.shape[:3]
         and k_cmp.shape[:3] == v_cmp.shape[:3]
         and k.shape[1] == k_cmp.shape[1]
         and v.shape[3] == v_cmp.shape[3]
-        and 1 <= k.shape[2] < 2**30
         and gates.shape == (*q.shape[:2], 3)
         and gates.device == q.device,
-        "decode_step: expected q [B,HQ,D], caches k [B,H,S,D] and v [B,H,S,Dv] of at least one "
-        "token, k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
+        f"decode_step: expected q [B,HQ,D], caches k {place}D] and v {place}Dv], "
+        "k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
-    _check_groups("decode_step", q.shape[1], k.shape[1])
+    check_groups("decode_step", q.shape[1], k.shape[1])
     require(
         n_selected > LOCAL_BLOCKS,
         f"decode_step: n_selected must be over the {LOCAL_BLOCKS} local blocks; got {n_selected}",
@@ -298,6 +72,8 @@ def decode_step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     *,
     block: int = 32,
     stride: int = 16,
@@ -314,6 +90,15 @@ def decode_step(
         k_cmp, v_cmp: compressed keys and values that are complete, [B, H, Nc, D] and
             [B, H, Nc, Dv]; Nc may be 0.
         gates: [B, HQ, 3], of compression, selection, window.
+        cache_seqlens: int32 [B], tokens of each entry, the token's own key and value at one less;
+            S and Nc are then what there is room for. Its values stay on the device, so that one
+            CUDA graph serves all steps of a generation. An entry of 0 tokens gives 0, and more
+            than S count as S. None: all entries have S tokens and Nc compressed keys.
+        block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
+            k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides, and the
+            tokens i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is
+            then n * page. What the table holds behind the tokens of an entry is not read; keys of a
+            page below 0, or not in the pool, are not attended to. Compressed keys stay as they are.
         n_selected: blocks of ``block_size`` tokens that selection takes: the first, the last two,
             and those of the highest scores.
         The others: as the branches.
@@ -322,12 +107,13 @@ def decode_step(
         out [B, HQ, Dv] in q's dtype.
 
     Raises:
-        TypeError, ValueError: as the branches; an input that requires a gradient.
+        TypeError: unsupported or mixed dtypes, cache_seqlens or block_table not int32.
+        ValueError: shapes that do not fit together, sizes as of the branches, an input that
+            requires a gradient.
     """
     attend = _checked_step if traced(q) else _launch
-    return attend(
-        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
-    )
+    sizes = (block, stride, block_size, n_selected, window)
+    return attend(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale)
 
 
 def _checked_step(
@@ -337,6 +123,8 @@ def _checked_step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    block_table: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
@@ -352,8 +140,9 @@ def _checked_step(
     check_strides("decode_step", block, stride, block_size)
     scale = softmax_scale("decode_step", q, sm_scale)
     step = _operator if traced(q) else _step
+    sizes = (block, stride, block_size, n_selected, window)
     out: torch.Tensor = step(
-        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, scale
+        q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, scale
     )
     return out
 
@@ -368,6 +157,8 @@ def _step(
     k_cmp: torch.Tensor,
     v_cmp: torch.Tensor,
     gates: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    block_table: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
@@ -375,30 +166,27 @@ def _step(
     window: int,
     sm_scale: float,
 ) -> torch.Tensor:
-    _check_step(q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window)
-    # Beyond int32, what kernels add to a window would wrap round.
-    window = min(window, k.shape[2])
-    return launch_step(
-        q, k, v, k_cmp, v_cmp, gates, block, stride, block_size, n_selected, window, sm_scale
+    _check_step(q, k, v, k_cmp, v_cmp, gates, block_table is not None, n_selected)
+    room = k.shape[2]
+    if block_table is not None:
+        check_block_table("decode_step", block_table, cache_seqlens, q)
+        room *= block_table.shape[1]
+    require(
+        1 <= room < MAX_TOKENS,
+        f"decode_step: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {room}",
     )
+    if cache_seqlens is not None:
+        check_lengths("decode_step", "cache_seqlens", cache_seqlens, q)
+        cache_seqlens = cache_seqlens.contiguous()
+    # Beyond int32, what kernels add to a window would wrap round.
+    window = min(window, room)
+    sizes = (block, stride, block_size, n_selected, window)
+    return launch_step(q, k, v, k_cmp, v_cmp, gates, *sizes, sm_scale, cache_seqlens, block_table)
 
 
 _operator = torch.library.custom_op("nsa_kernels::decode_step", _step, mutates_args=())
 
 
 @_operator.register_fake
-def _(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cmp: torch.Tensor,
-    v_cmp: torch.Tensor,
-    gates: torch.Tensor,
-    block: int,
-    stride: int,
-    block_size: int,
-    n_selected: int,
-    window: int,
-    sm_scale: float,
-) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
     return q.new_empty((*q.shape[:2], v.shape[3]))

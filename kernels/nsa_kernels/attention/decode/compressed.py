@@ -5,14 +5,18 @@ Without them the scores would read all compressed keys once more.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ...launch.device import dependent_launch
 from ...launch.launcher import launch
-from ...launch.shares import Shares, workspace
+from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import cdiv, head_dims, scale_log2, strides
 from ...launch.tape import empty
 from ...launch.tuned import Tile
+from ...selection.ranges.forward import MIN_SHARE
+from ...selection.rows.api import selection_rows
 from ...selection.rows.config import rows_config
 from .kernels.compressed import decode_compressed_kernel
 
@@ -22,37 +26,80 @@ LINE = 16
 """Logits of a head begin at multiples of this, so that they are written and read as vectors."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of each entry of a batch, int32 [B], and how they become compressed keys."""
+
+    tokens: torch.Tensor
+    block: int
+    stride: int
+
+
 def launch_compressed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sm_scale: float | None,
+    lengths: Lengths | None = None,
+    with_logits: bool = True,
 ) -> tuple[Shares, torch.Tensor]:
     """Shares of each row, q [N, H, D] over k [N, L, D], v [N, L, Dv], and logits.
 
-    logits: fp32 [N, H, L or up to LINE - 1 more], what is behind L undefined.
+    With ``lengths`` the rows of an entry see the keys that its tokens complete, at most L, and the
+    shares have a table. logits: fp32 [N, H, L or up to LINE - 1 more], what is behind a row's keys
+    undefined; all of them without ``with_logits``.
     """
     n, h, d = q.shape
     length, dv = v.shape[1:]
     out = empty((n, h, dv), q.dtype, q.device)
     lse = empty((n, h), torch.float32, q.device)
     padded = cdiv(length, LINE) * LINE
-    logits = empty((n, h, padded), torch.float32, q.device)
+    logits = empty((n, h, padded), torch.float32, q.device) if with_logits else lse
     config = rows_config(n, h, length, d, dv, q.dtype, q.device, TILE, merge=False)
-    part = plse = lse
+    part = plse = table = lse
     if config.splits > 1:
         part, plse = workspace(q, n * config.splits, h, dv)
+        if lengths is not None:
+            table = empty((n, 2), torch.int32, q.device)
+    entries = 1 if lengths is None else lengths.tokens.shape[0]
     launch(
         decode_compressed_kernel,
         (n, config.splits, config.head_tiles),
-        *(q, k, v, logits, out, lse, part, plse),
+        *(q, k, v, logits, out, lse, part, plse, table),
+        lse if lengths is None else lengths.tokens,
         *strides(q, k, v),
-        *(h, length, padded, config.chunk, scale_log2(sm_scale, d)),
+        *(h, length, padded, config.chunk, n // entries, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
         SPLIT=config.splits > 1,
         LATE=config.late,
+        LOGITS=with_logits,
+        LENGTHS=lengths is not None,
+        MIN_SHARE=max(config.block_l, MIN_SHARE),
+        BLOCK=1 if lengths is None else lengths.block,
+        STRIDE=1 if lengths is None else lengths.stride,
         PDL=dependent_launch(q.device),
         PRECISION="ieee",
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    return Shares(out, lse, part, plse, None, config.splits), logits
+    varied = table if lengths is not None and config.splits > 1 else None
+    return Shares(out, lse, part, plse, varied, config.splits), logits
+
+
+def rows_of_lengths(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sm_scale: float | None,
+    lengths: Lengths | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``selection_rows`` of rows that differ in length, all merged: out [N, H, Dv], lse [N, H]."""
+    if lengths is None:
+        return selection_rows(q, k, v, sm_scale=sm_scale)
+    shares, _ = launch_compressed(q, k, v, sm_scale, lengths, with_logits=False)
+    if shares.splits > 1:
+        slots = q.shape[0] * shares.splits
+        merge(shares.out, shares.lse, shares.part, shares.plse, shares.table, shares.splits, slots)
+    return shares.out, shares.lse

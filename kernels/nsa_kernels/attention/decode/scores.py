@@ -9,6 +9,7 @@ from ...launch.launcher import launch
 from ...launch.shares import Shares
 from ...launch.sizes import cdiv, next_power_of_2, scale_log2, strides
 from ...launch.tape import empty
+from .compressed import Lengths
 from .kernels.scores import decode_scores_kernel, decode_scores_of_logits_kernel
 
 
@@ -21,6 +22,7 @@ def launch_scores(
     stride: int,
     block_size: int,
     sm_scale: float | None,
+    cache_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``decode_scores`` on inputs that were checked."""
     b, hq, d = q.shape
@@ -32,7 +34,7 @@ def launch_scores(
     launch(
         decode_scores_kernel,
         (b * h, cdiv(n_blocks, wide)),
-        *(q, k_cmp, lse.contiguous(), scores),
+        *(q, k_cmp, lse.contiguous(), scores, lse if cache_seqlens is None else cache_seqlens),
         *strides(q, k_cmp),
         *(n, h, hq // h, n_blocks, scale_log2(sm_scale, d)),
         D=d,
@@ -41,6 +43,8 @@ def launch_scores(
         BLOCK_J=wide,
         REACH=block // stride,
         SPAN=block_size // stride,
+        LENGTHS=cache_seqlens is not None,
+        STRIDE=1 if cache_seqlens is None else stride,
         PRECISION="ieee",
         num_warps=4,
         num_stages=1,
@@ -57,8 +61,10 @@ def launch_scores_of_logits(
     block: int,
     stride: int,
     block_size: int,
+    lengths: Lengths | None = None,
 ) -> torch.Tensor:
-    """Scores [B, H, n_blocks] of logits [B * H, group, padded], the first ``n`` of each line."""
+    """Scores [B, H, n_blocks] of logits [B * H, group, padded], the first ``n`` of each line, or
+    those of the keys that the tokens of its entry complete."""
     rows, group, padded = logits.shape
     scores = empty((b, rows // b, n_blocks), torch.float32, logits.device)
     span = block_size // stride
@@ -72,13 +78,17 @@ def launch_scores_of_logits(
         decode_scores_of_logits_kernel,
         (rows, tiles),
         *(logits, shares.lse, shares.plse, scores),
-        *(n, padded, group, n_blocks, shares.splits),
+        shares.lse if shares.table is None else shares.table,
+        shares.lse if lengths is None else lengths.tokens,
+        *(n, padded, group, n_blocks, shares.splits, rows // b),
         BLOCK_G=next_power_of_2(group),
         BLOCK_J=wide,
         BLOCK_P=places,
         BLOCK_S=next_power_of_2(shares.splits) if shares.splits > 1 else 0,
         REACH=block // stride,
         SPAN=span,
+        LENGTHS=lengths is not None,
+        STRIDE=1 if lengths is None else stride,
         PDL=pdl,
         num_warps=4,
         num_stages=1,

@@ -23,8 +23,7 @@ from ...launch.sizes import cdiv, next_power_of_2
 from ...launch.tape import empty
 from ...scoring.top_n import launch_top_n
 from ...selection.ranges.forward import range_shares
-from ...selection.rows.api import selection_rows
-from .compressed import launch_compressed
+from .compressed import Lengths, launch_compressed, rows_of_lengths
 from .config import decode_spans_config
 from .kernels.gated_sum import decode_merge_kernel
 from .scores import launch_scores, launch_scores_of_logits
@@ -48,10 +47,14 @@ def launch_step(
     n_selected: int,
     window: int,
     sm_scale: float,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``decode_step`` on inputs that were checked."""
     b, hq, d = q.shape
     h, context = k.shape[1:3]
+    if block_table is not None:
+        context *= block_table.shape[1]
     group = hq // h
     gates = gates.contiguous()
     out = empty((b, hq, v.shape[3]), q.dtype, q.device)
@@ -61,22 +64,34 @@ def launch_step(
     rows = q.reshape(b * h, group, d)
     k_rows, v_rows = k_cmp.flatten(0, 1), v_cmp.flatten(0, 1)
     n_blocks = cdiv(context, block_size)
+    lengths = None if cache_seqlens is None else Lengths(cache_seqlens, block, stride)
     if 2 * group * LOGIT_BYTES > d * q.element_size():
-        whole, lse = selection_rows(rows, k_rows, v_rows, sm_scale=sm_scale)
+        whole, lse = rows_of_lengths(rows, k_rows, v_rows, sm_scale, lengths)
         compressed = Shares(whole, lse, lse, lse, None, 1)
-        scores = launch_scores(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale)
+        scores = launch_scores(
+            *(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale, cache_seqlens)
+        )
     else:
-        compressed, logits = launch_compressed(rows, k_rows, v_rows, sm_scale)
+        compressed, logits = launch_compressed(rows, k_rows, v_rows, sm_scale, lengths)
         scores = launch_scores_of_logits(
-            logits, compressed, k_cmp.shape[2], b, n_blocks, block, stride, block_size
+            *(logits, compressed, k_cmp.shape[2], b, n_blocks, block, stride, block_size, lengths)
         )
     ranges = launch_top_n(
-        scores.unsqueeze(1), n_selected, block_size, context - 1, window=window, pdl=pdl
+        *(scores.unsqueeze(1), n_selected, block_size, context - 1 if lengths is None else -1),
+        window=window,
+        pdl=pdl,
+        positions=cache_seqlens,
+        last_position=context - 1,
     )
     sets = q.reshape(b, 1, h, group, d).expand(-1, SETS, -1, -1, -1)
     longest = min(max(n_selected * block_size, window), context)
     config = decode_spans_config(SETS * b * h, group, longest, d, v.shape[3], q.dtype, q.device)
-    spans = range_shares(sets, k, v, ranges, sm_scale, longest, config, dependent=pdl)
+    spans = range_shares(
+        *(sets, k, v, ranges, sm_scale, longest, config),
+        dependent=pdl,
+        lengths=cache_seqlens,
+        block_table=block_table,
+    )
     _merge(out, gates, compressed, spans, h)
     return out
 
@@ -97,11 +112,13 @@ def _merge(
         decode_merge_kernel,
         (b * h, group),
         *(out, gates, compressed.out, compressed.part, compressed.plse),
+        compressed.lse if compressed.table is None else compressed.table,
         *(spans.out, spans.part, spans.plse, spans.lse if spans.table is None else spans.table),
         *(h, group, compressed.splits, spans.splits),
         DV=dv,
         BLOCK_DV=block_dv,
         CMP_BLOCK_S=together(compressed) if compressed.splits > 1 else 0,
+        CMP_TABLE=compressed.table is not None,
         SPANS_BLOCK_S=together(spans) if spans.splits > 1 else 0,
         SETS=SETS,
         PDL=pdl,

@@ -89,12 +89,14 @@ def select_blocks_kernel(
     scores_ptr,
     out_ptr,
     cu_ptr,
+    positions_ptr,
     rows,
     T,
     H,
     n_blocks,
     sequences,
     first_position,
+    last_position,
     window,
     COUNT: tl.constexpr,
     SIZE: tl.constexpr,
@@ -106,6 +108,7 @@ def select_blocks_kernel(
     ALIGNED: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
+    POSITIONS: tl.constexpr,
     SPANS: tl.constexpr,
     WITH_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
@@ -114,7 +117,9 @@ def select_blocks_kernel(
     int32 [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2].
 
     A block that begins behind the query is never taken; what is left over is -1, or empty, (0, 0).
-    PACKED: positions are counted from where cu_seqlens begins the query's sequence. WITH_WINDOW, of
+    PACKED: positions are counted from where cu_seqlens begins the query's sequence. POSITIONS: to
+    those of an entry of the batch its own number is added; behind ``last_position`` is no query,
+    and what is before 0 selects nothing. WITH_WINDOW, of
     one query: spans [B,2,H,COUNT,2], the second with the last ``window`` keys as its only span.
     """
     start_next_launch(PDL)
@@ -129,6 +134,10 @@ def select_blocks_kernel(
                 begin = tl.load(cu_ptr + sequence)
                 inside = (begin >= 0) & (begin <= t) & (t < tl.load(cu_ptr + sequence + 1))
                 position = tl.where(inside, t - begin, -1)
+            if POSITIONS:
+                own = tl.load(positions_ptr + row // H // T)
+                own = tl.minimum(tl.maximum(own, -(1 << 30)), last_position + 1)
+                position = tl.minimum(own + position, last_position)
             to = row
             if WITH_WINDOW:
                 to = row // H * (2 * H) + row % H

@@ -6,9 +6,15 @@ import torch
 
 
 def check_ranges(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ranges: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    paged: bool = False,
 ) -> torch.Tensor:
     """Check how the inputs of ``selection_ranges`` fit together; ranges as a view [B,S,G,n,2].
+
+    ``paged``: k and v [pages,G,page,...] are a pool of pages.
 
     Raises:
         TypeError: ranges not int32 or int64.
@@ -21,7 +27,8 @@ def check_ranges(
         q.dim() == 5
         and k.dim() == v.dim() == 4
         and k.shape[:3] == v.shape[:3]
-        and k.shape[:2] == (q.shape[0], q.shape[2])
+        and (paged or k.shape[0] == q.shape[0])
+        and k.shape[1] == q.shape[2]
         and k.shape[3] == q.shape[4]
         and ranges.dim() == 5
         and ranges.shape[:3] == q.shape[:3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...jit.compat import PIPELINES_GATHERS
 from ...launch.checks import require
 from ...launch.config import Config, check_heads
 from ...launch.device import dependent_launch, launch_options
@@ -30,13 +31,23 @@ def launch_ranges(
     sm_scale: float | None,
     selected_len: int | None,
     config: Config | None = None,
+    lengths: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine."""
-    ranges = check_ranges(q, k, v, ranges)
-    shares = range_shares(q, k, v, ranges, sm_scale, selected_len, config)
+    """``selection_ranges`` on q, k, v whose dtypes, devices and head dims are known to be fine.
+
+    lengths: int32 [B], how many keys of an entry there are, at most S_kv; its spans are clamped.
+    block_table: int32 [B, n]: k and v [pages, G, page, ...] are a pool, and page i of an entry is
+    block_table[entry, i]; keys of a page that is not in the pool are not attended to.
+    """
+    paged = block_table is not None
+    ranges = check_ranges(q, k, v, ranges, paged)
+    shares = range_shares(
+        *(q, k, v, ranges, sm_scale, selected_len, config), lengths=lengths, block_table=block_table
+    )
     if shares.splits > 1:
         slots = shares.plse.numel() // q.shape[3]
-        merge(shares.out, shares.lse, *shares[2:], slots)
+        merge(shares.out, shares.lse, *shares[2:], slots, paged)
     return shares.out, shares.lse
 
 
@@ -49,14 +60,19 @@ def range_shares(
     selected_len: int | None,
     config: Config | None = None,
     dependent: bool = False,
+    lengths: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> Shares:
     """The first launch of ``selection_ranges``, on inputs that were checked.
 
     ``dependent``: it starts beside the launch before, which writes ``ranges`` and nothing else that
-    it reads.
+    it reads. ``lengths``, ``block_table``: as ``launch_ranges`` takes them.
     """
     b, s, g, h, d = q.shape
     s_kv, dv = v.shape[2], v.shape[3]
+    page = 0
+    if block_table is not None:
+        page, s_kv = s_kv, s_kv * block_table.shape[1]
     n_spans = ranges.shape[3]
     rows = b * s * g
     out = empty((b, s, g, h, dv), q.dtype, q.device)
@@ -72,14 +88,18 @@ def range_shares(
     if config.splits > 1:
         part, plse = workspace(q, rows * config.splits, h, dv)
         table = empty((rows, 2), torch.int32, q.device)
-    given = kernel_spans(ranges, s_kv)
+    given = kernel_spans(ranges, s_kv, lengths)
+    pipelined = not given.search_steps and (PIPELINES_GATHERS or not page)
     launch(
         ranges_kernel,
         (rows, config.splits, config.head_tiles),
         *(q, k, v, given.spans, given.before, out, lse, part, plse, table),
+        lse if lengths is None else lengths,
+        lse if block_table is None else block_table,
         *strides(q, k, v),
         *given.strides,
-        *(s, g, h, s_kv, n_spans, scale_log2(sm_scale, d)),
+        *((0, 0) if block_table is None else block_table.stride()),
+        *(s, g, h, s_kv, n_spans, k.shape[0] if page else 0, scale_log2(sm_scale, d)),
         **head_dims(d, dv),
         BLOCK_H=config.block_h,
         BLOCK_L=config.block_l,
@@ -88,12 +108,14 @@ def range_shares(
         MIN_SHARE=max(config.block_l, MIN_SHARE),
         SPLIT=config.splits > 1,
         LATE=config.late,
+        LENGTHS=lengths is not None,
+        PAGE=page,
         DEPENDENT=dependent,
         PDL=dependent or (config.splits > 1 and dependent_launch(q.device)),
         PRECISION="ieee",
         num_warps=config.num_warps,
         # Tritons 3.0 and 3.1 cannot pipeline loads behind the chain of loads of the search.
-        num_stages=1 if given.search_steps else config.num_stages,
+        num_stages=config.num_stages if pipelined else 1,
         **launch_options(dependent),
     )
     return Shares(out, lse, part, plse, table, config.splits)

@@ -12,13 +12,16 @@ MAX_IN_REGISTERS = 64
 """Spans a row up to which a program orders them itself; beyond, ``disjoint_spans`` does."""
 
 
-def disjoint_spans(ranges: torch.Tensor, s_kv: int) -> tuple[torch.Tensor, torch.Tensor]:
+def disjoint_spans(
+    ranges: torch.Tensor, s_kv: int, lengths: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sort and clip the spans of each row so that they are disjoint and their union is the same.
 
     Args:
         ranges: int [..., n, 2], half-open spans in any order, overlapping, reversed or out of
             bounds. Not written.
         s_kv: number of keys; spans are clamped to [0, s_kv].
+        lengths: int32 [B], of ranges [B, ...], the number of keys where it is smaller.
 
     Returns:
         ``start`` int32 [..., n] and ``before`` int32 [..., n + 1], both contiguous. Key number
@@ -27,6 +30,8 @@ def disjoint_spans(ranges: torch.Tensor, s_kv: int) -> tuple[torch.Tensor, torch
         stay, with length 0.
     """
     clamped = ranges.clamp(0, s_kv).to(torch.int32)
+    if lengths is not None:
+        clamped = clamped.minimum(lengths.clamp(min=0).view(-1, *[1] * (ranges.dim() - 1)))
     start, order = clamped[..., 0].sort(dim=-1, stable=True)
     end = clamped[..., 1].gather(-1, order)
     reach = torch.cummax(torch.nn.functional.pad(end, (1, 0)), -1).values
@@ -48,10 +53,10 @@ class Spans(NamedTuple):
     search_steps: int
 
 
-def kernel_spans(ranges: torch.Tensor, s_kv: int) -> Spans:
+def kernel_spans(ranges: torch.Tensor, s_kv: int, lengths: torch.Tensor | None = None) -> Spans:
     """Spans as kernels take them: up to MAX_IN_REGISTERS a row are made disjoint there."""
     n = ranges.shape[3]
     if n <= MAX_IN_REGISTERS:
         return Spans(ranges, ranges, ranges.stride(), max(next_power_of_2(n), 2), 0)
-    start, before = disjoint_spans(ranges, s_kv)
+    start, before = disjoint_spans(ranges, s_kv, lengths)
     return Spans(start, before, (*start.stride(), 0), 1, (n - 1).bit_length())

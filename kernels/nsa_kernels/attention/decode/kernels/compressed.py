@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....jit.compat import dot, start_next_launch, tl, triton
+from ....jit.lengths import complete_keys
 from ....jit.tiles import late, load_tile, softmax_update, store_row, store_share
 
 
@@ -16,6 +17,8 @@ def decode_compressed_kernel(
     lse_ptr,
     part_ptr,
     plse_ptr,
+    table_ptr,
+    lengths_ptr,
     q_sn,
     q_sh,
     q_sd,
@@ -29,6 +32,7 @@ def decode_compressed_kernel(
     L,
     padded,
     chunk,
+    rows_each,
     scale_log2,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -38,12 +42,19 @@ def decode_compressed_kernel(
     BLOCK_L: tl.constexpr,
     SPLIT: tl.constexpr,
     LATE: tl.constexpr,
+    LOGITS: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
     PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, share, head tile): keys ``share * chunk`` up to ``chunk`` further.
 
-    logits: fp32 [rows, H, padded], times scale and log2(e).
+    logits: fp32 [rows, H, padded], times scale and log2(e); written if LOGITS. LENGTHS: an entry
+    of the batch, ``rows_each`` rows, has the compressed keys of its length of tokens, which its
+    programs share evenly; how many of them had any is in ``table`` (as ``merge`` takes it).
     """
     start_next_launch(PDL)
     n = tl.program_id(0).to(tl.int64)
@@ -53,13 +64,18 @@ def decode_compressed_kernel(
     heads_ok = heads < H
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
+    if LENGTHS:
+        L = complete_keys(tl.load(lengths_ptr + n // rows_each), L, BLOCK, STRIDE)
+        chunk = tl.cdiv(tl.cdiv(L, BLOCK_L), tl.num_programs(1)) * BLOCK_L
+        chunk = tl.maximum(chunk, MIN_SHARE)
     lo = share * chunk
     hi = tl.minimum(lo + chunk, L)
     row_max = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
     sums = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], dtype=tl.float32)
     q = load_tile(q_ptr + n * q_sn, heads.to(tl.int64), d, q_sh, q_sd, heads_ok, D, BLOCK_D, True)
-    logits = logits_ptr + (n * H + heads)[:, None] * padded
+    if LOGITS:
+        logits = logits_ptr + (n * H + heads)[:, None] * padded
     for start in range(lo, hi, BLOCK_L):
         pos = start + tl.arange(0, BLOCK_L)
         valid = pos < hi
@@ -68,26 +84,41 @@ def decode_compressed_kernel(
         v = load_tile(v_ptr + n * v_sn, offset, dv, v_sl, v_sd, valid, DV, BLOCK_DV, True)
         s = tl.zeros([BLOCK_H, BLOCK_L], dtype=tl.float32)
         s = dot(late(q, start >= lo, LATE), tl.trans(k), s, PRECISION) * scale_log2
-        # Tiles end where shares do, so that this mask is the same for a whole line.
-        tl.store(logits + offset[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
+        if LOGITS:
+            # Tiles end where shares do, so that this mask is the same for a whole line.
+            tl.store(logits + offset[None, :], s, mask=heads_ok[:, None] & (pos < padded)[None, :])
         s = tl.where(valid[None, :], s, float("-inf"))
         row_max, sums, acc = softmax_update(s, v, row_max, sums, acc, PRECISION)
     row_sum = tl.sum(sums, 1)
+    out_row = out_ptr + n * H * DV
+    lse_row = lse_ptr + n * H
     if SPLIT:
         slot = n * tl.num_programs(1) + share
-        store_share(
-            part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
-        )
+        if LENGTHS:
+            parts = tl.cdiv(L, chunk)
+            if (share == 0) & (head0 == 0):
+                tl.store(table_ptr + n * 2, slot.to(tl.int32))
+                tl.store(table_ptr + n * 2 + 1, parts)
+            if parts > 1:
+                if share < parts:
+                    store_share(
+                        part_ptr,
+                        plse_ptr,
+                        slot,
+                        acc,
+                        row_max,
+                        row_sum,
+                        head0,
+                        H,
+                        DV,
+                        BLOCK_H,
+                        BLOCK_DV,
+                    )
+            elif share == 0:
+                store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)
+        else:
+            store_share(
+                part_ptr, plse_ptr, slot, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV
+            )
     else:
-        store_row(
-            out_ptr + n * H * DV,
-            lse_ptr + n * H,
-            acc,
-            row_max,
-            row_sum,
-            head0,
-            H,
-            DV,
-            BLOCK_H,
-            BLOCK_DV,
-        )
+        store_row(out_row, lse_row, acc, row_max, row_sum, head0, H, DV, BLOCK_H, BLOCK_DV)

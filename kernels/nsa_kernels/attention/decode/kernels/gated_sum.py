@@ -38,6 +38,7 @@ def decode_merge_kernel(
     cmp_out_ptr,
     cmp_part_ptr,
     cmp_plse_ptr,
+    cmp_table_ptr,
     spans_out_ptr,
     spans_part_ptr,
     spans_plse_ptr,
@@ -49,6 +50,7 @@ def decode_merge_kernel(
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     CMP_BLOCK_S: tl.constexpr,
+    CMP_TABLE: tl.constexpr,
     SPANS_BLOCK_S: tl.constexpr,
     SETS: tl.constexpr,
     PDL: tl.constexpr,
@@ -56,13 +58,31 @@ def decode_merge_kernel(
     """Program (key head of a batch, head of its group): gates [.., 3] times the branches, summed.
 
     CMP_BLOCK_S, SPANS_BLOCK_S: shares that are looked at together; 0 where nothing was split.
+    CMP_TABLE: rows of compressed keys differ in shares, too.
     """
     wait_for_last_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     offset = row * GROUP + head
     dv = tl.arange(0, BLOCK_DV)
-    if CMP_BLOCK_S > 0:
+    whole = cmp_out_ptr + offset * DV + dv
+    if CMP_TABLE:
+        count = tl.minimum(tl.load(cmp_table_ptr + row * 2 + 1), cmp_shares)
+        if count > 1:
+            branch, _ = combine_shares(
+                cmp_part_ptr,
+                cmp_plse_ptr,
+                row * cmp_shares,
+                count,
+                head,
+                GROUP,
+                DV,
+                BLOCK_DV,
+                CMP_BLOCK_S,
+            )
+        else:
+            branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
+    elif CMP_BLOCK_S > 0:
         branch, _ = combine_shares(
             cmp_part_ptr,
             cmp_plse_ptr,
@@ -75,7 +95,7 @@ def decode_merge_kernel(
             CMP_BLOCK_S,
         )
     else:
-        branch = tl.load(cmp_out_ptr + offset * DV + dv, mask=dv < DV, other=0.0).to(tl.float32)
+        branch = tl.load(whole, mask=dv < DV, other=0.0).to(tl.float32)
     total = branch * tl.load(gates_ptr + offset * 3).to(tl.float32)
     for i in tl.static_range(SETS):
         spans_row = row // H * (SETS * H) + i * H + row % H

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....jit.compat import dot, start_next_launch, tl, triton, wait_for_last_launch
+from ....jit.lengths import complete_keys
 from ....jit.tiles import base_2, load_tile
 
 
@@ -12,6 +13,7 @@ def decode_scores_kernel(
     k_ptr,
     lse_ptr,
     scores_ptr,
+    lengths_ptr,
     q_sb,
     q_sh,
     q_sd,
@@ -30,11 +32,18 @@ def decode_scores_kernel(
     BLOCK_J: tl.constexpr,
     REACH: tl.constexpr,
     SPAN: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    STRIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``)."""
+    """Program (batch and key head, block tile): scores [B,H,n_blocks] (``block_scores``).
+
+    LENGTHS: of the compressed keys that an entry's length of tokens completes.
+    """
     row = tl.program_id(0)
     batch = (row // H).to(tl.int64)
+    if LENGTHS:
+        N = complete_keys(tl.load(lengths_ptr + batch), N, REACH * STRIDE, STRIDE)
     kv_head = (row % H).to(tl.int64)
     blocks = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
     heads = tl.arange(0, BLOCK_G)
@@ -65,23 +74,30 @@ def decode_scores_of_logits_kernel(
     lse_ptr,
     plse_ptr,
     scores_ptr,
+    table_ptr,
+    lengths_ptr,
     N,
     padded,
     GROUP,
     n_blocks,
     n_shares,
+    H,
     BLOCK_G: tl.constexpr,
     BLOCK_J: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
     REACH: tl.constexpr,
     SPAN: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """As ``decode_scores_kernel``, of logits fp32 [rows, GROUP, padded] that are there already.
 
     A block's SPAN keys lie side by side and are loaded at once; the REACH - 1 before them reach
     into it. BLOCK_S: 0 where ``lse_ptr`` holds each head's LSE, else at least the number of shares.
+    LENGTHS: of H rows an entry, whose tokens complete fewer keys; how many shares a row has is in
+    ``table``, and ``lse_ptr`` holds the LSEs of those that have no two.
     """
     start_next_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -89,15 +105,23 @@ def decode_scores_of_logits_kernel(
     heads = tl.arange(0, BLOCK_G)
     ours = heads < GROUP
     wait_for_last_launch(PDL)
+    held = n_shares
+    if LENGTHS:
+        N = complete_keys(tl.load(lengths_ptr + row // H), N, REACH * STRIDE, STRIDE)
+        if BLOCK_S > 0:
+            held = tl.minimum(tl.load(table_ptr + row * 2 + 1), n_shares)
     if BLOCK_S > 0:
         share = tl.arange(0, BLOCK_S)
-        live = (share[:, None] < n_shares) & ours[None, :]
+        live = (share[:, None] < held) & ours[None, :]
         offset = (row * n_shares + share[:, None]) * GROUP + heads[None, :]
         shares = tl.load(plse_ptr + offset, mask=live, other=float("-inf"))
         top = tl.max(shares, 0)
         top = tl.where(ours, top, 0.0)
         sums = tl.sum(tl.exp2(shares - top[None, :]), 0)
         lse_log2 = tl.where(ours, top + tl.log2(tl.where(ours, sums, 1.0)), float("inf"))
+        if LENGTHS:
+            whole = tl.load(lse_ptr + row * GROUP + heads, mask=ours, other=float("inf"))
+            lse_log2 = tl.where(held > 1, lse_log2, base_2(whole))
     else:
         lse = tl.load(lse_ptr + row * GROUP + heads, mask=ours, other=float("inf"))
         lse_log2 = base_2(lse)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ....jit.compat import start_next_launch, tl, triton, wait_for_last_launch
+from ....jit.lengths import tokens_of
+from ....jit.pages import NOT_THERE, attend_paged_tile
 from ....jit.tiles import attend_tile, load_tile, store_row, store_share
 from .spans import key_of, numbered_spans
 
@@ -19,6 +21,8 @@ def ranges_kernel(
     part_ptr,
     plse_ptr,
     table_ptr,
+    lengths_ptr,
+    pages_ptr,
     q_sb,
     q_ss,
     q_sg,
@@ -37,11 +41,14 @@ def ranges_kernel(
     r_sg,
     r_sn,
     r_se,
+    p_sb,
+    p_sn,
     S,
     G,
     H,
     S_KV,
     n_spans,
+    n_pages,
     scale_log2,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -54,13 +61,17 @@ def ranges_kernel(
     MIN_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
     LATE: tl.constexpr,
+    LENGTHS: tl.constexpr,
+    PAGE: tl.constexpr,
     DEPENDENT: tl.constexpr,
     PDL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (row, split, head tile); row = (b * S + s) * G + g.
 
-    DEPENDENT: of what it reads, the launch before writes the spans only.
+    DEPENDENT: of what it reads, the launch before writes the spans only. LENGTHS: the keys of an
+    entry end with its length. PAGE: keys of a page, of which k [pages,G,PAGE,D] and v are a pool
+    and ``pages`` says which are an entry's; 0: k [B,G,S_KV,D].
     """
     start_next_launch(PDL)
     r = tl.program_id(0).to(tl.int64)
@@ -69,6 +80,8 @@ def ranges_kernel(
     g = r % G
     s = (r // G) % S
     b = r // G // S
+    if LENGTHS:
+        S_KV = tokens_of(lengths_ptr, b, S_KV)
     head0 = tl.program_id(2) * BLOCK_H
     heads = head0 + tl.arange(0, BLOCK_H)
     heads_ok = heads < H
@@ -84,8 +97,12 @@ def ranges_kernel(
         BLOCK_D,
         True,
     )
-    k_base = k_ptr + b * k_sb + g * k_sg
-    v_base = v_ptr + b * v_sb + g * v_sg
+    if PAGE > 0:
+        k_base = k_ptr + g * k_sg
+        v_base = v_ptr + g * v_sg
+    else:
+        k_base = k_ptr + b * k_sb + g * k_sg
+        v_base = v_ptr + b * v_sb + g * v_sg
     spans = spans_ptr + b * r_sb + s * r_ss + g * r_sg
     before = before_ptr + r * (n_spans + 1)
     wait_for_last_launch(DEPENDENT)
@@ -108,30 +125,66 @@ def ranges_kernel(
             key = key_of(
                 pos, valid, spans, before, r_sn, number, stop, shift, n_spans, SEARCH_STEPS
             )
-            row_max, sums, acc = attend_tile(
-                q,
-                start >= lo,
-                k_base,
-                v_base,
-                key.to(tl.int64),
-                valid,
-                k_sl,
-                k_sd,
-                v_sl,
-                v_sd,
-                row_max,
-                sums,
-                acc,
-                scale_log2,
-                D,
-                DV,
-                BLOCK_D,
-                BLOCK_DV,
-                True,
-                LATE,
-                PRECISION,
-            )
+            if PAGE > 0:
+                row_max, sums, acc = attend_paged_tile(
+                    q,
+                    start >= lo,
+                    k_base,
+                    v_base,
+                    pages_ptr + b * p_sb,
+                    p_sn,
+                    n_pages,
+                    key,
+                    valid,
+                    k_sb,
+                    k_sl,
+                    k_sd,
+                    v_sb,
+                    v_sl,
+                    v_sd,
+                    row_max,
+                    sums,
+                    acc,
+                    scale_log2,
+                    D,
+                    DV,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    PAGE,
+                    LATE,
+                    PRECISION,
+                )
+            else:
+                row_max, sums, acc = attend_tile(
+                    q,
+                    start >= lo,
+                    k_base,
+                    v_base,
+                    key.to(tl.int64),
+                    valid,
+                    k_sl,
+                    k_sd,
+                    v_sl,
+                    v_sd,
+                    row_max,
+                    sums,
+                    acc,
+                    scale_log2,
+                    D,
+                    DV,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    True,
+                    LATE,
+                    PRECISION,
+                )
         row_sum = tl.sum(sums, 1)
+        if PAGE > 0:
+            # A share of absent keys has the values 0 and, beside others, no weight.
+            some = row_max > NOT_THERE
+            if SPLIT:
+                some = some | (n_parts > 1)
+            row_sum = tl.where(some, row_sum, 0.0)
         out_row = out_ptr + r * H * DV
         lse_row = lse_ptr + r * H
         if SPLIT:

@@ -1,0 +1,409 @@
+"""The branches of one decoded token, each alone, and their gated sum.
+
+Caches lie head by head, [B, H, tokens, D], so that each branch reads one consecutive stretch (or n
+of them) a head, in place, by the kernels for rows and spans. Nothing is read back on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...launch.checks import (
+    DTYPES,
+    MAX_BLOCKS,
+    check_block_table,
+    check_device,
+    check_lengths,
+    check_no_backward,
+    check_qkv,
+    check_scale,
+    check_strides,
+    check_transforms,
+    check_whole,
+    require,
+)
+from ...launch.fakes import rows_results
+from ...launch.launcher import launch
+from ...launch.mode import traced
+from ...launch.replay import replayed
+from ...launch.sizes import next_power_of_2
+from ...launch.tape import empty
+from ...selection.ranges.api import selection_ranges
+from ...selection.ranges.forward import launch_ranges
+from ...selection.rows.api import selection_rows
+from .compressed import Lengths, rows_of_lengths
+from .kernels.gated_sum import gated_sum_kernel
+from .scores import launch_scores
+
+
+def check_groups(op: str, hq: int, h: int) -> None:
+    require(h >= 1 and hq % h == 0, f"{op}: HQ={hq} query heads are no multiple of H={h}")
+
+
+def _check_cache(
+    op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, paged: bool = False
+) -> None:
+    fits = q.dim() == 3 and k.dim() == v.dim() == 4
+    place = "[pages,H,page," if paged else "[B,H,S,"
+    require(
+        fits and k.shape[:3] == v.shape[:3] and (paged or q.shape[0] == k.shape[0]),
+        f"{op}: expected q [B,HQ,D], k {place}D], v {place}Dv]; "
+        f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
+    )
+    check_groups(op, q.shape[1], k.shape[1])
+
+
+def _rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each head of k, v [B,H,L,...] a row, checked: out [B,HQ,Dv] and lse [B,HQ]."""
+    b, hq, d = q.shape
+    h = k.shape[1]
+    out, lse = selection_rows(
+        q.reshape(b * h, hq // h, d), k.flatten(0, 1), v.flatten(0, 1), sm_scale=sm_scale
+    )
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
+
+
+def decode_compressed(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The compression branch: q [B,HQ,D] over the keys of k_cmp, v_cmp [B,H,Nc,...].
+
+    Args:
+        cache_seqlens: int32 [B], tokens of each entry: it sees the keys that these complete, at
+            most Nc. Its values stay on the device. None: an entry sees all keys.
+        block, stride: tokens of a compressed key, and from one to the next; they count with
+            ``cache_seqlens`` only.
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf of an entry that sees no key.
+    Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens of another dtype,
+    shape or device. Batches and heads of a cache must be one axis in memory (as of a contiguous
+    one), or it is copied.
+    """
+    op = "decode_compressed"
+    _check_cache(op, q, k_cmp, v_cmp)
+    check_strides(op, block, stride, stride)
+    if cache_seqlens is None:
+        return _rows(q, k_cmp, v_cmp, sm_scale)
+    check_no_backward(op, q, k_cmp, v_cmp)
+    attend = _compressed_operator if traced(q) else _compressed
+    out, lse = attend(q, k_cmp, v_cmp, cache_seqlens, block, stride, sm_scale)
+    return out, lse
+
+
+@replayed
+def _compressed(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block: int,
+    stride: int,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_qkv("decode_compressed", q, k_cmp, v_cmp)
+    check_scale("decode_compressed", sm_scale)
+    check_lengths("decode_compressed", "cache_seqlens", cache_seqlens, q)
+    b, hq, d = q.shape
+    h, dv = v_cmp.shape[1], v_cmp.shape[3]
+    if b * hq == 0:
+        return empty((b, hq, dv), q.dtype, q.device), empty((b, hq), torch.float32, q.device)
+    rows = (q.reshape(b * h, hq // h, d), k_cmp.flatten(0, 1), v_cmp.flatten(0, 1))
+    lengths = Lengths(cache_seqlens.contiguous(), block, stride)
+    out, lse = rows_of_lengths(*rows, sm_scale, lengths)
+    return out.view(b, hq, dv), lse.view(b, hq)
+
+
+_compressed_operator = torch.library.custom_op(
+    "nsa_kernels::decode_compressed", _compressed, mutates_args=()
+)
+
+
+_compressed_operator.register_fake(rows_results)
+
+
+def decode_window(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    *,
+    window: int,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The window branch: q [B,HQ,D] over the last ``window`` keys of k, v [B,H,S,...].
+
+    Args:
+        cache_seqlens: int32 [B], tokens of each entry, at most S: the window ends with the last.
+            Its values stay on the device. None: all entries have S.
+        block_table: int32 [B, n], of a paged cache as ``decode_step`` takes it.
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural; 0 and -inf of an entry without a token.
+    Raises as ``selection_rows``, and TypeError or ValueError for cache_seqlens and block_table of
+    another dtype, shape or device. Without cache_seqlens, batches and heads of a cache must be one
+    axis in memory (as of a contiguous one), or it is copied.
+    """
+    op = "decode_window"
+    _check_cache(op, q, k, v, block_table is not None)
+    check_whole(op, "window", window, 1)
+    room = k.shape[2]
+    if block_table is not None:
+        check_block_table(op, block_table, cache_seqlens, q)
+        room *= block_table.shape[1]
+    if cache_seqlens is None:
+        first = max(room - window, 0)
+        return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
+    check_lengths(op, "cache_seqlens", cache_seqlens, q)
+    end = cache_seqlens.clamp(max=room)
+    ranges = torch.stack([end - min(window, room), end], -1)[:, None, None]
+    ranges = ranges.expand(-1, k.shape[1], -1, -1)
+    return _spans(op, q, k, v, ranges, cache_seqlens, block_table, window, sm_scale)
+
+
+def decode_selected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    cache_seqlens: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    *,
+    selected_len: int | None = None,
+    sm_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The selection branch: q [B,HQ,D] over the spans ``ranges`` [B,H,n,2] of k, v [B,H,S,...].
+
+    Args:
+        cache_seqlens: int32 [B], tokens of each entry, at most S: spans are clamped to them. Its
+            values stay on the device. None: all entries have S.
+        block_table: int32 [B, n], of a paged cache as ``decode_step`` takes it.
+
+    Returns out [B,HQ,Dv] and lse float32 [B,HQ], natural. Raises as ``selection_ranges``, and
+    with ``cache_seqlens`` ValueError for an input that requires a gradient, TypeError or ValueError
+    for one of another dtype, shape or device.
+    """
+    op = "decode_selected"
+    _check_cache(op, q, k, v, block_table is not None)
+    if block_table is not None:
+        check_block_table(op, block_table, cache_seqlens, q)
+    if cache_seqlens is not None:
+        check_lengths(op, "cache_seqlens", cache_seqlens, q)
+        return _spans(op, q, k, v, ranges, cache_seqlens, block_table, selected_len, sm_scale)
+    b, hq, d = q.shape
+    h = k.shape[1]
+    out, lse = selection_ranges(
+        q.reshape(b, 1, h, hq // h, d),
+        k,
+        v,
+        ranges.unsqueeze(1),
+        sm_scale=sm_scale,
+        selected_len=selected_len,
+    )
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
+
+
+def _spans(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    longest: int | None,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Spans [B,H,n,2] of entries that differ in length: out [B,HQ,Dv] and lse [B,HQ]."""
+    check_qkv(op, q, k, v)
+    check_scale(op, sm_scale)
+    check_no_backward(op, q, k, v)
+    if longest is not None:
+        check_whole(op, "selected_len", longest, 0)
+    attend = _spans_operator if traced(q) else _launch_spans
+    out, lse = attend(q, k, v, ranges, cache_seqlens, block_table, longest, sm_scale)
+    return out, lse
+
+
+@replayed
+def _launch_spans(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ranges: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor | None,
+    longest: int | None,
+    sm_scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    b, hq, d = q.shape
+    h = k.shape[1]
+    rows = q.reshape(b, 1, h, hq // h, d)
+    lengths = cache_seqlens.contiguous()
+    out, lse = launch_ranges(
+        *(rows, k, v, ranges.unsqueeze(1), sm_scale, longest),
+        lengths=lengths,
+        block_table=block_table,
+    )
+    return out.view(b, hq, v.shape[3]), lse.view(b, hq)
+
+
+_spans_operator = torch.library.custom_op(
+    "nsa_kernels::decode_spans", _launch_spans, mutates_args=()
+)
+
+
+_spans_operator.register_fake(rows_results)
+
+
+def decode_scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    n_blocks: int,
+    cache_seqlens: torch.Tensor | None = None,
+    *,
+    block: int = 32,
+    stride: int = 16,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+) -> torch.Tensor:
+    """float32 [B, H, n_blocks]: what ``compressed_attention_with_scores`` gives for this query.
+
+    Args:
+        q: [B, HQ, D]. k_cmp: [B, H, Nc, D]. lse: float32 [B, HQ], of ``decode_compressed``.
+        n_blocks: selection blocks of the context.
+        cache_seqlens: int32 [B], tokens of each entry: keys that these do not complete count
+            nothing. Its values stay on the device. None: all keys of an entry count.
+
+    Raises:
+        TypeError: unsupported or mixed dtypes, cache_seqlens not int32.
+        ValueError: shapes that do not fit together, wrong device, ``stride`` does not divide
+            ``block`` and ``block_size``, an input that requires a gradient.
+    """
+    if traced(q):
+        check_no_backward("decode_scores", q, k_cmp, lse)
+        scores: torch.Tensor = _scores_operator(
+            q, k_cmp, lse, n_blocks, cache_seqlens, block, stride, block_size, sm_scale
+        )
+        return scores
+    return _scores(q, k_cmp, lse, n_blocks, cache_seqlens, block, stride, block_size, sm_scale)
+
+
+@replayed
+def _scores(
+    q: torch.Tensor,
+    k_cmp: torch.Tensor,
+    lse: torch.Tensor,
+    n_blocks: int,
+    cache_seqlens: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    sm_scale: float | None,
+) -> torch.Tensor:
+    check_qkv("decode_scores", q, k_cmp, k_cmp)
+    check_no_backward("decode_scores", q, k_cmp, lse)
+    check_scale("decode_scores", sm_scale)
+    check_whole("decode_scores", "n_blocks", n_blocks, 0, MAX_BLOCKS)
+    require(
+        q.dim() == 3
+        and k_cmp.dim() == 4
+        and k_cmp.shape[0] == q.shape[0]
+        and lse.shape == q.shape[:2]
+        and lse.device == q.device,
+        "decode_scores: expected q [B,HQ,D], k_cmp [B,H,Nc,D], lse [B,HQ] on one device; got "
+        f"{tuple(q.shape)}, {tuple(k_cmp.shape)}, {tuple(lse.shape)}",
+    )
+    check_groups("decode_scores", q.shape[1], k_cmp.shape[1])
+    check_strides("decode_scores", block, stride, block_size)
+    if cache_seqlens is not None:
+        check_lengths("decode_scores", "cache_seqlens", cache_seqlens, q)
+        cache_seqlens = cache_seqlens.contiguous()
+    return launch_scores(
+        *(q, k_cmp, lse, n_blocks, block, stride, block_size, sm_scale, cache_seqlens)
+    )
+
+
+_scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
+
+
+@_scores_operator.register_fake
+def _(
+    q: torch.Tensor, k_cmp: torch.Tensor, lse: torch.Tensor, n_blocks: int, *others: Any
+) -> torch.Tensor:
+    return q.new_empty((q.shape[0], k_cmp.shape[1], n_blocks), dtype=torch.float32)
+
+
+def gated_sum(
+    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """The branches [..., Dv] weighted by gates [..., 3] (arXiv 2502.11089, equation 5).
+
+    Raises:
+        TypeError: unsupported dtypes, branches of several.
+        ValueError: shapes or devices that do not fit together, an input that requires a gradient.
+    """
+    if traced(compressed):
+        check_no_backward("gated_sum", compressed, selected, window, gates)
+        out: torch.Tensor = _sum_operator(compressed, selected, window, gates)
+        return out
+    return _sum(compressed, selected, window, gates)
+
+
+@replayed
+def _sum(
+    compressed: torch.Tensor, selected: torch.Tensor, window: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    check_transforms("gated_sum", compressed, selected, window, gates)
+    same = compressed.dtype == selected.dtype == window.dtype
+    if not (same and compressed.dtype in DTYPES and gates.dtype in DTYPES):
+        raise TypeError(
+            "gated_sum: branches and gates must be of float16, bfloat16, float32, the branches of "
+            f"one; got {compressed.dtype}, {selected.dtype}, {window.dtype}, {gates.dtype}"
+        )
+    check_device("gated_sum", compressed)
+    check_no_backward("gated_sum", compressed, selected, window, gates)
+    require(
+        compressed.shape == selected.shape == window.shape
+        and gates.shape == (*compressed.shape[:-1], 3)
+        and compressed.device == selected.device == window.device == gates.device,
+        "gated_sum: expected three branches [...,Dv] and gates [...,3] on one device; got "
+        f"{tuple(compressed.shape)}, {tuple(selected.shape)}, {tuple(window.shape)}, "
+        f"{tuple(gates.shape)}",
+    )
+    dv = compressed.shape[-1]
+    out = empty(compressed.shape, compressed.dtype, compressed.device)
+    if out.numel() == 0:
+        return out
+    launch(
+        gated_sum_kernel,
+        (out.numel() // dv,),
+        out,
+        compressed.contiguous(),
+        selected.contiguous(),
+        window.contiguous(),
+        gates.contiguous(),
+        DV=dv,
+        BLOCK_DV=next_power_of_2(dv),
+        num_warps=1,
+    )
+    return out
+
+
+_sum_operator = torch.library.custom_op("nsa_kernels::gated_sum", _sum, mutates_args=())
+
+
+@_sum_operator.register_fake
+def _(compressed: torch.Tensor, *others: Any) -> torch.Tensor:
+    return compressed.new_empty(compressed.shape)
