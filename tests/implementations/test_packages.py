@@ -15,6 +15,7 @@ import torch
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations.packages import (
     _calls,
+    _flashinfer,
     cudnn,
     fla,
     flash_attn,
@@ -28,7 +29,7 @@ from nsabench.packages import CATALOGUE, Package
 from nsabench.packages.catalogue import FLA
 from tests.implementations import fla_signatures, libraries
 
-ADAPTERS = (cudnn, fla, flash_attn, flash_attn_4, flashinfer, fsa, nsa_triton)
+ADAPTERS = (_flashinfer, cudnn, fla, flash_attn, flash_attn_4, flashinfer, fsa, nsa_triton)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if hasattr(module, "refuse_float32"):
             monkeypatch.setattr(module, "refuse_float32", lambda *_: None)
     yield
-    flashinfer._plans.by_sizes.clear()
+    _flashinfer.plans.by_sizes.clear()
 
 
 def drawn(op: str, distribution: str, **sizes: int) -> ops.Inputs:
