@@ -180,6 +180,40 @@ class PagedDecode:
         return flat[torch.cat(places)[:, None] + torch.arange(x.shape[-1])]
 
 
+class PagedPrefill(PagedDecode):
+    """FlashInfer's `BatchPrefillWithPagedKVCacheWrapper`, of one query a request."""
+
+    def __init__(
+        self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto"
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+        assert backend in ("auto", "fa2")
+        self.backend = backend
+
+    def plan(  # type: ignore[override]
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        q_data_type: torch.dtype,
+        sm_scale: float,
+    ) -> None:
+        assert qo_indptr.tolist() == list(range(len(paged_kv_indptr)))
+        of_keys = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        of_heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size, q_data_type, sm_scale)
+        super().plan(*of_keys, *of_heads)
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        if self.backend == "auto":  # FlashAttention-3's counts pages in strides of tokens
+            assert all(x.stride(0) % x.stride(1) == 0 for x in paged_kv_cache)
+        return super().run(q, paged_kv_cache)
+
+
 class BlockSparse:
     """FlashInfer's `BlockSparseAttentionWrapper` with a mask."""
 
@@ -307,6 +341,7 @@ STAND_INS: dict[str, Any] = {
     "FSA_topk_sparse_attention": topk_sparse_attention,
     "selection_attention_wrapper": selection_attention_wrapper,
     "BatchDecodeWithPagedKVCacheWrapper": PagedDecode,
+    "BatchPrefillWithPagedKVCacheWrapper": PagedPrefill,
     "BlockSparseAttentionWrapper": BlockSparse,
     "flash_attn_func": flash_attn_func,
     "flash_attn_with_kvcache": flash_attn_with_kvcache,

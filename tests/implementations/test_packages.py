@@ -21,6 +21,7 @@ from nsabench.implementations.packages import (
     flash_attn,
     flash_attn_4,
     flashinfer,
+    flashinfer_spans,
     fsa,
     nsa_triton,
 )
@@ -29,7 +30,17 @@ from nsabench.packages import CATALOGUE, Package
 from nsabench.packages.catalogue import FLA
 from tests.implementations import fla_signatures, libraries
 
-ADAPTERS = (_flashinfer, cudnn, fla, flash_attn, flash_attn_4, flashinfer, fsa, nsa_triton)
+ADAPTERS = (
+    _flashinfer,
+    cudnn,
+    fla,
+    flash_attn,
+    flash_attn_4,
+    flashinfer,
+    flashinfer_spans,
+    fsa,
+    nsa_triton,
+)
 
 
 @pytest.fixture
@@ -122,6 +133,56 @@ def test_the_window_of_fla_scales_by_itself(stand_ins: None) -> None:
     inputs = drawn("nsa_attention", "dense", **VARIANT | WINDOW)
     with pytest.raises(Unsupported, match="scales by 1/sqrt"):
         fla.fla_whole_with_window(*inputs.tensors.values(), **inputs.options | {"sm_scale": 0.3})
+
+
+def test_chosen_blocks_are_handed_over_for_prefill(stand_ins: None) -> None:
+    inputs = drawn("selection_blocks", "packed", **BLOCKS | {"T": 75})
+    assert_right(flashinfer.flashinfer_prefill_blocks, "selection_blocks", inputs)
+
+
+SPANS = {"B": 2, "S": 3, "G": 2, "H": 4, "D": 64, "S_kv": 200, "n_spans": 3, "L": 96}
+
+
+OF_SPANS = ("disjoint", "mixed", "touching", "overlapping", "unsorted", "reversed")
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [*(("flashinfer_pages", d) for d in OF_SPANS), ("flashinfer_prefill", "mixed")],
+)
+def test_spans_are_pages_of_each_key_once(stand_ins: None, name: str, distribution: str) -> None:
+    call = found("selection_ranges", name).call
+    for changed in ({"S": 2}, {"S": 1, "L": 97}):
+        inputs = drawn("selection_ranges", distribution, **{**SPANS, **changed})
+        for _ in range(2):  # the plan of one query a sequence is kept, and the table written anew
+            assert_right(call, "selection_ranges", inputs)
+
+
+@pytest.mark.parametrize(("spans", "page"), [(1, 32), (2, 16), (3, 32), (4, 1)])
+def test_spans_are_cut_into_pages_as_long_as_all_of_them_allow(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch, spans: int, page: int
+) -> None:
+    sizes = []
+    plan = libraries.PagedDecode.plan
+
+    def planned(self: Any, *given: Any, **named: Any) -> None:
+        sizes.append(named["page_size"])
+        plan(self, *given, **named)
+
+    monkeypatch.setattr(libraries.PagedDecode, "plan", planned)
+    inputs = drawn("selection_ranges", "disjoint", **SPANS | {"n_spans": spans, "S": 1})
+    assert_right(found("selection_ranges", "flashinfer_pages").call, "selection_ranges", inputs)
+    assert sizes == [page]
+
+
+@pytest.mark.parametrize("name", ["flashinfer_pages", "flashinfer_prefill"])
+@pytest.mark.parametrize("distribution", ["empty_rows", "all_empty"])
+def test_flashinfer_declines_a_query_without_keys(
+    stand_ins: None, distribution: str, name: str
+) -> None:
+    inputs = drawn("selection_ranges", distribution, **SPANS)
+    with pytest.raises(Unsupported, match="no query without keys"):
+        found("selection_ranges", name).call(*inputs.tensors.values(), **inputs.options)
 
 
 def test_blocks_under_a_mask(stand_ins: None) -> None:

@@ -17,6 +17,7 @@ from nsabench.implementations.packages._calls import (
     refuse_float32,
 )
 from nsabench.implementations.packages._pages import first_of_heads
+from nsabench.implementations.torch_attention.memoised import memoised
 from nsabench.packages.catalogue import FLASHINFER
 
 DECODE = "flashinfer.decode:BatchDecodeWithPagedKVCacheWrapper"
@@ -31,6 +32,18 @@ PLANS: tuple[str, ...] = (
     "head_dim",
 )
 PLANS += ("page_size", "q_data_type", "sm_scale")
+PREFILL = "flashinfer.prefill:BatchPrefillWithPagedKVCacheWrapper"
+PREFILL_MAKES = ("float_workspace_buffer", "kv_layout", "backend")
+PREFILL_PLANS: tuple[str, ...] = (
+    "qo_indptr",
+    "paged_kv_indptr",
+    "paged_kv_indices",
+    "paged_kv_last_page_len",
+    "num_qo_heads",
+    "num_kv_heads",
+    "head_dim_qk",
+)
+PREFILL_PLANS += ("page_size", "q_data_type", "sm_scale")
 WORKSPACE_BYTES = 128 << 20
 
 
@@ -136,3 +149,46 @@ def paged(x: Tensor, page: int, token: int) -> Tensor:
     if pages < 1:
         raise Unsupported(f"there are fewer keys than a page of {page} holds")
     return x.as_strided((pages, page, 1, width), (width, token, width, 1), first)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of requests of one query: indptr int32 [rows + 1], indices int32, and last, int32
+    [rows]: keys of each one's last page."""
+
+    indptr: Tensor
+    indices: Tensor
+    last: Tensor
+    size: int
+
+
+@memoised(4)
+def _decode(stream: int, group: int, device: torch.device) -> Any:
+    return wrapper_of(device, group)
+
+
+@memoised(4)
+def _prefill(stream: int, backend: str, device: torch.device) -> Any:
+    make = function(FLASHINFER, PREFILL, *PREFILL_MAKES)
+    function(FLASHINFER, f"{PREFILL}.plan", "self", *PREFILL_PLANS)
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return make(workspace, "NHD", backend=backend)
+
+
+def decode(q: Tensor, pages: Pages, sm_scale: float) -> Any:
+    """The wrapper for decode, planned for q [rows,group,D] and one KV head."""
+    wrapper = _decode(current_stream(), q.shape[1], q.device)
+    of_heads = (q.shape[1], 1, q.shape[2], pages.size, q.dtype, sm_scale)
+    values = (pages.indptr, pages.indices, pages.last, *of_heads)
+    wrapper.plan(**dict(zip(PLANS, values, strict=True)))
+    return wrapper
+
+
+def prefill(q: Tensor, pages: Pages, sm_scale: float, backend: str) -> Any:
+    """That for prefill, of one query a request, likewise."""
+    wrapper = _prefill(current_stream(), backend, q.device)
+    queries = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+    of_heads = (q.shape[1], 1, q.shape[2], pages.size, q.dtype, sm_scale)
+    values = (queries, pages.indptr, pages.indices, pages.last, *of_heads)
+    wrapper.plan(**dict(zip(PREFILL_PLANS, values, strict=True)))
+    return wrapper

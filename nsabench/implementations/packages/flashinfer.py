@@ -22,14 +22,17 @@ from nsabench.implementations.packages._flashinfer import (
     BUFFERS,
     DECODE,
     MAKES,
-    PLANS,
+    PREFILL,
+    PREFILL_MAKES,
     WORKSPACE_BYTES,
+    Pages,
     Sizes,
     check,
+    decode,
     paged,
     plans,
+    prefill,
     refuse_capture,
-    wrapper_of,
 )
 from nsabench.implementations.packages._pages import every_block_is_whole, first_of_heads
 from nsabench.implementations.torch_attention.memoised import memoised
@@ -109,9 +112,26 @@ def flashinfer_pages(
     return out.view(q.shape)
 
 
-@memoised(4)
-def _prefill(stream: int, group: int, device: torch.device) -> Any:
-    return wrapper_of(device, group)
+def _of_blocks(
+    q: Tensor, k: Tensor, block_indices: Tensor, cu_seqlens: Tensor | None, block_size: int
+) -> Pages:
+    """The chosen blocks as the pages of a request a query and KV head."""
+    b, t, h, _ = k.shape
+    device = q.device
+    start = sequences(t, cu_seqlens, device)
+    position = (torch.arange(t, device=device) - start).view(t, 1)
+    own = (position // block_size).unsqueeze(-1)
+    chosen = blocks_first(block_indices.where(block_indices <= own, -1))
+    held = chosen >= 0
+    count = held.sum(-1)
+    final = chosen.gather(-1, (count - 1).clamp_(min=0).unsqueeze(-1)).squeeze(-1)
+    last = (position + 1 - final * block_size).clamp_(max=block_size)
+    batch = torch.arange(b, device=device).view(b, 1, 1, 1) * t
+    head = torch.arange(h, device=device).view(h, 1)
+    token = batch + start.view(t, 1, 1) + chosen * block_size
+    indices = (token * h + head)[held].to(torch.int32)
+    indptr = pad(count.flatten().cumsum(0, dtype=torch.int32), (1, 0))
+    return Pages(indptr, indices, last.flatten().to(torch.int32), block_size)
 
 
 @implementation(
@@ -133,32 +153,48 @@ def flashinfer_blocks(
     sm_scale: float,
     block_size: int,
 ) -> Tensor:
-    """The chosen blocks as the pages of a request a query and KV head, planned in the call."""
+    """Its decode with the chosen blocks as the pages of a request a query and KV head, planned in
+    the call."""
     function(FLASHINFER, DECODE, *MAKES, *BUFFERS)
     check(q, k, v)
     refuse_capture()
-    b, t, h, d = k.shape
-    group = q.shape[2] // h
-    device = q.device
-    start = sequences(t, cu_seqlens, device)
-    position = (torch.arange(t, device=device) - start).view(t, 1)
-    own = (position // block_size).unsqueeze(-1)
-    chosen = blocks_first(block_indices.where(block_indices <= own, -1))
-    held = chosen >= 0
-    count = held.sum(-1)
-    final = chosen.gather(-1, (count - 1).clamp_(min=0).unsqueeze(-1)).squeeze(-1)
-    last = (position + 1 - final * block_size).clamp_(max=block_size)
-    batch = torch.arange(b, device=device).view(b, 1, 1, 1) * t
-    head = torch.arange(h, device=device).view(h, 1)
-    token = batch + start.view(t, 1, 1) + chosen * block_size
-    indices = (token * h + head)[held].to(torch.int32)
-    indptr = pad(count.flatten().cumsum(0, dtype=torch.int32), (1, 0))
-    wrapper = _prefill(current_stream(), group, device)
-    of_heads = (group, 1, d, block_size, q.dtype, sm_scale)
-    values = (indptr, indices, last.flatten().to(torch.int32), *of_heads)
-    wrapper.plan(**dict(zip(PLANS, values, strict=True)))
-    keys, values_ = (paged(x.contiguous(), block_size, h * d) for x in (k, v))
-    out: Tensor = wrapper.run(q.reshape(b * t * h, group, d), (keys, values_))
+    h, d = k.shape[2:]
+    pages = _of_blocks(q, k, block_indices, cu_seqlens, block_size)
+    rows = q.reshape(-1, q.shape[2] // h, d)
+    keys, values = (paged(x.contiguous(), block_size, h * d) for x in (k, v))
+    out: Tensor = decode(rows, pages, sm_scale).run(rows, (keys, values))
+    return out.view(q.shape)
+
+
+@implementation(
+    op="selection_blocks",
+    name="flashinfer_prefill",
+    role="baseline",
+    devices=("cuda",),
+    distributions=DISTRIBUTIONS,
+    directions=("forward",),
+    package=FLASHINFER,
+)
+def flashinfer_prefill_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_indices: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    sm_scale: float,
+    block_size: int,
+) -> Tensor:
+    """The same by its prefill, of FlashAttention-2: that of 3 takes pages whose tokens lie nearer
+    than pages do."""
+    function(FLASHINFER, PREFILL, *PREFILL_MAKES)
+    check(q, k, v)
+    refuse_capture()
+    h, d = k.shape[2:]
+    pages = _of_blocks(q, k, block_indices, cu_seqlens, block_size)
+    rows = q.reshape(-1, q.shape[2] // h, d)
+    keys, values = (paged(x.contiguous(), block_size, h * d) for x in (k, v))
+    out: Tensor = prefill(rows, pages, sm_scale, "fa2").run(rows, (keys, values))
     return out.view(q.shape)
 
 
