@@ -123,8 +123,7 @@ def _blocks(piece: _nsa.Piece, some: Tensor, inputs: Inputs) -> tuple[Tensor, Te
     ranked, count = piece.ranked[some], inputs.options["n_selected"]
     values = ranked.sort(1, descending=True).values
     last, following = values[:, count - 1 : count], values[:, count : count + 1]
-    resolved = _nsa.RESOLVED[str(inputs.tensors["q"].dtype)]
-    near = IN_DOUBT * resolved * last.clamp_min(_nsa.LEAST_SCORE)
+    near = IN_DOUBT * _nsa.resolved(inputs) * last.clamp_min(_nsa.LEAST_SCORE)
     certain = ranked > following + near
     doubtful = ~certain & (ranked >= last - near) & torch.isfinite(ranked)
     return certain, doubtful

@@ -24,6 +24,9 @@ CHUNK_ELEMENTS = 1 << 26
 # on inputs as they are drawn they are off by up to 2.8e-3 in bfloat16 and 3.7e-4 in float16, of
 # which this is twice.
 RESOLVED = {"torch.float16": 7.5e-4, "torch.bfloat16": 6e-3, "torch.float32": 1e-5}
+# Where a block is one compressed key, a score sums the weights of that one alone. Seen: 7.5e-3 and
+# 9.3e-4 for a group of 16, whose queries are rounded once they are scaled.
+OF_ONE_KEY = 2
 LEAST_SCORE = 1e-30  # what is smaller may be zero in float32
 
 
@@ -111,6 +114,13 @@ def choose(ranked: Tensor, count: int, resolved: float) -> tuple[Tensor, Tensor]
     return chosen, ~(told | free | (last == float("inf")))
 
 
+def resolved(inputs: Inputs) -> float:
+    """By which part of the n-th score the next one must differ, to be told apart."""
+    sizes = inputs.options
+    alone = sizes["block"] == sizes["stride"] == sizes["block_size"]
+    return RESOLVED[str(inputs.tensors["q"].dtype)] * (OF_ONE_KEY if alone else 1)
+
+
 def pieces(inputs: Inputs, looked_at: Tensor | None = None) -> Iterator[Piece]:
     """All that is computed of the queries that are looked at (`_sampled.tokens`)."""
     q, k, v = (inputs.tensors[name] for name in ("q", "k", "v"))
@@ -152,9 +162,8 @@ def _piece(
     compressed = Branch(p, cmp[0], cmp[1], index)
     blocks = -(-k.shape[0] // size)
     scores = block_scores(p, blocks, block, stride, size)
-    resolved = RESOLVED[str(inputs.tensors["q"].dtype)]
     ranked = rank(scores, position, size)
-    chosen, hangs = choose(ranked, o["n_selected"], resolved)
+    chosen, hangs = choose(ranked, o["n_selected"], resolved(inputs))
     of_block = chosen.unsqueeze(-1) * size + torch.arange(size, device=q.device)
     selected = _gathered(q, k, v, of_block.flatten(1), position, scale)
     near = position.unsqueeze(1) - torch.arange(min(o["window"], k.shape[0]), device=q.device)

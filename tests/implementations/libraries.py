@@ -3,6 +3,7 @@ library documents them, so that an adapter that hands over the wrong ones gives 
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,54 @@ def selection_attention_wrapper(
     by_head = chosen.transpose(0, 1).contiguous()
     tensors = (q_tensor, k_tensor, v_tensor, by_head, block_size, cum_seqlen_q_tensor)
     return {"o_tensor": topk_sparse_attention(*tensors, scale_softmax)}
+
+
+def parallel_nsa(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g_cmp: Tensor | None,
+    g_slc: Tensor | None,
+    g_swa: Tensor | None,
+    block_indices: Tensor | None,
+    block_counts: int,
+    block_size: int,
+    window_size: int,
+    scale: float,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """fla-core's: given blocks, or those that its compression chooses, and a window."""
+    assert (g_cmp is None) != (block_indices is None) and (g_swa is None) == (window_size == 0)
+    assert cu_seqlens is None or cu_seqlens.dtype == torch.int64
+    assert block_indices is None or block_indices.dtype == torch.int64
+    out = q.new_zeros(*q.shape[:3], v.shape[3])
+    bounds = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    group, size = q.shape[2] // k.shape[2], block_size
+    for b in range(q.shape[0]):
+        for first, end in itertools.pairwise(bounds):
+            for t, h in itertools.product(range(end - first), range(k.shape[2])):
+                at, heads = first + t, slice(h * group, (h + 1) * group)
+                x, keys, values = q[b, at, heads], k[b, first:end, h], v[b, first:end, h]
+                ended = (t + 1) // size
+                if block_indices is not None:
+                    blocks = [i for i in block_indices[b, at, h].tolist() if i >= 0]
+                else:
+                    means = keys[: ended * size].unflatten(0, (ended, size)).mean(1)
+                    weights = (x @ means.T * scale).softmax(-1)
+                    score = dict(enumerate(weights.sum(0).tolist()))
+                    score |= dict.fromkeys({0, t // size, max(t // size - 1, 0)}, float(group))
+                    blocks = sorted(score, key=lambda i: -score[i])[:block_counts]
+                    values_of = values[: ended * size].unflatten(0, (ended, size)).mean(1)
+                    out[b, at, heads] += (weights @ values_of) * g_cmp[b, at, heads, None]
+                seen = [i for i in range(t + 1) if i // size in blocks]
+                gate = 1.0 if g_slc is None else g_slc[b, at, heads, None]
+                out[b, at, heads] += attend(x, keys[seen], values[seen], scale) * gate
+                if g_swa is not None:
+                    near = slice(max(t + 1 - window_size, 0), t + 1)
+                    of_near = attend(x, keys[near], values[near], q.shape[3] ** -0.5)
+                    out[b, at, heads] += of_near * g_swa[b, at, heads, None]
+    return out
 
 
 class PagedDecode:
@@ -131,6 +180,40 @@ class PagedDecode:
         return flat[torch.cat(places)[:, None] + torch.arange(x.shape[-1])]
 
 
+class PagedPrefill(PagedDecode):
+    """FlashInfer's `BatchPrefillWithPagedKVCacheWrapper`, of one query a request."""
+
+    def __init__(
+        self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto"
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+        assert backend in ("auto", "fa2")
+        self.backend = backend
+
+    def plan(  # type: ignore[override]
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        q_data_type: torch.dtype,
+        sm_scale: float,
+    ) -> None:
+        assert qo_indptr.tolist() == list(range(len(paged_kv_indptr)))
+        of_keys = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        of_heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size, q_data_type, sm_scale)
+        super().plan(*of_keys, *of_heads)
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        if self.backend == "auto":  # FlashAttention-3's counts pages in strides of tokens
+            assert all(x.stride(0) % x.stride(1) == 0 for x in paged_kv_cache)
+        return super().run(q, paged_kv_cache)
+
+
 class BlockSparse:
     """FlashInfer's `BlockSparseAttentionWrapper` with a mask."""
 
@@ -168,22 +251,83 @@ class BlockSparse:
         return out
 
 
+def of_sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+) -> Tensor:
+    """q [n,HQ,D], k [m,H,D], v [m,H,D]; causal and window are aligned at the ends, and a query
+    without keys gives zeros."""
+    n, m = len(q), len(k)
+    group = q.shape[1] // k.shape[1]
+    behind = (torch.arange(n).view(n, 1) + m - n) - torch.arange(m)
+    seen = behind >= 0 if causal else torch.ones(n, m, dtype=torch.bool)
+    if window[0] not in (None, -1):
+        seen = seen & (behind <= window[0])
+    logits = torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1)) * scale
+    weights = logits.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)
+    return torch.einsum("hnm,mhd->nhd", weights, v.repeat_interleave(group, 1))
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    num_splits: int = 1,
+) -> Tensor:
+    """FlashAttention's, 2 and 4: q [B,n,HQ,D], k, v [B,m,H,D]."""
+    rows = zip(q, k, v, strict=True)
+    return torch.stack([of_sequence(*row, softmax_scale, causal, window_size) for row in rows])
+
+
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    seqused_k: Tensor,
-    page_table: Tensor,
     softmax_scale: float,
-) -> tuple[Tensor, None]:
-    """FlashAttention-4's over pages: q [n,1,G,D], k [pages,page,1,D]."""
-    assert page_table.dtype == seqused_k.dtype == torch.int32
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+) -> Tensor:
+    """FlashAttention's, packed; and FlashAttention-4's over pages: q [n,1,G,D], k
+    [pages,page,1,D]."""
     out = torch.empty_like(q)
-    for row, pages in enumerate(page_table.long()):
-        keys, values = (x[pages, :, 0].flatten(0, 1)[: int(seqused_k[row])] for x in (k, v))
-        out[row, 0] = attend(q[row, 0], keys, values, softmax_scale)
-    return out, None
+    if page_table is not None and seqused_k is not None:
+        assert page_table.dtype == seqused_k.dtype == torch.int32
+        for row, pages in enumerate(page_table.long()):
+            keys, values = (x[pages, :, 0].flatten(0, 1)[: int(seqused_k[row])] for x in (k, v))
+            out[row, 0] = attend(q[row, 0], keys, values, softmax_scale)
+        return out
+    assert cu_seqlens_q is not None and cu_seqlens_k is not None
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    assert max(b - a for a, b in itertools.pairwise(queries)) <= max_seqlen_q
+    assert max(b - a for a, b in itertools.pairwise(keys)) <= max_seqlen_k
+    for i in range(len(queries) - 1):
+        some, of_keys = slice(*queries[i : i + 2]), slice(*keys[i : i + 2])
+        given = (q[some], k[of_keys], v[of_keys], softmax_scale, causal, window_size)
+        out[some] = of_sequence(*given)
+    return out
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, softmax_scale: float, num_splits: int = 0
+) -> Tensor:
+    """FlashAttention-2's: q [B,n,HQ,D] against the whole cache [B,m,H,D]."""
+    return flash_attn_func(q, k_cache, v_cache, softmax_scale=softmax_scale)
 
 
 def named(name: str) -> Any:
@@ -192,10 +336,14 @@ def named(name: str) -> Any:
 
 
 STAND_INS: dict[str, Any] = {
+    "parallel_nsa": parallel_nsa,
     "topk_sparse_attention": topk_sparse_attention,
     "FSA_topk_sparse_attention": topk_sparse_attention,
     "selection_attention_wrapper": selection_attention_wrapper,
     "BatchDecodeWithPagedKVCacheWrapper": PagedDecode,
+    "BatchPrefillWithPagedKVCacheWrapper": PagedPrefill,
     "BlockSparseAttentionWrapper": BlockSparse,
+    "flash_attn_func": flash_attn_func,
+    "flash_attn_with_kvcache": flash_attn_with_kvcache,
     "flash_attn_varlen_func": flash_attn_varlen_func,
 }

@@ -15,10 +15,13 @@ import torch
 from nsabench import Unsupported, ops, registry
 from nsabench.implementations.packages import (
     _calls,
+    _flashinfer,
     cudnn,
     fla,
+    flash_attn,
     flash_attn_4,
     flashinfer,
+    flashinfer_spans,
     fsa,
     nsa_triton,
 )
@@ -27,7 +30,17 @@ from nsabench.packages import CATALOGUE, Package
 from nsabench.packages.catalogue import FLA
 from tests.implementations import fla_signatures, libraries
 
-ADAPTERS = (cudnn, flash_attn_4, flashinfer, fsa, nsa_triton)
+ADAPTERS = (
+    _flashinfer,
+    cudnn,
+    fla,
+    flash_attn,
+    flash_attn_4,
+    flashinfer,
+    flashinfer_spans,
+    fsa,
+    nsa_triton,
+)
 
 
 @pytest.fixture
@@ -45,7 +58,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if hasattr(module, "refuse_float32"):
             monkeypatch.setattr(module, "refuse_float32", lambda *_: None)
     yield
-    flashinfer._plans.by_sizes.clear()
+    _flashinfer.plans.by_sizes.clear()
 
 
 def drawn(op: str, distribution: str, **sizes: int) -> ops.Inputs:
@@ -75,6 +88,103 @@ def test_chosen_blocks_are_handed_over(
         assert_right(call, "selection_blocks", inputs)
 
 
+@pytest.mark.parametrize("distribution", ["random", "packed"])
+def test_fla_is_given_blocks(stand_ins: None, distribution: str) -> None:
+    sizes = {**BLOCKS, "T": 70, "HQ": 16, "H": 1, "D": 16, "S": 2, "block_size": 16}
+    inputs = drawn("selection_blocks", distribution, **sizes)
+    assert_right(fla.fla, "selection_blocks", inputs)
+
+
+VARIANT = {"B": 1, "T": 90, "HQ": 16, "H": 1, "D": 16, "block_size": 16, "n_selected": 4}
+WINDOW = {"block": 16, "stride": 16, "window": 7}
+
+
+@pytest.mark.parametrize("distribution", ["dense", "packed"])
+@pytest.mark.parametrize("op", ["nsa_without_window", "nsa_attention"])
+def test_fla_is_given_gates_and_chooses_blocks(stand_ins: None, op: str, distribution: str) -> None:
+    sizes = VARIANT | ({"B": 2, "T": 45} if distribution == "packed" else {})
+    inputs = drawn(op, distribution, **sizes, **(WINDOW if op == "nsa_attention" else {}))
+    call = fla.fla_whole_with_window if op == "nsa_attention" else fla.fla_whole
+    out = call(*inputs.tensors.values(), **inputs.options)
+    wanted = ops.get(op).oracle(inputs)
+    held = wanted.isfinite()
+    assert held.float().mean() > 0.9
+    torch.testing.assert_close(out.double()[held], wanted[held], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"n_selected": 5}, "chooses 1, 2, 4"),
+        ({"n_selected": 16}, "at most 8 blocks of 16"),
+        ({"H": 2}, "groups of 16"),
+        ({"block": 32}, "a key is of 32 tokens, one every 16"),
+    ],
+)
+def test_fla_declines_what_its_whole_is_not(
+    stand_ins: None, changed: dict[str, int], says: str
+) -> None:
+    inputs = drawn("nsa_attention", "dense", **VARIANT | WINDOW | changed)
+    with pytest.raises(Unsupported, match=says):
+        fla.fla_whole_with_window(*inputs.tensors.values(), **inputs.options)
+
+
+def test_the_window_of_fla_scales_by_itself(stand_ins: None) -> None:
+    inputs = drawn("nsa_attention", "dense", **VARIANT | WINDOW)
+    with pytest.raises(Unsupported, match="scales by 1/sqrt"):
+        fla.fla_whole_with_window(*inputs.tensors.values(), **inputs.options | {"sm_scale": 0.3})
+
+
+def test_chosen_blocks_are_handed_over_for_prefill(stand_ins: None) -> None:
+    inputs = drawn("selection_blocks", "packed", **BLOCKS | {"T": 75})
+    assert_right(flashinfer.flashinfer_prefill_blocks, "selection_blocks", inputs)
+
+
+SPANS = {"B": 2, "S": 3, "G": 2, "H": 4, "D": 64, "S_kv": 200, "n_spans": 3, "L": 96}
+
+
+OF_SPANS = ("disjoint", "mixed", "touching", "overlapping", "unsorted", "reversed")
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [*(("flashinfer_pages", d) for d in OF_SPANS), ("flashinfer_prefill", "mixed")],
+)
+def test_spans_are_pages_of_each_key_once(stand_ins: None, name: str, distribution: str) -> None:
+    call = found("selection_ranges", name).call
+    for changed in ({"S": 2}, {"S": 1, "L": 97}):
+        inputs = drawn("selection_ranges", distribution, **{**SPANS, **changed})
+        for _ in range(2):  # the plan of one query a sequence is kept, and the table written anew
+            assert_right(call, "selection_ranges", inputs)
+
+
+@pytest.mark.parametrize(("spans", "page"), [(1, 32), (2, 16), (3, 32), (4, 1)])
+def test_spans_are_cut_into_pages_as_long_as_all_of_them_allow(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch, spans: int, page: int
+) -> None:
+    sizes = []
+    plan = libraries.PagedDecode.plan
+
+    def planned(self: Any, *given: Any, **named: Any) -> None:
+        sizes.append(named["page_size"])
+        plan(self, *given, **named)
+
+    monkeypatch.setattr(libraries.PagedDecode, "plan", planned)
+    inputs = drawn("selection_ranges", "disjoint", **SPANS | {"n_spans": spans, "S": 1})
+    assert_right(found("selection_ranges", "flashinfer_pages").call, "selection_ranges", inputs)
+    assert sizes == [page]
+
+
+@pytest.mark.parametrize("name", ["flashinfer_pages", "flashinfer_prefill"])
+@pytest.mark.parametrize("distribution", ["empty_rows", "all_empty"])
+def test_flashinfer_declines_a_query_without_keys(
+    stand_ins: None, distribution: str, name: str
+) -> None:
+    inputs = drawn("selection_ranges", distribution, **SPANS)
+    with pytest.raises(Unsupported, match="no query without keys"):
+        found("selection_ranges", name).call(*inputs.tensors.values(), **inputs.options)
+
+
 def test_blocks_under_a_mask(stand_ins: None) -> None:
     inputs = drawn("selection_blocks", "random", **BLOCKS)
     assert_right(flashinfer.flashinfer_block_sparse, "selection_blocks", inputs)
@@ -102,6 +212,76 @@ def test_a_whole_cache_is_pages(stand_ins: None, S: int) -> None:
         item = found(op, "flashinfer")
         inputs = drawn(op, ops.get(op).distributions[0], **sizes, **more)
         assert_right(item.call, op, inputs)
+
+
+BAND = {"B": 2, "T": 40, "HQ": 4, "H": 2, "D": 16}
+ATTENDED = {
+    "causal_attention": ({}, ("dense", "packed")),
+    "sliding_window": ({"window": 9}, ("dense", "packed")),
+    "compressed": ({"block": 8, "stride": 4}, ("dense",)),
+}
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
+@pytest.mark.parametrize("op", ATTENDED)
+def test_flash_attention_is_given_sequences_and_windows(
+    stand_ins: None, op: str, name: str
+) -> None:
+    sizes, distributions = ATTENDED[op]
+    for distribution in distributions:
+        inputs = drawn(op, distribution, **BAND, **sizes)
+        assert_right(found(op, name).call, op, inputs)
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
+def test_flash_attention_is_given_compressed_keys_in_no_packed_form(
+    stand_ins: None, name: str
+) -> None:
+    inputs = drawn("compressed", "packed", **BAND, block=8, stride=4)
+    with pytest.raises(Unsupported, match="packed"):
+        assert_right(found("compressed", name).call, "compressed", inputs)
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_4"])
+@pytest.mark.parametrize("distribution", ["spread", "empty_rows", "all_empty"])
+def test_flash_attention_is_given_rows(stand_ins: None, name: str, distribution: str) -> None:
+    inputs = drawn("selection_varlen", distribution, N=6, H=3, D=16, L=20)
+    assert_right(found("selection_varlen", name).call, "selection_varlen", inputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attn", "flash_attn_unsplit", "flash_attn_4", "flash_attn_4_splits"]
+)
+@pytest.mark.parametrize("op", ["decode_dense", "decode_window", "decode_compressed"])
+def test_flash_attention_is_given_a_cache(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch, op: str, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    more = {"decode_dense": {}, "decode_window": {"window": 20}}
+    sizes = more.get(op, {"block": 8, "stride": 4})
+    inputs = drawn(op, "random", B=2, HQ=8, H=2, D=16, S=50, **sizes)
+    assert_right(found(op, name).call, op, inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [("flash_attn", 0), ("flash_attn_unsplit", 1), ("flash_attn_4", 1), ("flash_attn_4_splits", 0)],
+)
+def test_it_is_said_whether_keys_are_split(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch, name: str, splits: int
+) -> None:
+    told = []
+
+    def attend(q: torch.Tensor, *given: Any, num_splits: int, **_: Any) -> torch.Tensor:
+        told.append(num_splits)
+        return q
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    for function_name in ("flash_attn_func", "flash_attn_with_kvcache"):
+        monkeypatch.setitem(libraries.STAND_INS, function_name, attend)
+    inputs = drawn("decode_dense", "random", B=1, HQ=4, H=2, D=16, S=20)
+    found("decode_dense", name).call(*inputs.tensors.values(), **inputs.options)
+    assert told == [splits]
 
 
 def found(op: str, name: str) -> registry.Implementation:

@@ -55,13 +55,15 @@ SIZES = {
     "causal_attention": {"B": 3, "T": 13, "HQ": 4, "H": 2, "D": 16, "Dv": 8},
     "nsa_attention": {"B": 3, "T": 40, "HQ": 4, "H": 2, "D": 16, "Dv": 8, "block": 4, "stride": 2}
     | {"block_size": 8, "n_selected": 3, "window": 5},
+    "nsa_without_window": {"B": 3, "T": 40, "HQ": 4, "H": 2, "D": 16, "Dv": 8}
+    | {"block_size": 8, "n_selected": 3},
 }
 # What a distribution asks for.
 CHANGES = {"packed": {"B": 1}, "dense": {"S": 9}}
 # That of a recording has only the sizes of the recording; test_recorded.py draws it.
 EVERY = [(name, d) for name in SIZES for d in ops.get(name).distributions if d != "recorded"]
-# Of which a query attends to one set of keys; the other one has a file of its own.
-OF_KEYS = [(name, d) for name, d in EVERY if name != "nsa_attention"]
+# Of which a query attends to one set of keys; the others have a file each.
+OF_KEYS = [(name, d) for name, d in EVERY if not name.startswith("nsa_")]
 
 
 def drawn(name: str, distribution: str, seed: int = 3) -> tuple[Op, Shape, Inputs]:

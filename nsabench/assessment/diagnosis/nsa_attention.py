@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -32,27 +33,34 @@ def variants(inputs: Inputs) -> Iterator[tuple[str, Gradients]]:
 
 def _of_others(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """Inputs on which the right function is what the mistake makes of these."""
-    yield from _gates(inputs)
+    yield from of_gates(inputs)
     yield from _sizes(inputs)
+    yield from of_packing(inputs)
+
+
+def of_packing(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """Mistakes in where sequences begin."""
     if "cu_seqlens" in inputs.tensors:
         alone = {name: t for name, t in inputs.tensors.items() if name != "cu_seqlens"}
         options = {**inputs.options, "max_seqlen": alone["q"].shape[1]}
         yield "takes the packed sequences for one", Inputs(alone, options)
 
 
-def _gates(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+def of_gates(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """Mistakes in the gates, of which a variant may have fewer than the whole."""
     gates = inputs.tensors["gates"]
+    count = gates.shape[-1]
 
     def gated(other: Tensor) -> Inputs:
         return Inputs({**inputs.tensors, "gates": other}, inputs.options)
 
-    for i, branch in enumerate(BRANCHES):
+    for i, branch in enumerate(BRANCHES[:count]):
         without = gates.clone()
         without[..., i] = 0
         yield f"leaves out the {branch} branch", gated(without)
     yield "adds the branches without their gates", gated(torch.ones_like(gates))
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        order = [0, 1, 2]
+    for i, j in combinations(range(count), 2):
+        order = [*range(count)]
         order[i], order[j] = j, i
         text = f"has the gates of the {BRANCHES[i]} and the {BRANCHES[j]} branch exchanged"
         yield text, gated(gates[..., order])
@@ -63,19 +71,26 @@ def _gates(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     yield "squashes the gates, which are squashed already", gated(torch.sigmoid(gates))
 
 
+def of_counts(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """Mistakes in how many blocks are selected."""
+    count = inputs.options["n_selected"]
+    for other in (count - 1, count + 1):
+        if other > LOCAL:
+            options = {**inputs.options, "n_selected": other}
+            yield f"selects {other} blocks instead of {count}", Inputs(inputs.tensors, options)
+
+
 def _sizes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     sizes = inputs.options
 
     def of(**others: int) -> Inputs:
         return Inputs(inputs.tensors, {**sizes, **others})
 
-    window, count = sizes["window"], sizes["n_selected"]
+    window = sizes["window"]
     for other in (window - 1, window + 1):
         if other > 0:
             yield f"uses a window of {other} keys instead of {window}", of(window=other)
-    for other in (count - 1, count + 1):
-        if other > LOCAL:
-            yield f"selects {other} blocks instead of {count}", of(n_selected=other)
+    yield from of_counts(inputs)
     block, stride = sizes["block"], sizes["stride"]
     if block != stride:
         text = f"compresses {stride} tokens to a key instead of {block}, without overlap"

@@ -1,6 +1,7 @@
 """Dense causal attention: each way that torch has.
 
-They are the baselines of `causal_attention`, and what a model could run instead of `nsa_attention`.
+They are the baselines of `causal_attention`, and what a model could run instead of `nsa_attention`
+and of its variant without a window.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ def dense(
             package=package,
             compiled_by=compiled_by,
         )(call)
-        implementation(
-            op="nsa_attention",
-            name=f"dense_{name}",
-            role="alternative",
-            computes="causal_attention",
-            devices=devices,
-            package=package,
-            compiled_by=compiled_by,
-        )(call)
+        for op in ("nsa_attention", "nsa_without_window"):
+            implementation(
+                op=op,
+                name=f"dense_{name}",
+                role="alternative",
+                computes="causal_attention",
+                devices=devices,
+                package=package,
+                compiled_by=compiled_by,
+            )(call)
         return call
 
     return register

@@ -64,7 +64,8 @@ def _sequence(
     sees_future: bool = False,
 ) -> Iterator[Tensor]:
     """Outputs [n,HQ,Dv] of some queries of one sequence after the other, in float32: logits that
-    are rounded to a format of two bytes are further off than any kernel's.
+    are rounded to a format of two bytes are further off than any kernel's. A window of 0 is none,
+    and has no gate.
 
     For controls: group_of: selects by the scores of the key head so many further on. sees_future:
     of compressed keys, those that are not complete, too.
@@ -96,14 +97,16 @@ def _sequence(
         by_query = grouped.transpose(1, 2)  # [H,n,G,D]
         p = _softmax((by_query @ kh[of_head, keys].mT) * sm_scale, keep.unsqueeze(2))
         selected = (p @ vh[of_head, keys]).transpose(1, 2)
-        start = max(first + 1 - sizes["window"], 0)
-        near = torch.arange(start, min(first + QUERIES, tokens), device=q.device)
-        behind = position.unsqueeze(1) - near
-        seen = (behind >= 0) & (behind < sizes["window"])
-        around = slice(start, min(first + QUERIES, tokens))
-        p = _softmax((flat @ kh[:, around].mT).unflatten(1, shape[1:]) * sm_scale, seen)
-        window = (p.flatten(1, 2) @ vh[:, around]).unflatten(1, shape[1:])
-        out = torch.stack([compressed, selected, window], -2)  # [H,G,n,3,Dv]
+        branches = [compressed, selected]
+        if sizes["window"]:
+            start = max(first + 1 - sizes["window"], 0)
+            near = torch.arange(start, min(first + QUERIES, tokens), device=q.device)
+            behind = position.unsqueeze(1) - near
+            seen = (behind >= 0) & (behind < sizes["window"])
+            around = slice(start, min(first + QUERIES, tokens))
+            p = _softmax((flat @ kh[:, around].mT).unflatten(1, shape[1:]) * sm_scale, seen)
+            branches.append((p.flatten(1, 2) @ vh[:, around]).unflatten(1, shape[1:]))
+        out = torch.stack(branches, -2)  # [H,G,n,3,Dv]; without a window, two
         out = out.permute(2, 0, 1, 3, 4).flatten(1, 2)
         yield (gates[some].unsqueeze(-1) * out).sum(-2).to(dtype)
 
@@ -134,6 +137,15 @@ def attend(
     return torch.stack(rows)
 
 
+def refuse_gathers(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, selected: int) -> None:
+    """Raises `Unsupported` where gathering so many keys a query is no serious way to do it."""
+    keys = q.shape[0] * q.shape[1] * k.shape[2] * selected
+    gathered = keys * (k.shape[3] + v.shape[3])
+    most = MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED
+    if gathered > most:
+        raise Unsupported(f"it would gather {gathered:.1e} elements")
+
+
 @implementation(
     op="nsa_attention", name="torch_nsa", role="baseline", devices=("cuda", "cpu"), kind="general"
 )
@@ -153,11 +165,7 @@ def torch_nsa(
     max_seqlen: int,
 ) -> Tensor:
     """Matrix products and gathers of torch in float32, 128 queries at a time."""
-    keys = q.shape[0] * q.shape[1] * k.shape[2] * n_selected * block_size
-    gathered = keys * (k.shape[3] + v.shape[3])
-    most = MOST_KEPT if wants_grad(q, k, v, gates) else MOST_GATHERED
-    if gathered > most:
-        raise Unsupported(f"it would gather {gathered:.1e} elements")
+    refuse_gathers(q, k, v, gates, n_selected * block_size)
     return attend(
         q,
         k,

@@ -36,7 +36,7 @@ def union_mask(ranges: Tensor, s_kv: int) -> Tensor:
     return edges[..., :-1].cumsum(-1, dtype=torch.int32) > 0
 
 
-def _disjoint(ranges: Tensor, s_kv: int) -> tuple[Tensor, Tensor]:
+def disjoint(ranges: Tensor, s_kv: int) -> tuple[Tensor, Tensor]:
     """Sorted, disjoint starts [R,n] and the number of keys before each [R,n+1] (same union)."""
     spans = ranges.flatten(0, -3).clamp(0, s_kv)
     start, order = spans[..., 0].sort(dim=-1)
@@ -47,7 +47,7 @@ def _disjoint(ranges: Tensor, s_kv: int) -> tuple[Tensor, Tensor]:
     return start, pad(count.cumsum(-1), (1, 0))
 
 
-def _first_keys(q: Tensor, s_kv: int) -> Tensor:
+def first_keys(q: Tensor, s_kv: int) -> Tensor:
     """Where each row's K/V begins in K viewed as [B*G*S_kv, D]; [B*S*G]."""
     b, s, g = q.shape[:3]
     base = torch.arange(b * g, device=q.device).view(b, 1, g) * s_kv
@@ -59,7 +59,7 @@ def packed_index(
 ) -> tuple[Tensor, Tensor]:
     """Of each place in the packing, int64 [room], the key that belongs there, and whether one does.
 
-    start [R,n] and before [R,n+1] as `_disjoint` gives them; first_keys [R].
+    start [R,n] and before [R,n+1] as `disjoint` gives them; first_keys [R].
     """
     # One entry a span: its keys are consecutive in the packing as they are in K.
     length = before.diff(dim=1).flatten()
@@ -132,7 +132,7 @@ def packed_sdpa(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
     """Each row's keys gathered side by side, then SDPA under a mask."""
-    start, before = _disjoint(ranges, k.shape[2])
+    start, before = disjoint(ranges, k.shape[2])
     return _packed(q, k, v, start, before, min(selected_len, k.shape[2]), sm_scale, masked=True)
 
 
@@ -147,7 +147,7 @@ def packed_sdpa_unmasked(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
 ) -> Tensor:
     """The same without a mask, which takes a faster SDPA, where all rows select as many keys."""
-    start, before = _disjoint(ranges, k.shape[2])
+    start, before = disjoint(ranges, k.shape[2])
     fewest, width = torch.stack(before[:, -1].aminmax()).tolist()
     if fewest < width or width == 0:
         raise Unsupported("rows select unequal numbers of keys, or none")
@@ -173,7 +173,7 @@ def _packed(
     span = torch.searchsorted(before[:, 1:].contiguous(), step.contiguous(), right=True)
     span.clamp_(max=start.shape[1] - 1)
     key = start.gather(1, span) + step - before.gather(1, span)
-    index = (key.clamp_(0, s_kv - 1) + _first_keys(q, s_kv).unsqueeze(1)).flatten()
+    index = (key.clamp_(0, s_kv - 1) + first_keys(q, s_kv).unsqueeze(1)).flatten()
     mask = (step < counts.clamp(min=1).unsqueeze(1))[:, None, None] if masked else None
     out = scaled_dot_product_attention(
         q.reshape(rows, 1, h, d),
@@ -225,11 +225,11 @@ def _flash(
     b, s, g, h, d = q.shape
     rows, s_kv = b * s * g, k.shape[2]
     check_flash(q, v)
-    start, before = _disjoint(ranges, s_kv)
+    start, before = disjoint(ranges, s_kv)
     cu_k = pad(before[:, -1].cumsum(0, dtype=torch.int32), (1, 0))
     longest = min(selected_len, s_kv)
     _refuse(2 * rows * longest * d * q.element_size(), MAX_GATHERED_BYTES, "the packed copy")
-    index, inside = packed_index(start, before, _first_keys(q, s_kv), rows * longest)
+    index, inside = packed_index(start, before, first_keys(q, s_kv), rows * longest)
     out = flash(
         q.reshape(rows * form[0], form[1], d),
         _gathered(k.reshape(-1, d), index, inside).unsqueeze(1),

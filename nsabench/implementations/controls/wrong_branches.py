@@ -1,7 +1,9 @@
-"""Controls of the whole attention: each has one of its branches, or what joins them, wrong."""
+"""Controls of the whole attention, and of its variant without a window: each has one of its
+branches, or what joins them, wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +11,13 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.implementations.baselines.nsa_attention import attend
+from nsabench.implementations.baselines.nsa_without_window import attend_without_window
 from nsabench.implementations.controls.wrong_keys import unless_right
 from nsabench.ops import Inputs
 from nsabench.registry import Honest, control
 
 OP = "nsa_attention"
+WHOLES: dict[str, Callable[..., Tensor]] = {OP: attend, "nsa_without_window": attend_without_window}
 GATES = 3
 MOST_LOOKED_AT = 4096  # tokens of which an oracle looks at every query
 
@@ -23,15 +27,16 @@ def _with_gates(honest: Honest, tensors: tuple[Tensor, ...], gates: Tensor, **op
     return unless_right(honest(*others, **options), honest, tensors, options)
 
 
-@control(OP, caught_by="parity", directions=())
+@control(*WHOLES, caught_by="parity", directions=())
 def branch_left_out(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
-    """Has no selection: what is left are compression and window."""
-    kept = tensors[GATES].new_tensor([1.0, 0.0, 1.0])
+    """Has no selection: what is left are the other branches."""
+    kept = torch.ones_like(tensors[GATES][0, 0, 0])
+    kept[1] = 0
     out: Tensor = _with_gates(honest, tensors, tensors[GATES] * kept, **options)
     return out
 
 
-@control(OP, caught_by="parity", directions=())
+@control(*WHOLES, caught_by="parity", directions=())
 def gates_all_one(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Ignores the gates: adds the branches up as they are."""
     gates = tensors[GATES]
@@ -39,13 +44,13 @@ def gates_all_one(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
-@control(OP, caught_by="parity", directions=())
+@control(*WHOLES, caught_by="parity", directions=())
 def scores_of_another_group(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Selects by the scores of the next key head."""
     if tensors[1].shape[2] == 1:
         raise Unsupported("there is one group of heads")
     _refuse_long(tensors)
-    out = attend(*tensors, **options, group_of=1)
+    out = WHOLES[honest.op.name](*tensors, **options, group_of=1)
     return unless_right(out, honest, tensors, options)
 
 
@@ -58,11 +63,11 @@ def window_one_short(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor
     return unless_right(honest(*tensors, **short), honest, tensors, options)
 
 
-@control(OP, caught_by="parity", directions=())
+@control(*WHOLES, caught_by="parity", directions=())
 def compression_of_the_future(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Sees compressed keys of which not all tokens, or none, are there yet."""
     _refuse_long(tensors)
-    out = attend(*tensors, **options, sees_future=True)
+    out = WHOLES[honest.op.name](*tensors, **options, sees_future=True)
     return unless_right(out, honest, tensors, options)
 
 
@@ -71,7 +76,7 @@ def _refuse_long(tensors: tuple[Tensor, ...]) -> None:
         raise Unsupported("the baseline that it is made of is too slow at this length")
 
 
-@control(OP, caught_by="parity", directions=())
+@control(*WHOLES, caught_by="parity", directions=())
 def rows_left_out_made_up(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Computes all rows but those of which rounding decides what is right. There it writes noise of
     the size of a row: any number would do, if nobody held them to what they can be."""

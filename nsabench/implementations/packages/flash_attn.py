@@ -136,11 +136,21 @@ def flash_attn_rows(
     return out.view(rows, heads, width)
 
 
-@of_a_stretch("flash_attn", "cuda", package=FLASH_ATTN)
-def flash_attn_cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
-    """`flash_attn_with_kvcache`, one query against a cache."""
-    attend = function(FLASH_ATTN, CACHED, "q", "k_cache", "v_cache", "softmax_scale")
+def _cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int) -> Tensor:
+    attend = function(FLASH_ATTN, CACHED, "q", "k_cache", "v_cache", "softmax_scale", "num_splits")
     check_flash(q, v)
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
-    out: Tensor = attend(q.unsqueeze(1), keys, values, softmax_scale=sm_scale)
+    out: Tensor = attend(q.unsqueeze(1), keys, values, softmax_scale=sm_scale, num_splits=splits)
     return out.squeeze(1)
+
+
+@of_a_stretch("flash_attn", "cuda", package=FLASH_ATTN)
+def flash_attn_cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """`flash_attn_with_kvcache`, one query against a cache, in as many splits as it finds best."""
+    return _cached(q, k, v, sm_scale, 0)
+
+
+@of_a_stretch("flash_attn_unsplit", "cuda", package=FLASH_ATTN)
+def flash_attn_unsplit(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    """The same, all keys in one program."""
+    return _cached(q, k, v, sm_scale, 1)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, implementation
+from nsabench.implementations.baselines import compressed as _compressed
 from nsabench.implementations.baselines.causal_attention import dense
 from nsabench.implementations.baselines.decode_branches import of_a_stretch
+from nsabench.implementations.baselines.selection_varlen import every
 from nsabench.implementations.packages._calls import function
 from nsabench.implementations.packages._pages import every_block_is_whole, pages_of_blocks
 from nsabench.implementations.torch_attention.flash import check_flash
@@ -97,6 +99,60 @@ def flash_attn_4_window(
 ) -> Tensor:
     """The same with its window."""
     return causal(q, k, v, cu_seqlens, sm_scale, max_seqlen, window)
+
+
+@implementation(
+    op="compressed",
+    name="flash_attn_4",
+    role="baseline",
+    devices=("cuda",),
+    package=FLASH_ATTN_4,
+)
+def flash_attn_4_compressed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cu_keys: Tensor | None = None,
+    *,
+    block: int,
+    stride: int,
+    sm_scale: float,
+    max_seqlen: int,
+) -> Tensor:
+    """`flash_attn_func`, the queries of a stride folded into its heads."""
+    attend = function(FLASH_ATTN_4, PLAIN, *TENSORS)
+    check_flash(q, v)
+    folded = _compressed.fold(q, k, v, cu_seqlens is not None, block, stride)
+    return _compressed.unfold(_alone(attend(*folded, softmax_scale=sm_scale, causal=True)), q)
+
+
+@implementation(
+    op="selection_varlen",
+    name="flash_attn_4",
+    role="baseline",
+    devices=("cuda",),
+    package=FLASH_ATTN_4,
+)
+def flash_attn_4_rows(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
+) -> Tensor:
+    """`flash_attn_varlen_func`, the H heads of a row as H queries of one head."""
+    attend = function(FLASH_ATTN_4, VARLEN, *TENSORS, *PACKED)
+    check_flash(q, v)
+    rows, heads, width = q.shape
+    if k.shape[0] == 0:
+        return torch.zeros_like(q)
+    bounds = (every(heads, rows, q.device), cu_seqlens, heads, max_seqlen)
+    out = attend(
+        q.reshape(rows * heads, 1, width),
+        k.unsqueeze(1),
+        v.unsqueeze(1),
+        softmax_scale=sm_scale,
+        causal=False,
+        **dict(zip(PACKED, bounds, strict=True)),
+    )
+    return _alone(out).view(rows, heads, width)
 
 
 def _cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int) -> Tensor:
