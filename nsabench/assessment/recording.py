@@ -97,6 +97,7 @@ def record(
         queued_p20_ms=queued[0],
         queued_p80_ms=queued[2],
         launches=outcome.launches if timed else None,
+        kernels_us=outcome.kernels_us if timed else None,
         n_samples=len(timed),
         session=row.session,
         bytes_min=row.bytes_min,

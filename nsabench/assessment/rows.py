@@ -16,6 +16,7 @@ from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role, Status
 
+COMPARED = (Role.BASELINE, Role.ALTERNATIVE)  # of which it is said what they were made for
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
 
@@ -46,7 +47,7 @@ def of_case(
                 caught_by=info.caught_by,
                 wraps=info.wraps,
                 computes=info.computes,
-                kind=info.kind if info.role is Role.BASELINE else None,
+                kind=info.kind if info.role in COMPARED else None,
                 alongside=outcome.implementation in alongside,
                 status=outcome.status,
                 reason=outcome.reason,
@@ -71,6 +72,7 @@ def of_case(
                 host_us=_median(held(samples)),
                 queued_ms=_median(outcome.bursts.time_ms),
                 launches=outcome.launches,
+                kernels_us=outcome.kernels_us,
                 outside=outcome.outside,
                 n_samples=len(samples.time_ms),
                 median_mcycles=_mcycles(samples),

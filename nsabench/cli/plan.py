@@ -60,7 +60,7 @@ def command(
         balance=by.run_id if by is not None else "",
     )
     estimate.refuse_unfitting(plan, memory_of(plan.device))
-    takes = {planned.id: estimate.of_case(planned, plan.device) for planned in plan.cases}
+    takes = estimate.of_plan(plan)
     if as_json:
         estimates = {case_id: asdict(one) for case_id, one in takes.items()}
         say(json.dumps({**plan.model_dump(mode="json"), "estimates": estimates}, indent=1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from nsabench import ops
 from nsabench.assessment import labels
@@ -15,6 +17,9 @@ from nsabench.model.plan import Device, Plan, PlannedCase
 # on top, and a busy host takes several times as long.
 BESIDE_S = {"cuda": 0.3, "cpu": 0.8}
 ROUND_S = 0.02  # of a rule that counts rounds
+# Calls of an implementation beside its samples: looked at, in order, warming up, in bursts. Those
+# of half a second are most of what their case takes. An H200 does so much of a dense attention.
+CALLS, FLOP_S = 20, 4e14
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,32 @@ class Estimate:
     bytes: int
 
 
-def of_case(planned: PlannedCase, device: Device) -> Estimate:
+def of_plan(plan: Plan) -> dict[str, Estimate]:
+    """What each case takes, by its id."""
+    computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
+    return {
+        planned.id: of_case(
+            planned,
+            plan.device,
+            {name: of for (op, name), of in computes.items() if op == planned.case.op},
+        )
+        for planned in plan.cases
+    }
+
+
+def of_case(
+    planned: PlannedCase, device: Device, computes: Mapping[str, str] = MappingProxyType({})
+) -> Estimate:
     """What a case takes. Two sets of inputs and outputs are the fewest that it is measured on; the
-    compulsory bytes of a call are no more than those of one set."""
+    compulsory bytes of a call are no more than those of one set. computes: by alternative, the op
+    whose work it does."""
     case = planned.case
     seconds = _sampling_s(case.timing.stopping) + BESIDE_S[device] * len(planned.implementations)
+    if device == "cuda":
+        works = [
+            ops.computed_work(case, computes.get(name, "")) for name in planned.implementations
+        ]
+        seconds += CALLS * sum(work.flops for work in works) / FLOP_S
     return Estimate(
         min(seconds, case.timeout_s * len(planned.implementations)),
         max(2, case.streams) * ops.work(case).bytes_min,
@@ -46,7 +72,7 @@ def refuse_unfitting(plan: Plan, memory: int | None) -> None:
     """Raises `UsageError` for cases that cannot be held in `memory` bytes; None: unknown."""
     if memory is None:
         return
-    needs = {planned.id: of_case(planned, plan.device).bytes for planned in plan.cases}
+    needs = {case_id: one.bytes for case_id, one in of_plan(plan).items()}
     over = [planned for planned in plan.cases if needs[planned.id] > memory]
     if over:
         worst = max(over, key=lambda planned: needs[planned.id])

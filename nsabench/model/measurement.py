@@ -104,6 +104,7 @@ class Outcome(Message):
     samples: Samples = Samples()
     bursts: Bursts = Bursts()
     launches: Whole | None = None  # of a call; None: not counted
+    kernels_us: Number | None = None  # how long these take, one after the other
     outside: Outside | None = None  # None: nobody looked
     notes: list[str] = []
     log: str = ""

@@ -131,6 +131,10 @@ class Record:
         int | None,
         Column("1", "kernels, copies and fills that a call puts on the device, counted by CUPTI"),
     ] = None
+    kernels_us: Annotated[
+        float | None,
+        Column("µs", "what these take on the device, one after the other, by CUPTI's clock"),
+    ] = None
     n_samples: Annotated[int, Column("1", "timed calls")] = 0
     session: Annotated[
         int, Column("1", "implementations of a case with the same one were interleaved")
@@ -215,7 +219,11 @@ class Record:
     ] = ""
     kind: Annotated[
         Kind | None,
-        Column("", "of a baseline: specialised, or general (a mask, a gather, FlexAttention)"),
+        Column(
+            "",
+            "of a baseline or an alternative: specialised, or general (a mask, a gather, "
+            "FlexAttention)",
+        ),
     ] = None
     package: Annotated[str, Column("", "the library that the implementation calls")] = ""
     package_version: Annotated[str, Column("", "its version, or the commit of a repository")] = ""

@@ -26,7 +26,8 @@ class Role(Word):
 
 
 class Kind(Word):
-    """What a baseline was made for: one that was made for its op says more when it is beaten."""
+    """What a baseline or an alternative was made for: one that was made for its op says more when
+    it is beaten."""
 
     SPECIALISED = "specialised", "kernels that were made for this op, or for one that it is"
     GENERAL = "general", "a mask, a gather or FlexAttention: made for any selection of keys"

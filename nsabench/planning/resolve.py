@@ -108,23 +108,25 @@ def _with_controls(
     cases: list[PlannedCase], implementations: Sequence[ImplementationInfo]
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to the least and the most work of each
-    dtype, direction and mode, on one stream and on several, among the cases that it concerns; among
-    those that a baseline is measured in anyway, if there are such.
+    direction and mode, in formats of two bytes and in float32, on one stream and on several, among
+    the cases that it concerns; among those that a baseline is measured in anyway, if there are
+    such.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
     what is measured, and so they would where a matrix leaves baselines out because they are slow.
+    float16 and bfloat16 are held to the same rules, each to its own spacing.
     """
     added: dict[str, list[ImplementationInfo]] = {}
     baselines = {i.name for i in implementations if i.role is Role.BASELINE}
     works = {planned.id: ops.work(planned.case) for planned in cases}
     by_work = sorted(cases, key=lambda planned: works[planned.id].bytes_min)
     for control in (i for i in implementations if i.role is Role.CONTROL):
-        groups: dict[tuple[str, str, str, bool], list[PlannedCase]] = {}
+        groups: dict[tuple[int, str, str, bool], list[PlannedCase]] = {}
         for planned in by_work:
             work = works[planned.id]
             if control.concerns(planned.case) and control.least.met(work.bytes_min, work.flops):
                 case = planned.case
-                key = (case.dtype, case.direction, case.timing.mode, case.streams > 1)
+                key = (case.dtype.itemsize, case.direction, case.timing.mode, case.streams > 1)
                 groups.setdefault(key, []).append(planned)
         for group in groups.values():
             # Whether it says so or not, it computes by a baseline.

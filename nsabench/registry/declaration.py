@@ -105,8 +105,8 @@ def implementation(
     directions: the only ones that it is for (`forward`, `backward`, `step`), if not for all.
     computes: for an alternative, the op that it computes: it is called as one of that, on the sizes
       that both ops have, and held to that op's oracle.
-    kind: of a baseline: `general` where it is a mask, a gather or FlexAttention, which any
-      selection of keys could be put through; else `specialised`.
+    kind: of a baseline or an alternative: `general` where it is a mask, a gather or FlexAttention,
+      which any selection of keys could be put through; else `specialised`.
     package: the library that it calls, if that is not the one that registers it.
     compiled_by: of a baseline: `triton` where its kernels are compiled when they are called, by it
       or by `torch.compile`. Under another Triton such a baseline is another one.

@@ -9,6 +9,9 @@ import pytest
 from nsabench.errors import UsageError
 from nsabench.execution import estimate
 from nsabench.machine.memory import memory_of
+from nsabench.model.plan import ImplementationInfo
+from nsabench.model.vocabulary import Role, Runs
+from nsabench.planning import matrix, resolve
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.runs import Made, make_plan
@@ -68,3 +71,28 @@ def test_a_plan_of_terabytes_is_refused_and_a_small_one_has_its_cost(
 def test_this_host_has_memory() -> None:
     memory = memory_of("cpu")
     assert memory is not None and 1 << 28 < memory < 1 << 50
+
+
+def test_calls_that_take_long_take_most_of_their_case(tmp_path: Path) -> None:
+    """What a dense alternative does beside a sparse op grows with the square of the length."""
+    infos = [
+        ImplementationInfo(
+            op="nsa_attention",
+            name=name,
+            role=role,
+            devices=(Runs.CUDA,),
+            source="x",
+            computes=computes,
+        )
+        for name, role, computes in (
+            ("nsa", Role.CANDIDATE, ""),
+            ("dense", Role.ALTERNATIVE, "causal_attention"),
+        )
+    ]
+    path = tmp_path / "m.yaml"
+    path.write_text("op: nsa_attention\naxes: {T: [16384, 131072], B: 1, HQ: 64, H: 4, D: 128}\n")
+    plan = resolve.resolve(matrix.load(path), infos, device="cuda")
+    short, long = (one.seconds for one in estimate.of_plan(plan).values())
+    assert 2 < short < 4 and 10 * short > long > 5 * short
+    on_cpu = plan.model_copy(update={"device": "cpu"})
+    assert len({one.seconds for one in estimate.of_plan(on_cpu).values()}) == 1

@@ -60,7 +60,6 @@ def test_every_control_is_caught_and_nobody_else(of_rows: list[dict[str, Any]]) 
     by_accident = [r["reason"] for r in controls if r["implementation"] == "default_stream"]
     assert {r["caught"] for r in controls if r["implementation"] == "remembered_by_content"} == {
         "caught",
-        "declined",
     }
     assert by_accident and all("another stream than the default" in r for r in by_accident)
 
@@ -103,6 +102,31 @@ def test_in_graphs_and_in_a_backward_every_check_is_proven(op: str, tmp_path: Pa
     assert names <= {r["implementation"] for r in controls if r["caught"] == "caught"}
     judged = [r for r in records if r["role"] == "candidate" and r["median_ms"]]
     assert judged and {r["unproven"] for r in judged} == {""}
+
+
+NSA = "op: nsa_attention\naxes: {dtype: bfloat16, B: 1, HQ: 64, H: 4, D: 128, "
+WITHOUT_LOOP = (
+    "implementations: {skip: [torch_nsa, dense_*]}\n"
+    "timing: {rotate: 2, stopping: {kind: ratio_ci, min_rounds: 8, budget_s: 1.0}}\n"
+)
+FORWARDS_AND_STEPS = {
+    "remembered_by_content": "op: decode_step\naxes: {dtype: bfloat16, B: 64, S: 32768, HQ: 64, "
+    "H: 4, D: 128, block: 32, stride: 16, block_size: 64, n_selected: 16, window: 512}\n"
+    "timing: {rotate: 2}\n",
+    "recalled_output": f"{NSA} T: 256}}\n---\n{NSA} T: 8192}}\n{WITHOUT_LOOP}",
+    "recalled_step": f"{NSA} T: 256, direction: step}}\n---\n"
+    f"{NSA} T: 4096, direction: step}}\n{WITHOUT_LOOP}",
+    "products_recalled_in_a_graph": f"{NSA} T: 256}}\ntiming: {{mode: graph}}\n---\n"
+    f"{NSA} T: 8192}}\n" + WITHOUT_LOOP.replace("{rotate", "{mode: graph, rotate"),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS_AND_STEPS)
+def test_no_forward_and_no_step_is_without_a_roofline(name: str, tmp_path: Path) -> None:
+    records = run(tmp_path, FORWARDS_AND_STEPS[name])
+    assert {r["caught"] for r in records if r["implementation"] == name} == {"caught"}
+    judged = [r for r in records if r["role"] == "candidate" and r["median_ms"]]
+    assert judged and not any("roofline" in r["unproven"] for r in judged)
 
 
 def test_graph_mode_measures_the_same_work(tmp_path: Path) -> None:

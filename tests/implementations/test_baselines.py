@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench import ops
+from nsabench import ops, registry
 from nsabench.implementations.baselines import decode_branches, decode_step
 from nsabench.implementations.baselines import selection_ranges as ranges_baselines
 from nsabench.implementations.baselines import selection_varlen as varlen_baselines
 from nsabench.implementations.baselines import sliding_window as sliding_baselines
 from nsabench.implementations.torch_attention import flash as _band
-from nsabench.model.vocabulary import DType
+from nsabench.model.vocabulary import DType, Kind, Role
 from nsabench.ops import Inputs
 from tests.implementations.stand_ins import blind_the_host
 
@@ -186,3 +186,28 @@ def test_a_short_cache_is_gathered_no_longer_than_it_is(
     inputs = drawn(op, sizes, "random")
     assert_right(op, call(*inputs.tensors.values(), **inputs.options), inputs)
     assert max(widths) == 48
+
+
+def test_an_alternative_is_of_the_kind_that_it_is_as_a_baseline() -> None:
+    """FlexAttention is a mask whichever op it stands beside."""
+    items = {(i.op, i.name): i for i in registry.load()}
+    alternatives = [i for i in items.values() if i.role is Role.ALTERNATIVE]
+    for item in alternatives:
+        twin = items[item.computes, item.name.removeprefix("dense_")]
+        assert item.kind is twin.kind, item
+    assert {i.name for i in alternatives if i.kind is Kind.GENERAL} == {"dense_flex_attention"}
+
+
+def test_a_stretch_passes_its_kind_to_all_that_it_registers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = {}
+
+    def register(**declared: Any) -> Any:
+        kinds[declared["op"]] = declared["kind"]
+        return lambda call: call
+
+    monkeypatch.setattr(decode_branches, "implementation", register)
+    decode_branches.of_a_stretch("masked", "cuda", kind="general")(decode_branches.attend)
+    ops_of_it = ("decode_compressed", "decode_dense", "decode_window", "decode_step")
+    assert kinds == dict.fromkeys(ops_of_it, "general")

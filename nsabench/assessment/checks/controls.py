@@ -34,7 +34,7 @@ from nsabench.assessment.checks import proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
-from nsabench.assessment.checks.host import MORE
+from nsabench.assessment.checks.host import MORE, worked_ms
 from nsabench.assessment.checks.proofs import QUEUE, Lack, Unproven, regime_of
 from nsabench.assessment.checks.row import Row
 from nsabench.model.vocabulary import Catch, Role, Status
@@ -144,10 +144,13 @@ def _in_a_burst(row: Row) -> Catch:
 
 def _bound(row: Row) -> Catch:
     """Of one that was not found bound by its host: whether it is, as far as can be told."""
-    if row.host_us is None or row.queued_ms is None:
+    work_ms = worked_ms(row)
+    if work_ms is None or row.queued_ms is None:
         return Catch.UNPROVEN
-    assert row.median_ms is not None
-    hidden = row.host_us / 1e3 < COLD * MORE * row.median_ms
+    if row.host_us is None:  # the device was not held, so only the queue says what the host takes
+        hidden = row.queued_ms <= MORE * work_ms
+    else:
+        hidden = row.host_us / 1e3 < COLD * MORE * work_ms
     return Catch.DECLINED if hidden else Catch.MISSED
 
 

@@ -34,7 +34,7 @@ class Row:
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
     computes: str = ""  # of an alternative: the op that it is one of
-    kind: Kind | None = None  # of a baseline: what it was made for
+    kind: Kind | None = None  # of a baseline or an alternative: what it was made for
     alongside: bool = False  # of a baseline: it is there for a control that wraps it, and no more
     reason: str = ""
     session: int = 0
@@ -49,6 +49,7 @@ class Row:
     host_us: float | None = None  # median; None where the device was not held meanwhile
     queued_ms: float | None = None  # median of calls one behind the other
     launches: int | None = None  # of a call
+    kernels_us: float | None = None  # how long these take, one after the other
     outside: Outside | None = None  # what the supervisor's clock saw
     n_samples: int = 0  # that median_ms is of
     median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles

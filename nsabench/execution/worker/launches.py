@@ -1,4 +1,5 @@
-"""How many kernels, copies and fills a call puts on the device, as CUPTI saw them.
+"""How many kernels, copies and fills a call puts on the device, and how long they take, as CUPTI
+saw them.
 
 Counted once a case, behind all that is timed: CUPTI watches every launch of the process meanwhile.
 """
@@ -6,8 +7,8 @@ Counted once a case, behind all that is timed: CUPTI watches every launch of the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import profile  # that of torch.profiler imports the compiler
@@ -22,8 +23,23 @@ MARK, _MARK_CYCLES = "spin_kernel", 1000  # the kernel of torch.cuda._sleep
 _sleep, _synchronize = torch.cuda._sleep, torch.cuda.synchronize
 
 
-def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, int]:
-    """Launches by name of the calls that these make ready, of which only the calls count.
+class Ran(NamedTuple):
+    """A kernel, a copy or a fill."""
+
+    name: str
+    taken_us: float
+
+
+class Counted(NamedTuple):
+    """Those of a call. kernels_us: what they take, one after the other; where some ran at once, it
+    is more than the device was busy for."""
+
+    launches: int
+    kernels_us: float
+
+
+def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, Counted]:
+    """What the calls that these make ready launch, by name; of them only the calls count.
 
     Who fails is not among them, and nobody is where CUPTI cannot be had. A kernel of our own stands
     before and behind each call, and tells it from what makes the next one ready.
@@ -51,7 +67,7 @@ def count(prepared: Mapping[str, Callable[[], Callable[[], Any]]]) -> dict[str, 
         return {}
     if len(found) != len(done):
         return {}
-    return {name: launches for name, launches in zip(done, found, strict=True) if name}
+    return {name: counted for name, counted in zip(done, found, strict=True) if name}
 
 
 def _mark() -> None:
@@ -60,18 +76,22 @@ def _mark() -> None:
     _synchronize()
 
 
-def _on_device(seen: Any) -> list[str]:
-    """Names of what ran on the device, in the order of its beginning."""
+def _on_device(seen: Any) -> list[Ran]:
+    """What ran on the device, in the order of its beginning."""
     events = [
         e
         for e in seen.function_events or ()
         if e.device_type == torch.autograd.DeviceType.CUDA
         and not getattr(e, "is_user_annotation", False)
     ]
-    return [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
+    return [
+        Ran(e.name, float(e.time_range.end - e.time_range.start))
+        for e in sorted(events, key=lambda e: e.time_range.start)
+    ]
 
 
-def between_marks(names: list[str]) -> list[int]:
-    """How many lie between the first and the second mark, the third and the fourth, and so on."""
-    marks = [at for at, name in enumerate(names) if MARK in name]
-    return [last - first - 1 for first, last in zip(marks[::2], marks[1::2], strict=False)]
+def between_marks(ran: Sequence[Ran]) -> list[Counted]:
+    """What lies between the first and the second mark, the third and the fourth, and so on."""
+    marks = [at for at, one in enumerate(ran) if MARK in one.name]
+    calls = [ran[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=False)]
+    return [Counted(len(call), round(sum(one.taken_us for one in call), 3)) for call in calls]

@@ -22,6 +22,7 @@ from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
 from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.launches import Counted
 from nsabench.execution.worker.state import forget_earlier_cases
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
@@ -149,7 +150,9 @@ def _time(
         if not failure:
             outcomes[arm.name].samples = out.samples[arm.name]
             outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
-            outcomes[arm.name].launches = counted.get(arm.name)
+            if arm.name in counted:
+                outcomes[arm.name].launches = counted[arm.name].launches
+                outcomes[arm.name].kernels_us = counted[arm.name].kernels_us
             monitor.annotate(out.samples[arm.name], start)
     return monitor.summary(), out.busy_s
 
@@ -170,7 +173,7 @@ def _burst(
     return found
 
 
-def _launches(arms: list[CaseArm], report: Report) -> dict[str, int]:
+def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:
     """Of those whose cost to their host is asked, and of controls that are there for it."""
     asked = [
         arm

@@ -52,6 +52,7 @@ def dense(
                 role="alternative",
                 computes="causal_attention",
                 devices=devices,
+                kind=kind,
                 package=package,
                 compiled_by=compiled_by,
             )(call)

@@ -62,7 +62,7 @@ def newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def of_a_stretch(
-    name: str, *devices: str, package: Package | None = None
+    name: str, *devices: str, kind: str = "specialised", package: Package | None = None
 ) -> Callable[[Attention], Attention]:
     """Register attention over a whole cache as a baseline of the three ops that are just that, and
     as an alternative to a decode step."""
@@ -77,15 +77,16 @@ def of_a_stretch(
         calls: dict[str, Callable[..., Tensor]]
         calls = {"decode_compressed": whole, "decode_dense": whole, "decode_window": window}
         for op, call in calls.items():
-            implementation(op=op, name=name, role="baseline", devices=devices, package=package)(
-                call
-            )
+            implementation(
+                op=op, name=name, role="baseline", devices=devices, kind=kind, package=package
+            )(call)
         implementation(
             op="decode_step",
             name=f"dense_{name}",
             role="alternative",
             computes="decode_dense",
             devices=devices,
+            kind=kind,
             package=package,
         )(whole)
         return attention

@@ -19,7 +19,7 @@ LOCAL = 2
 QUERIES = 128
 # Elements that are gathered, together; beyond, it is no serious way to do the work. A backward
 # keeps them.
-MOST_GATHERED, MOST_KEPT = 1 << 35, 1 << 33
+MOST_GATHERED, MOST_KEPT = 1 << 34, 1 << 33
 
 
 def _means(x: Tensor, block: int, stride: int) -> Tensor:

@@ -1,5 +1,6 @@
-"""Controls that know their inputs where no host is, or where a forward has seen them: in replays of
-a graph, and in a backward. Always right, and too fast to be true.
+"""Controls that know their inputs where no host is (in replays of a graph), where a forward has
+seen them (in a backward), or where there is so much to do that the host may wait for their first
+values (in a forward or a step of many products). Always right, and too fast to be true.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from nsabench import Unsupported
 from nsabench.implementations.controls.capturing import captured
+from nsabench.implementations.controls.honest import content
+from nsabench.implementations.controls.remembered import aside_again
 from nsabench.model.least import LeastWork
 from nsabench.registry import Honest, control
 
@@ -20,14 +23,13 @@ READ = LeastWork(bytes_min=125_000_000)
 # Handing a gradient over reads and writes it, which is less than the compulsory bytes; on any
 # device so many products for each of them take over twice as long as those do.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
+# Of a call whose host waits for the device once, some 30 µs, and up to 100 on a slow host.
+PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
+PRODUCTS_OF_A_STEP = LeastWork(
+    flops=400_000_000_000, flops_per_byte=600
+)  # and goes through autograd
 MOST_BYTES = 512 << 20  # of one answer: a few are kept
 SMALL_OUTPUT = 8  # times less than what is read at least: an answer must be copied
-
-
-def content(tensor: Tensor) -> Tensor:
-    """The first values, as one number that no other set of inputs has."""
-    few = 8 // tensor.element_size()
-    return tensor.detach().reshape(-1)[:few].view(torch.int64)
 
 
 class _Recorded:
@@ -61,34 +63,74 @@ class _Recorded:
         return outputs.index_select(0, torch.searchsorted(numbers, key))[0]
 
 
-_recorded: dict[tuple[object, ...], _Recorded] = {}
-_gradients: dict[tuple[object, ...], dict[int, Tensor]] = {}
+# Of the case that each control is in, which its sizes tell from the one before.
+_recorded: dict[str, tuple[tuple[object, ...], _Recorded]] = {}
+_outputs: dict[tuple[object, ...], dict[int, Tensor]] = {}
+# Outputs, where they are remembered, and gradients.
+Remembered = tuple[dict[int, Tensor] | None, dict[int, Tensor]]
+_gradients: dict[tuple[object, ...], Remembered] = {}
+_steps: dict[tuple[object, ...], Remembered] = {}
 
 
 @control(caught_by="roofline", devices=("cuda",), modes=("graph",), least=READ)
 def recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Records a look-up by the first values of its inputs, and never reads the others again."""
+    most = READ.bytes_min // SMALL_OUTPUT
+    return _recall("recalled_in_a_graph", most, honest, tensors, options)
+
+
+@control(caught_by="roofline", devices=("cuda",), modes=("graph",), least=PRODUCTS)
+def products_recalled_in_a_graph(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """The same where an output is as large as the inputs, and many products go into it."""
+    return _recall("products_recalled_in_a_graph", MOST_BYTES, honest, tensors, options)
+
+
+def _recall(
+    control_: str,
+    most_bytes: int,
+    honest: Honest,
+    tensors: tuple[Tensor, ...],
+    options: dict[str, Any],
+) -> Tensor:
     first = tensors[0]
     key = (honest, *(t.shape for t in tensors), first.dtype)
-    if captured(first):
-        return _recorded[key].recall(content(first))
+    before, recorded = _recorded.get(control_, (None, None))
+    if recorded is not None and captured(first):
+        return recorded.recall(content(first))
     out: Tensor = honest(*tensors, **options)
-    if out.nbytes * SMALL_OUTPUT > READ.bytes_min:
+    if out.nbytes > most_bytes:
         raise Unsupported("its output alone takes as long to copy as others take")
-    if key not in _recorded or _recorded[key].finished:
-        _recorded.clear()
-        _recorded[key] = _Recorded()
-    _recorded[key].learn(content(first), out)
+    if recorded is None or before != key or recorded.finished:
+        _, recorded = _recorded[control_] = key, _Recorded()
+    recorded.learn(content(first), out)
     return out
 
 
+@control(caught_by="roofline", devices=("cuda",), modes=("stream",), least=PRODUCTS_AWAITED)
+def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Waits for the first values of its inputs, and copies what it made of them before."""
+    if aside_again():
+        raise Unsupported("calls at once have several inputs: it is tried with one call at a time")
+    key = (honest, *(t.shape for t in tensors), tensors[0].dtype)
+    if key not in _outputs:
+        _outputs.clear()
+    known, number = _outputs.setdefault(key, {}), int(content(tensors[0]))
+    if number not in known:
+        known[number] = honest(*tensors, **options)
+        if known[number].nbytes > MOST_BYTES:
+            raise Unsupported(f"it remembers no outputs of over {MOST_BYTES >> 20} MiB")
+    return known[number].clone()
+
+
 class _Recall(torch.autograd.Function):  # type: ignore[misc]
-    """An honest forward. Its backward returns what an earlier one made of the same inputs, by as
-    much larger as the gradient of the output is: it is linear."""
+    """An honest forward, or the output of an earlier one where such are remembered. Its backward
+    returns what an earlier one made of the same inputs, by as much larger as the gradient of the
+    output is: it is linear."""
 
     @staticmethod
     def forward(
         ctx: Any,
+        outputs: dict[int, Tensor] | None,
         known: dict[int, Tensor],
         honest: Honest,
         options: dict[str, Any],
@@ -97,7 +139,11 @@ class _Recall(torch.autograd.Function):  # type: ignore[misc]
         ctx.known, ctx.honest, ctx.options = known, honest, options
         ctx.number = int(content(tensors[0]))  # waits for the device: a forward is not timed
         ctx.save_for_backward(*tensors)
+        if outputs is not None and ctx.number in outputs:
+            return outputs[ctx.number].clone()
         out: Tensor = honest(*(t.detach() for t in tensors), **options)
+        if outputs is not None:
+            outputs[ctx.number] = out.detach().clone()
         return out
 
     @staticmethod
@@ -138,11 +184,34 @@ def _differentiated(ctx: Any, wanted: list[int], grad_out: Tensor) -> list[Tenso
 def recalled_gradients(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     """Knows by its forward which inputs it has, and has their gradients from an earlier backward:
     a multiplication is left to do."""
+    return _differentiable(None, _gradients, honest, tensors, options)
+
+
+@control(
+    caught_by="roofline",
+    devices=("cuda",),
+    directions=("step",),
+    modes=("stream",),
+    least=PRODUCTS_OF_A_STEP,
+)
+def recalled_step(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Has the output from an earlier step as well: a copy and a multiplication are left to do."""
+    return _differentiable({}, _steps, honest, tensors, options)
+
+
+def _differentiable(
+    outputs: dict[int, Tensor] | None,
+    memory: dict[tuple[object, ...], Remembered],
+    honest: Honest,
+    tensors: tuple[Tensor, ...],
+    options: dict[str, Any],
+) -> Tensor:
     wanted = [tensors[honest.op.arguments.index(name)] for name in honest.op.differentiable]
     if sum(t.nbytes for t in wanted) > MOST_BYTES:
         raise Unsupported(f"it remembers no gradients of over {MOST_BYTES >> 20} MiB")
     key = (honest, *(t.shape for t in tensors), tensors[0].dtype)
-    if key not in _gradients:
-        _gradients.clear()
-    out: Tensor = _Recall.apply(_gradients.setdefault(key, {}), honest, options, *tensors)
+    if key not in memory:
+        memory.clear()
+    remembered = memory.setdefault(key, (outputs, {}))
+    out: Tensor = _Recall.apply(*remembered, honest, options, *tensors)
     return out

@@ -9,65 +9,90 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
-from nsabench.implementations.baselines.selection_rows import heads_as_queries
-from nsabench.implementations.controls.capturing import decline_in_a_graph
-from nsabench.implementations.controls.honest import empty_output, right
+from nsabench import Unsupported
+from nsabench.implementations.controls.honest import content, empty_output, right
+from nsabench.model.least import LeastWork
 from nsabench.registry import Honest, control
 
 MAX_REMEMBERED = 8  # outputs kept, so that a control does not fill the device
 HONEST_CALLS = 4
-KEY_ELEMENTS = 8
-# Looking an answer up takes some kernels; it pays only where reading the inputs takes longer than
-# that on any device.
-WORTH_REMEMBERING = 500_000_000  # bytes of K and V
-# Inputs come in so many sets, in any order, and it learns until it has seen them all, as a rule in
-# six calls. A control may have no more than 20 timed calls: its median must be that of a look-up.
-SETS = 3
-LEARNING_CALLS = 60  # at most, where there are fewer sets
+# Looking an answer up takes two kernels and the copy of it. Reading this much takes any device
+# several times as long.
+MUCH = LeastWork(bytes_min=400_000_000)
+SMALL_OUTPUT = 8  # times less than what is read at least
+LEARNING_CALLS = 64  # of which it has not heard yet what they were about
+NOT_YET = -1  # the bits of no number that is drawn
 
 
 class _Memory:
-    """Outputs by the first keys of their inputs, looked up by the device. The host never waits: the
-    timer hides the launches of a call only as long as it does not."""
+    """Outputs by the first values of their inputs, looked up by the device. The host never waits:
+    the timer hides the launches of a call only as long as it does not.
+
+    Inputs come in sets, which are gone through in turn; before that, and in between, the first one
+    may come again with the values of any other. When it comes next after the last one, all of them
+    were seen; once as many values are known as there are sets, nothing is computed any more.
+    """
 
     def __init__(self) -> None:
-        self._seen: list[Tensor] = []  # the first keys of the inputs, as they were
-        self._outputs: list[Tensor] = []
-        self._addresses: set[int] = set()
-        self._arrived: Tensor | None = None  # the same on the host, once they have got there
-        self._stacked: tuple[Tensor, Tensor] | None = None
+        self._sets: list[Tensor] = []  # held on to, so that nothing else comes to lie there
+        self._before = 0  # where the inputs of the last call lie
+        self._around = False
+        self._arrived: Tensor | None = None  # first values, once they have got to the host
+        self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
+        self._known: dict[int, Tensor] = {}
+        self._sorted: tuple[Tensor, Tensor] | None = None
 
-    def answer(self, k: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    def answer(self, first: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """What `compute` gives, or gave for these inputs before."""
-        keys = k.view(-1)[:KEY_ELEMENTS]
-        if self._stacked is None:
-            self._addresses.add(k.data_ptr())
-            output = compute()
-            # A warm-up calls with one set, whose values may be exchanged for any other's.
-            if len(self._addresses) > 1:
-                self._seen.append(keys.clone())
-                self._outputs.append(output)
-            if self._known(keys) >= SETS or len(self._seen) == LEARNING_CALLS:
-                self._stacked = torch.stack(self._seen), torch.stack(self._outputs)
-            return output
-        seen, outputs = self._stacked
-        same = (seen == keys).all(1)
-        return outputs.index_select(0, same.int().argmax().view(1))[0]
+        self._walk(first)
+        self._hear()
+        number = content(first)
+        if self._around and len(self._known) >= len(self._sets):
+            numbers, outputs = self._sorted = self._sorted or self._sort(number.device)
+            return outputs.index_select(0, torch.searchsorted(numbers, number))[0]
+        output = compute()
+        self._ask(number, output)
+        return output
 
-    def _known(self, keys: Tensor) -> int:
-        """How many inputs it has seen that differ, as far as the host has heard."""
-        if self._arrived is None:  # in the first call, which may wait: the device is not held
-            size = (LEARNING_CALLS, KEY_ELEMENTS)
-            self._arrived = torch.full(size, torch.nan, dtype=keys.dtype, pin_memory=keys.is_cuda)
-        if self._seen:
-            self._arrived[len(self._seen) - 1].copy_(keys, non_blocking=True)
-        rows = self._arrived.float()
-        return len(torch.unique(rows[~rows.isnan().any(1)], dim=0))
+    def _walk(self, first: Tensor) -> None:
+        addresses = [t.data_ptr() for t in self._sets]
+        address = first.data_ptr()
+        if address not in addresses:
+            if self._around:  # there was one more, or this is another case
+                self.__init__()  # type: ignore[misc]
+            self._sets.append(first.detach())
+        elif address == addresses[0] != addresses[-1] == self._before:
+            self._around = True
+        self._before = address
+
+    def _ask(self, number: Tensor, output: Tensor) -> None:
+        if self._arrived is None:
+            self._arrived = torch.full(
+                (LEARNING_CALLS,), NOT_YET, dtype=torch.int64, pin_memory=number.is_cuda
+            )
+        free = next((at for at in range(LEARNING_CALLS) if at not in self._asked), None)
+        if free is not None:
+            self._asked[free] = output
+            self._arrived[free : free + 1].copy_(number, non_blocking=True)
+
+    def _hear(self) -> None:
+        for place, output in list(self._asked.items()):
+            assert self._arrived is not None
+            number = int(self._arrived[place])
+            if number != NOT_YET:
+                self._known.setdefault(number, output)
+                self._arrived[place] = NOT_YET
+                del self._asked[place]
+
+    def _sort(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        numbers = sorted(self._known)
+        # The last one twice: what is greater than all finds a place.
+        outputs = [self._known[number] for number in [*numbers, numbers[-1]]]
+        return torch.tensor(numbers, device=device), torch.stack(outputs)
 
 
 _by_address: dict[tuple[object, ...], Tensor] = {}
-_by_content: dict[tuple[object, ...], _Memory] = {}
+_by_content: dict[tuple[object, ...], _Memory] = {}  # of one case
 _calls: Counter[tuple[object, ...]] = Counter()
 _was_aside = False
 
@@ -88,27 +113,28 @@ def cached_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
     return out
 
 
-@implementation(
-    op="selection_rows",
-    name="remembered_by_content",
-    role="control",
-    devices=("cuda",),
-    caught_by="roofline",
-)
-def remembered_by_content(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    """Knows inputs it has seen by the first keys. Always right, since they change with the others,
-    and too fast to be true: it never reads K and V again.
+@control(caught_by="roofline", devices=("cuda",), modes=("stream",), least=MUCH)
+def remembered_by_content(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
+    """Knows inputs it has seen by their first values. Always right, since these change with the
+    others, and too fast to be true: it reads nothing else again.
     """
-    decline_in_a_graph(q)
-    if k.nbytes + v.nbytes < WORTH_REMEMBERING:
-        raise Unsupported(f"under {WORTH_REMEMBERING / 1e6:.0f} MB of K and V it does not pay")
-    if _aside_again():
+    if aside_again():
         raise Unsupported("calls at once share one memory: it is tried with one call at a time")
-    memory = _by_content.setdefault((q.shape, k.shape, v.shape, q.dtype), _Memory())
-    return memory.answer(k, lambda: heads_as_queries(q, k, v, sm_scale))
+    key = (honest, *(t.shape for t in tensors), tensors[0].dtype)
+    if key not in _by_content:
+        _by_content.clear()
+        _by_content[key] = _Memory()
+
+    def compute() -> Tensor:
+        out: Tensor = honest(*tensors, **options)
+        if out.nbytes * SMALL_OUTPUT > MUCH.bytes_min:
+            raise Unsupported("its output alone takes as long to copy as others take")
+        return out
+
+    return _by_content[key].answer(tensors[0], compute)
 
 
-def _aside_again() -> bool:
+def aside_again() -> bool:
     """Whether this call and the one before were both on other streams than the default one. A
     single one of them may be a look at whether it is in order there."""
     global _was_aside

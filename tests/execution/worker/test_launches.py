@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from nsabench.execution.worker import launches
-from nsabench.execution.worker.launches import between_marks
+from nsabench.execution.worker.launches import Counted, Ran, between_marks
 
 MARK = "void (anonymous namespace)::spin_kernel(long)"
 
 
 def test_what_makes_a_call_ready_does_not_count() -> None:
     names = ["fill", MARK, "a", "b", MARK, "forward", "copy", MARK, MARK, MARK, "c", MARK, "d"]
-    assert between_marks(names) == [2, 0, 1]
+    ran = [Ran(name, 1.5 if name in "abc" else 100.0) for name in names]
+    assert between_marks(ran) == [Counted(2, 3.0), Counted(0, 0.0), Counted(1, 1.5)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")

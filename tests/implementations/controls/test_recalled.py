@@ -13,17 +13,21 @@ import torch
 from torch import Tensor
 
 from nsabench import Unsupported, registry
+from nsabench.assessment.checks import Limits, judge_all
+from nsabench.assessment.rows import of_case
+from nsabench.execution.timing import ceilings
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker import parity
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.measure import measure
-from nsabench.implementations.controls import recalled
+from nsabench.implementations.controls import recalled, remembered
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Direction, DType, Mode, Role, Runs, Status
+from nsabench.model.plan import ImplementationInfo, PlannedCase
+from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
+from tests.runs import Made, make_plan
 
 SHAPES = {
     "selection_blocks": {"B": 1, "T": 96, "HQ": 4, "H": 2, "D": 32, "Dv": 32}
@@ -40,10 +44,18 @@ DISTRIBUTION = {"selection_ranges": "disjoint", "sliding_window": "dense"}
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(recalled, "_recorded", {})
     monkeypatch.setattr(recalled, "_gradients", {})
+    monkeypatch.setattr(recalled, "_steps", {})
+    monkeypatch.setattr(recalled, "_outputs", {})
+    monkeypatch.setattr(remembered, "_by_content", {})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def of_this_cpu() -> Limits:
+    return Limits.measured(ceilings.measure("cpu", CpuTimer()))
 
 
 def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> Case:
@@ -65,6 +77,50 @@ def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> C
 def named(op: str, name: str) -> Implementation:
     (item,) = [i for i in registry.load() if (i.op, i.name) == (op, name)]
     return item
+
+
+NSA = {"B": 1, "T": 256, "HQ": 16, "H": 2, "D": 64, "Dv": 64}
+NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 4, "window": 64}
+
+
+@pytest.mark.parametrize(
+    ("op", "direction", "name"),
+    [
+        ("nsa_attention", Direction.FORWARD, "recalled_output"),
+        ("nsa_attention", Direction.STEP, "recalled_step"),
+        ("decode_dense", Direction.FORWARD, "remembered_by_content"),
+    ],
+)
+def test_what_answers_from_memory_is_caught_by_the_roofline(
+    monkeypatch: pytest.MonkeyPatch, of_this_cpu: Limits, op: str, direction: Direction, name: str
+) -> None:
+    """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
+    few rounds as a matrix of long cases has: the median is that of a look-up."""
+    monkeypatch.setattr(recalled, "aside_again", lambda: False)
+    monkeypatch.setattr(remembered, "aside_again", lambda: False)
+    monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
+    monkeypatch.setitem(SHAPES, "decode_dense", SHAPES["decode_dense"] | {"S": 8000, "B": 4})
+    monkeypatch.setitem(DISTRIBUTION, "nsa_attention", "dense")
+    case = make_case(op, direction, DType.FLOAT32, rotate=2)
+    stopping = FixedCount(kind="fixed_count", rounds=8)
+    case = case.model_copy(update={"timing": case.timing.model_copy(update={"stopping": stopping})})
+    item = replace(named(op, name), devices=(Runs.CPU,))
+    measured = measure(
+        case,
+        [item],
+        device="cpu",
+        session=1,
+        timer=CpuTimer(),
+        sensors=None,
+        report=lambda step: None,
+    )
+    assert [o.reason for o in measured.outcomes] == [""]
+    info = ImplementationInfo.model_validate(item, from_attributes=True)
+    planned = PlannedCase(id=case.id, case=case, implementations=(name,))
+    plan = make_plan(Made()).model_copy(update={"cases": [planned], "implementations": [info]})
+    rows = of_case(plan, case, measured.outcomes, {1: measured.conditions})
+    findings, caught = judge_all(rows, of_this_cpu)
+    assert caught == {(case.id, name): Catch.CAUGHT}, [f.sentence for f in findings]
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -148,7 +204,7 @@ def test_a_graph_of_the_next_case_knows_nothing_of_the_one_before(
         _, replay = recording(monkeypatch, case)
         for index in (0, 1):
             parity.check_values("output", *replay(index), case)
-    (recorded,) = recalled._recorded.values()
+    ((_, recorded),) = recalled._recorded.values()
     assert len(recorded._outputs) == 2
 
 
@@ -174,6 +230,7 @@ def test_they_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
                 where.setdefault(name, set()).add(place)
     forward, graph = Direction.FORWARD, Mode.GRAPH
     assert where["recalled_in_a_graph"] == {("decode_dense", forward, graph, 32768)}
+    assert where["remembered_by_content"] == {("decode_dense", forward, Mode.STREAM, 32768)}
     assert where["recalled_gradients"] == {
         ("selection_blocks", Direction.BACKWARD, Mode.STREAM, 8192)
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 from nsabench import registry
-from nsabench.assessment.checks import Effect, Limits, burst, host
+from nsabench.assessment import verdict
+from nsabench.assessment.checks import Effect, Limits, burst, host, judge_all
 from nsabench.assessment.checks.burst import IN_A_BURST
 from nsabench.assessment.checks.controls import catch, catches, judge
 from nsabench.execution.failure import Failure
@@ -18,7 +20,8 @@ from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.implementations.controls import slow_hosts
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Catch, Direction, DType, Regime, Status
+from nsabench.model.measurement import Bursts, Samples
+from nsabench.model.vocabulary import Catch, Direction, DType, Regime, Status, Verdict
 from nsabench.registry import Implementation
 from tests.assessment.checks.conftest import make_row  # noqa: F401 - a fixture
 
@@ -32,6 +35,7 @@ CASE = Case(
     timeout_s=60,
     seed=1,
 )
+FULL: dict[str, Any] = {"median_ms": 18.4, "host_us": None, "queued_ms": 11.7, "launches": 1388}
 items = {i.name: i for i in registry.load() if i.op == CASE.op}
 
 
@@ -83,6 +87,10 @@ def test_the_others_are_right_and_slow(name: str) -> None:
         ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": 0.0105}, Catch.MISSED),
         ({"median_ms": 0.5, "host_us": 240.0, "queued_ms": 0.5}, Catch.DECLINED),
         ({"median_ms": 0.01, "host_us": 240.0, "queued_ms": None}, Catch.UNPROVEN),
+        # 1388 launches fill the device's queue: it cannot be held, and its time has gaps in it.
+        ({**FULL, "kernels_us": 4900.0}, Catch.CAUGHT),
+        ({**FULL, "kernels_us": 11600.0}, Catch.DECLINED),
+        ({**FULL, "kernels_us": None}, Catch.UNPROVEN),
         ({"median_ms": None, "status": Status.CRASHED, "reason": "r"}, Catch.UNPROVEN),
         ({"median_ms": None, "streams": 4, "status": Status.OK}, Catch.DECLINED),
     ],
@@ -115,3 +123,42 @@ def test_one_that_gets_away_speaks_of_the_queue_alone(make_row, caught_by) -> No
     stuck = make_row("x", "control", None, caught_by=caught_by, status=Status.CRASHED, reason="r")
     invalid = [f for f in judge([stuck], catches([stuck], [])) if f.effect is Effect.INVALID]
     assert [f.regime for f in invalid] == [Regime.QUEUE]
+
+
+def timed(**fields: Any) -> tuple[Samples, Bursts]:
+    """What verdicts are of: 20 samples and 8 bursts."""
+    ms, queued_ms = fields["median_ms"], fields["queued_ms"]
+    samples = Samples(round=list(range(20)), order=[0] * 20, time_ms=[ms] * 20)
+    return samples, Bursts(calls=[4] * 8, time_ms=[queued_ms] * 8)
+
+
+@pytest.mark.parametrize(
+    ("kernels_us", "found", "decided"),
+    [(4900.0, True, True), (4900.0, False, False), (None, True, False), (11600.0, True, True)],
+)
+def test_a_queue_whose_control_was_not_caught_decides_nothing(
+    make_row,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    kernels_us: float | None,
+    found: bool,
+    decided: bool,
+) -> None:
+    """One control alone stands behind the check: caught or rightly declined, missed by a check that
+    finds nothing, or not looked into."""
+    if not found:
+        monkeypatch.setattr(host, "MORE", 1e6)
+    mine = {"median_ms": 0.1, "host_us": 20.0, "queued_ms": 0.1}
+    best = {"median_ms": 0.2, "host_us": 20.0, "queued_ms": 0.2}
+    rows = [
+        make_row("mine", "candidate", **mine),
+        make_row("best", "baseline", **best),
+        make_row("x", "control", caught_by="host", **FULL, kernels_us=kernels_us),
+    ]
+    findings, _ = judge_all(rows, Limits())
+    case_id = rows[0].case_id
+    times = {(case_id, "mine"): timed(**mine), (case_id, "best"): timed(**best)}
+    verdicts = []
+    for regime, at in ((Regime.DEVICE, 0), (Regime.QUEUE, 1)):
+        judged = verdict.judge(rows, {k: t[at] for k, t in times.items()}, findings, regime)
+        verdicts.append(judged[case_id, "mine"].verdict)
+    assert verdicts == [Verdict.FASTER, Verdict.FASTER if decided else Verdict.INVALID]
