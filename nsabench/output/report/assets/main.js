@@ -23,17 +23,23 @@ const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcom
 const library = { key: "package", title: "library", text: (r) => [r.package, r.package_version, r.licence].filter(Boolean).join(", ") };
 const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
 const detail = (column) => ({ ...column, detail: true });
-const DETAILS = [
+// What a call costs its caller: a device time says nothing of it.
+const CALLER = [
+  { key: "host_us", title: "host (20 % to 80 %)", text: hostOf },
+  { key: "queued_ms", title: "queued (20 % to 80 %)", text: queuedOf },
+  { key: "launches", text: launchesOf },
+].map(detail);
+const DETAILS = [...CALLER, ...[
   { key: "label", title: "case" }, { key: "case_id", title: "id" }, { key: "status" }, why, { key: "diagnosis" }, { key: "notes" }, library,
   small("mae", "MAE"), small("rel_l2", "relative L2"), small("worst_row", "of the worst row"), time("p20_ms", "20 %"), time("p80_ms", "80 %"),
   { key: "n_samples", title: "samples", text: (r) => String(r.n_samples) },
   { key: "compile_s", title: "first call", text: (r) => (r.compile_s === null ? "–" : `${digits(r.compile_s, 2)} s`) },
   { key: "peak_mem_bytes", title: "peak memory", text: (r) => (r.peak_mem_bytes === null ? "–" : `${digits(r.peak_mem_bytes / 1e6, 3)} MB`) },
-].map(detail);
+].map(detail)];
 
 const TABLES = {
-  candidates: [inspect, who, outcome, inQueue, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), baseline, share, detail(time("queued_ms", "queued")), ...DETAILS],
-  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), speedup, share, detail({ key: "caught" }), detail(time("queued_ms", "queued")), ...DETAILS],
+  candidates: [inspect, who, outcome, inQueue, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), baseline, share, ...DETAILS],
+  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), speedup, share, detail({ key: "caught" }), ...DETAILS],
 };
 
 function drawTables() {
@@ -51,7 +57,7 @@ function drawCaseTable() {
   if (!host) return;
   const rows = report.records.filter((r) => r.case_id === selected.caseId && r.role !== "control")
     .sort((a, b) => (a.median_ms ?? Infinity) - (b.median_ms ?? Infinity));
-  dataTable(host, "the selected case", [who, { key: "role" }, outcome, time("median_ms", "its time"), share, speedup, small("mae", "MAE"), ...[why].map(detail)], rows, { bare: true });
+  dataTable(host, "the selected case", [who, { key: "role" }, outcome, time("median_ms", "its time"), share, speedup, small("mae", "MAE"), ...CALLER, detail(why)], rows, { bare: true });
 }
 
 function fillPickers() {
