@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nsabench.assessment.caution import tally
 from nsabench.assessment.threshold.evidence import AXES, Evidence, Note, Tested
 from nsabench.assessment.threshold.union import (
     looked_at_together,
@@ -64,6 +65,7 @@ class Decision:
     answer: Answer = Answer.NOT_TESTED
     where: tuple[str, ...] = ()  # the conditions that it is for
     regime: Regime = Regime.DEVICE
+    caution: str = ""  # what to bear in mind beside it, and in how many of its cases
 
     @property
     def said(self) -> str:
@@ -75,7 +77,8 @@ class Decision:
         """The answer in words, of a reader who knows the regime."""
         if self.answer is Answer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
-            return f"worth using from {self.axis} = {self.min_length} on{only}"
+            bear = f" ({self.caution})" if self.caution else ""
+            return f"worth using from {self.axis} = {self.min_length} on{only}{bear}"
         return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
 
     @property
@@ -201,6 +204,7 @@ def _decide(
         answer=answer,
         where=where,
         regime=rows[0].regime,
+        caution="" if reasons else tally(row.caution for row in above),
     )
 
 

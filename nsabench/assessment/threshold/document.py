@@ -84,6 +84,7 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
         "notes": list(d.notes),
         "one_process": d.one_process,  # cases that pass by little, and only one process saw
         "caveats": list(d.caveats),
+        "caution": d.caution,  # what to bear in mind beside min_L, and in how many of its cases
         "cases": d.tested,
         "decided_by": by
         and {

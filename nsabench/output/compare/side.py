@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nsabench.assessment import doubts
+from nsabench.assessment.caution import recalled
 from nsabench.assessment.checks import Finding, proofs
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Lack
@@ -169,7 +170,7 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 def _read(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids(()))
-    records = read_records(path)
+    records = recalled(read_records(path))
     try:
         samples = parquet.table(path / "samples.parquet", limits.SAMPLES, SAMPLE_COLUMNS)
         wrong = misfit(parquet.schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.assessment import labels
-from nsabench.assessment.caution import NO_SPECIALISED
+from nsabench.assessment.caution import NO_SPECIALISED, beside
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status, Verdict
 from nsabench.text import shown
@@ -95,7 +95,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         )
         table.add_row(*(cells[n] for n in kept))
     timed = [r for r in records if r.median_ms is not None]
-    said = [text for mark, text in MARKS.items() if any(mark in _marks(r) for r in timed)]
+    said = [text for mark, text in MARKS.items() if any(mark in standing(r) for r in timed)]
     if said:
         table.caption = "\n".join(said)
         table.caption_justify = "left"
@@ -130,8 +130,9 @@ def _standing(r: Record, width: int) -> Text:
     return Text(said, STYLES[r.verdict] if r.verdict and r.median_ms is not None else "dim")
 
 
-def _marks(record: Record) -> str:
-    return "*" * record.unproven_verdict + "†" * bool(record.caution and record.verdict)
+def _mark(record: Record, regime: Regime) -> str:
+    """The dagger of the verdict whose ratio it is that needs it."""
+    return "†" * bool(beside(record, regime))
 
 
 def standing(record: Record) -> str:
@@ -139,9 +140,10 @@ def standing(record: Record) -> str:
     something is to be borne in mind."""
     if record.status is Status.OK and record.median_ms is None:
         return "not timed"
-    mark = _marks(record)
+    mark = "*" * record.unproven_verdict + _mark(record, record.regime)
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
-    said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []
+    if record.queue_verdict:
+        said.append(f"{Regime.QUEUE} {record.queue_verdict}{_mark(record, Regime.QUEUE)}")
     return ", ".join(said) or "-"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nsabench.model.vocabulary import Kind
 from nsabench.output.report import Facts, write_html
 from tests.output.report.browser import Browser
 from tests.published import decode_run
@@ -178,6 +179,27 @@ def test_a_cell_of_the_map_says_what_a_call_costs_its_caller(
         "return t && t.classList.contains('visible') && t.textContent"
     )
     assert "host422.4 µs (" in text and "launches13" in text and "queued" in text
+
+
+def test_the_regime_whose_ratio_is_great_has_the_caution(tmp_path: Path, browser: Browser) -> None:
+    great = called(tmp_path, kind=Kind.GENERAL, ratio=lambda _: 1.5, queue_ratio=lambda _: 4.0)
+    browser.open(great)
+    row = browser.rows("candidates")[0]
+    assert row[2:4] == ["▲ faster", "▲ faster no specialised baseline"]
+    below = unfolded(browser, "candidates")["speed-up in the queue [95 %]"]
+    assert below.endswith("to sdpa_gqa, no specialised baseline")
+    assert not any("†" in text for text in browser.texts("heat"))
+
+
+def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path: Path, browser: Browser) -> None:
+    browser.open(called(tmp_path, kind=Kind.GENERAL, ratio=lambda n: 1.5 if n < 256 else 4.0))
+    cells = [text for text in browser.texts("heat") if text.startswith("▲")]
+    assert {text.endswith("†") for text in cells if "4.0" in text} == {True}
+    assert {text.endswith("†") for text in cells if "1.5" in text} == {False}
+    figure = browser.js("return document.querySelector('[data-chart=heat]').textContent")
+    assert "† no specialised baseline" in figure
+    statistics = browser.js("return document.querySelector('#faster table').textContent")
+    assert "no specialised baseline in 4 of 4" in statistics
 
 
 @pytest.mark.parametrize("width", [375, 1280])

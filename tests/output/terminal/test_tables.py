@@ -118,9 +118,22 @@ def test_a_verdict_with_something_to_bear_in_mind_is_marked() -> None:
         Console(file=file, width=160).print(table)
         return file.getvalue()
 
-    general = shown(caution="no specialised baseline")
+    general = shown(caution="no specialised baseline", speedup=4.0)
     assert "faster†" in general and "† no specialised baseline" in general
-    assert "†" not in shown()
+    assert "†" not in shown(speedup=4.0)
+    queue = shown(
+        caution="no specialised baseline", speedup=1.5, queue_verdict="faster", queue_speedup=4.0
+    )
+    assert queue.count("faster†") == 1 and "† no specialised baseline" in queue
+    marked = record(
+        status="ok",
+        verdict="faster",
+        caution="no specialised baseline",
+        speedup=1.5,
+        queue_verdict="faster",
+        queue_speedup=4.0,
+    )
+    assert tables.standing(marked) == "device faster, queue faster†"
 
 
 def test_what_others_wrote_is_no_markup() -> None:
