@@ -10,6 +10,7 @@ from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.evidence.archive.archive import Archive, ArchivedRun
 from nsabench.evidence.archive.tables import records_of
+from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Regime, Role, Status, Verdict
 
@@ -41,12 +42,14 @@ def _of_the_run(run: ArchivedRun, first: Record) -> dict[str, Any]:
     predicate = run.statement.predicate
     e, created = predicate.environment, predicate.plan.created
     pair = {"torch": first.torch, "triton": first.triton}
+    other = belongs(first.torch, first.triton)
+    said = [f"{name} {version}" for name, version in pair.items() if version]
     return {
         "run": run.run_id,
         "date": f"{created:%Y-%m-%d %H:%M}",
         "at": int(created.timestamp() * 1000),
         "gpu": e.gpu or "no GPU",
-        "versions": " ".join(f"{name} {version}" for name, version in pair.items() if version),
+        "versions": " ".join([*said, *(["(unpaired)"] if other else [])]),
         "combo": e.combo,
         "commit": e.commits.get("nsabench", "")[:12],
         "kernels_commit": e.commits.get("kernels", "")[:12],

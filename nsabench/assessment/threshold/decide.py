@@ -66,6 +66,7 @@ class Decision:
     where: tuple[str, ...] = ()  # the conditions that it is for
     regime: Regime = Regime.DEVICE
     caution: str = ""  # what to bear in mind beside it, and in how many of its cases
+    unpaired: str = ""  # that torch and Triton of the combo are no pair
 
     @property
     def said(self) -> str:
@@ -80,6 +81,11 @@ class Decision:
             bear = f" ({self.caution})" if self.caution else ""
             return f"worth using from {self.axis} = {self.min_length} on{only}{bear}"
         return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
+
+    @property
+    def on(self) -> str:
+        """The combo, and whether its torch and its Triton are no pair."""
+        return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
 
     @property
     def tested(self) -> int:
@@ -204,6 +210,7 @@ def _decide(
         answer=answer,
         where=where,
         regime=rows[0].regime,
+        unpaired=rows[0].unpaired,
         caution="" if reasons else tally(row.caution for row in above),
     )
 

@@ -22,6 +22,7 @@ from nsabench.assessment.objections import (
     without_queue_controls,
 )
 from nsabench.assessment.tables import read_records
+from nsabench.machine.environment.pairs import belongs
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
@@ -64,6 +65,7 @@ class Tested:
     margin: float | None = None  # at which its run took second looks; None: none is known of
     regime: Regime = Regime.DEVICE
     caution: str = ""  # what to bear in mind beside the verdict
+    unpaired: str = ""  # that its torch and its Triton are no pair
 
 
 Machine = tuple[str, str]  # GPU and combo
@@ -248,6 +250,7 @@ def _of_record(
         margin=margin,
         regime=record.regime,
         caution=beside(record, record.regime),
+        unpaired=belongs(record.torch, record.triton),
     )
     yield own
     if queues and record.regime is Regime.DEVICE and record.streams == 1:

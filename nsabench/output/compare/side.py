@@ -28,7 +28,7 @@ from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.nvml import THROTTLING
-from nsabench.machine.environment.pairs import unpaired
+from nsabench.machine.environment.pairs import belongs, unpaired
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
@@ -135,7 +135,7 @@ class Side:
             else (None, None, None, None)
         )
         versions = {
-            "pair": self.unpaired and f"unpaired: this torch belongs with triton {self.unpaired}",
+            "pair": belongs(e.torch or torch, e.triton or triton),
             "device": e.gpu or gpu or plan.device,
             "driver": e.driver,
             "torch": e.torch or torch,

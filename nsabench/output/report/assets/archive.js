@@ -32,18 +32,21 @@ function drawTrend() {
   });
 }
 
+// A set of versions over its column, where a mark has a line of its own.
+const inLines = (versions) => versions.replace(" (", "\n(");
+
 function drawVersions() {
   const all = chosen(), name = seriesName(all), latest = new Map();
   // Records come by date.
   for (const r of all) latest.set(`${name(r)} ${r.versions}`, r);
   const rows = [...latest.values()].map((r) => ({
-    ...r, row: name(r), log2: r.speedup === null ? null : Math.log2(r.speedup),
+    ...r, row: name(r), column: inLines(r.versions), log2: r.speedup === null ? null : Math.log2(r.speedup),
     cell: r.speedup === null ? `${r.ok}/${r.cases} ok` : `${r.speedup.toFixed(2)}×${r.caution ? " †" : ""} · ${r.ok}/${r.cases} ok`,
   })).sort((a, b) => a.row.localeCompare(b.row));
   const tip = [["row", "candidate"], ["versions", "versions"], ["regime", "regime"], ["speedup", "speed-up"], ["caution", "but"], ["faster", "cases faster"], ["failed", "cases failed"], ["date", "made"], ["run", "run"]]
     .map(([field, title]) => ({ field, title }));
-  const shown = report.versions.filter((v) => rows.some((r) => r.versions === v));
-  return drawChart("heat", { rows }, { ...heatOf("row", "versions", null, shown, "speed-up", tip), ...rowsOf(rows, 34) }, { minWidth: 200 + shown.length * 130 });
+  const shown = report.versions.filter((v) => rows.some((r) => r.versions === v)).map(inLines);
+  return drawChart("heat", { rows }, { ...heatOf("row", "column", null, shown, "speed-up", tip), ...rowsOf(rows, 34) }, { minWidth: 200 + shown.length * 130 });
 }
 
 async function drawAll() {
