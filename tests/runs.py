@@ -71,6 +71,7 @@ class Made:
     # Of calls one behind the other, by length; None: there were no bursts, as in earlier versions.
     queue_ratio: Callable[[int], float] | None = None
     host_us: float = 40.0
+    launches: int | None = None
     queue_caught: bool = True
     # Times of an alternative over those of the candidate, by length; None: there is none. In the
     # queue they are half of that.
@@ -290,6 +291,7 @@ def timed(
         bursts=Bursts(calls=[50] * 8, time_ms=[float(queued * (1 + x)) for x in noise])
         if queued
         else Bursts(),
+        launches=made.launches,
     )
 
 

@@ -27,6 +27,7 @@ LINES_A_CASE = 10  # of a journal: a pass has one
 SITTINGS = 5_000  # lines beside those
 LOG = 64 * KIB  # of the end of a log that a report shows
 
+COMPARISON = 16 * MIB  # a page of one
 CSV = 8 * MIB
 CSV_ROWS = 20_000
 CSV_COLUMNS = 500

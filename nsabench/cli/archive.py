@@ -15,10 +15,12 @@ from nsabench.cli._say import say
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.machine.environment.pairs import belongs
 from nsabench.text import cell, shown
 
 if TYPE_CHECKING:
     from nsabench.evidence.archive import Archive, Surveyed
+    from nsabench.evidence.archive.archive import ArchivedRun
 
 _key = click.option(
     "--key",
@@ -88,19 +90,28 @@ def list_(location: str, as_json: bool) -> None:
     found = _surveyed(_open(location))
     if as_json:
         content = [
-            {**k.statement.predicate.model_dump(mode="json"), "trust": k.trust.value}
+            {
+                **k.statement.predicate.model_dump(mode="json"),
+                "trust": k.trust.value,
+                "unpaired": _unpaired(k),
+            }
             for k in found.sound
         ]
         say(json.dumps(content, indent=1))
         return
     for k in found.sound:
         p = k.statement.predicate
-        e = p.environment
+        e, other = p.environment, f"{_unpaired(k)}  ".lstrip()
         say(
             f"{p.run_id}  {e.gpu or 'no GPU'}  torch {e.torch}  triton {e.triton}  "
-            f"{p.records} records  {k.trust}  verified"
+            f"{other}{p.records} records  {k.trust}  verified"
         )
     say(f"{len(found.sound)} runs")
+
+
+def _unpaired(run: ArchivedRun) -> str:
+    e = run.statement.predicate.environment
+    return belongs(e.torch, e.triton)
 
 
 @command.command("verify")

@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 from nsabench import packages
+from nsabench.assessment.tables import read_records
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
+from nsabench.output import upstream
+from nsabench.output.report.files import replace
 from nsabench.packages import repository
 
 
@@ -76,3 +79,24 @@ def fetch(names: tuple[str, ...], source: Path | None) -> None:
         for repair in package.repository.repairs:
             say(f"{package.name}: {repair.file} was repaired: {repair.why}")
         say(f"{package.name} {package.version}: {where}")
+
+
+@command.command("report")
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.md",
+    help="Write it there, and do not print it.",
+)
+def report(run: Path, out: Path | None) -> None:
+    """What was wrong or failed in libraries in a run, as Markdown for their own trackers: shape,
+    versions, errors, diagnosis, and how to reproduce it.
+
+    Example: nsabench packages report results/packages --out upstream.md
+    """
+    text = upstream.render(read_records(run), str(run))
+    if out is None:
+        say(text.rstrip())
+    else:
+        say(replace(out, text))

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from nsabench.errors import UsageError
 from nsabench.evidence.archive.archive import Archive, ArchivedRun
-from nsabench.evidence.archive.query import query
+from nsabench.output import trends
 from nsabench.output.report import html
 from nsabench.output.report.files import replace
 
 SCRIPTS = ("archive.js",)
-# Means are of the cases that have a ratio; `cases_hash` tells whether two are of the same ones.
-TRENDS = """
-SELECT run_id, created, gpu, records.torch, records.triton, combo, runs.nsabench, commit,
-  kernels_commit, trust, controls_caught, op, implementation,
-  count(*) AS cases,
-  count(*) FILTER (status = 'ok') AS ok,
-  count(*) FILTER (status NOT IN ('ok', 'unsupported', 'skipped')) AS failed,
-  count(speedup) AS compared,
-  count(*) FILTER (verdict = 'faster') AS faster,
-  exp(avg(ln(speedup))) AS speedup,
-  exp(avg(ln(median_ms)) FILTER (speedup IS NOT NULL)) AS time_ms,
-  md5(string_agg(case_id, ' ' ORDER BY case_id) FILTER (speedup IS NOT NULL)) AS cases_hash
-FROM records JOIN runs USING (run_id)
-WHERE role = 'candidate'
-GROUP BY ALL
-ORDER BY created, run_id, op, implementation
-"""
 TEXTS = (
     "run",
     "date",
@@ -43,6 +26,8 @@ TEXTS = (
     "trust",
     "op",
     "implementation",
+    "regime",
+    "caution",
     "role",
     "status",
     "cases_hash",
@@ -60,7 +45,10 @@ def write(archive: Archive, path: Path, runs: Sequence[ArchivedRun] | None = Non
 
 
 def render(archive: Archive, runs: Sequence[ArchivedRun] | None = None) -> str:
-    rows = [_row(row) for row in query(archive, TRENDS, runs).to_pylist()]
+    runs = archive.runs() if runs is None else runs
+    if not runs:
+        raise UsageError(f"{archive.store.location} holds no runs", "add one: archive add RUN.")
+    rows = [row for run in sorted(runs, key=_date) for row in trends.rows(run, archive)]
     if not rows:
         raise UsageError(
             f"no run in {archive.store.location} has a candidate", "add one: archive add RUN."
@@ -75,28 +63,15 @@ def render(archive: Archive, runs: Sequence[ArchivedRun] | None = None) -> str:
         gpus=sorted({row["gpu"] for row in rows}),
         versions=versions,
         candidates=len({(row["op"], row["implementation"]) for row in rows}),
+        cautions=any(row["caution"] for row in rows),
         begins=rows[0]["date"],
         ends=rows[-1]["date"],
         invalid=sorted({row["run"] for row in rows if row["status"] == "invalid"}),
     )
 
 
-def _row(trend: dict[str, Any]) -> dict[str, Any]:
-    created = trend["created"]
-    return {
-        **trend,
-        "run": trend["run_id"],
-        "date": f"{created:%Y-%m-%d %H:%M}",
-        "at": int(created.timestamp() * 1000),
-        "gpu": trend["gpu"] or "no GPU",
-        "versions": " ".join(
-            f"{name} {trend[name]}" for name in ("torch", "triton") if trend[name]
-        ),
-        "commit": (trend["commit"] or "")[:12],
-        "kernels_commit": (trend["kernels_commit"] or "")[:12],
-        "role": "candidate",
-        "status": "ok" if trend["controls_caught"] else "invalid",
-    }
+def _date(run: ArchivedRun) -> tuple[datetime, str]:
+    return run.statement.predicate.plan.created, run.run_id
 
 
 def _numbers(text: str) -> list[int]:

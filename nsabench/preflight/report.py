@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nsabench.machine.environment.pairs import numbers
+from nsabench.machine.environment.pairs import belongs, numbers
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB
 from nsabench.preflight.compiled_launch import CompiledLaunch
@@ -30,7 +30,7 @@ SEVERITY = (
 
 def render(compiled: Sequence[CompiledLaunch]) -> RenderableType:
     """The grid, what failed and why, and what the kernels take."""
-    parts: list[RenderableType] = [*_grids(compiled), _resources(compiled)]
+    parts: list[RenderableType] = [*_grids(compiled), *_unpaired(compiled), _resources(compiled)]
     problems = _problems(compiled)
     parts += [Text(""), *problems] if problems else []
     return Group(*parts)
@@ -57,7 +57,9 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     table.add_column("kernel", no_wrap=True)
     columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in compiled}, key=_column)
     for _, triton, architecture in columns:
-        table.add_column(f"{triton}\n{architecture}", justify="right")
+        torch = next(c.torch for c in compiled if c.triton == triton)
+        mark = "*" if belongs(torch, triton) else ""
+        table.add_column(f"{triton}{mark}\n{architecture}", justify="right")
     rows = sorted({_row(c) for c in compiled})
     ops = Counter(name for name, _ in {row[:2] for row in rows})
     for row in rows:
@@ -70,6 +72,16 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
         name, op, kernel = row
         table.add_row(f"{name} ({op})" if ops[name] > 1 else name, kernel, *texts)
     return table
+
+
+def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
+    """What the stars beside Tritons mean; nothing where there is none."""
+    pairs = dict.fromkeys((c.torch, c.triton) for c in compiled)
+    return [
+        Text(f"* Triton {triton} with torch {torch} is {other}", "yellow")
+        for torch, triton in pairs
+        if (other := belongs(torch, triton))
+    ]
 
 
 def _column(column: tuple[Any, str, str]) -> tuple[Any, int]:

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.assessment.caution import NO_SPECIALISED
+from nsabench.assessment import caution, threshold
+from nsabench.assessment.caution import NO_SPECIALISED, beside, recalled
 from nsabench.assessment.tables import read_records
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.tables import records_of
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Kind, Role
+from nsabench.model.vocabulary import Kind, Regime, Role
+from nsabench.registry.loading import load
+from tests.published import ARCHIVE, backward_run
 from tests.runs import Made, make_run
 
 
@@ -63,3 +68,59 @@ def test_a_record_says_of_what_kind_a_baseline_or_an_alternative_is(tmp_path: Pa
         (Role.ALTERNATIVE, Kind.GENERAL),
         (Role.CONTROL, None),
     }
+
+
+def test_it_stands_beside_the_ratio_that_is_great_and_no_other(tmp_path: Path) -> None:
+    made = Made(kind=Kind.GENERAL, ratio=lambda _: 1.5, queue_ratio=lambda _: 4.0)
+    records = [r for r in read_records(make_run(tmp_path, made)) if r.role is Role.CANDIDATE]
+    assert {beside(r, Regime.DEVICE) for r in records} == {""}
+    assert {beside(r, Regime.QUEUE) for r in records} == {NO_SPECIALISED}
+
+
+def test_a_threshold_says_in_how_many_of_its_cases(tmp_path: Path) -> None:
+    made = Made(kind=Kind.GENERAL, ratio=rising, queue_ratio=lambda _: 1.5)
+    device, queue = threshold.decide_records(read_records(make_run(tmp_path, made)))
+    assert device.min_length == queue.min_length == 64
+    assert device.sentence.endswith("(no specialised baseline in 8 of 16)")
+    assert device.regime is Regime.DEVICE and not queue.caution
+    assert "caution: no specialised baseline in 8 of 16" in threshold.as_yaml([device])
+
+
+@pytest.mark.parametrize(
+    ("run_id", "op", "over"),
+    [
+        ("20261122T101445Z-984dc3", "selection_blocks", 23),
+        ("20261122T101441Z-a3e88b", "selection_ranges", 7.7),
+    ],
+)
+def test_published_runs_from_before_kinds_were_recorded(run_id: str, op: str, over: float) -> None:
+    archive = Archive(str(ARCHIVE))
+    [run] = [r for r in archive.runs() if r.run_id == run_id]
+    great = [
+        r
+        for r in records_of(archive, run)
+        if (r.op, r.role) == (op, Role.CANDIDATE) and r.speedup is not None and r.speedup > over
+    ]
+    assert great and {beside(r, r.regime) for r in great} == {NO_SPECIALISED}
+
+
+def test_what_is_recalled_is_of_what_is_not_recorded_alone(tmp_path: Path) -> None:
+    for name, kind in (("a", Kind.SPECIALISED), ("b", Kind.GENERAL)):
+        records = read_records(make_run(tmp_path / name, Made(kind=kind, ratio=rising)))
+        assert recalled(records) == records
+    # The baseline of these rows is no general one.
+    unsaid = read_records(make_run(tmp_path / "c", Made(ratio=rising)))
+    assert recalled(unsaid) == unsaid
+    backward = read_records(backward_run(tmp_path))
+    assert not any(r.caution for r in recalled(backward)), "nothing there is over 3"
+
+
+def test_what_is_recalled_is_as_it_is_declared() -> None:
+    declared: dict[str, set[str]] = {}
+    for one in load():
+        if one.role is Role.BASELINE and one.kind is Kind.GENERAL and one.package is None:
+            declared.setdefault(one.op, set()).add(one.name)
+    declared.pop("causal_attention")  # it is younger than the column
+    shipped = {op: set(names) for op, names in caution._SHIPPED_GENERAL.items()}
+    assert shipped.pop("decode") == {"torch_step"}, "of an op that was retired"
+    assert shipped == declared

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nsabench.assessment.caution import tally
 from nsabench.assessment.threshold.evidence import AXES, Evidence, Note, Tested
 from nsabench.assessment.threshold.union import (
     looked_at_together,
@@ -64,6 +65,8 @@ class Decision:
     answer: Answer = Answer.NOT_TESTED
     where: tuple[str, ...] = ()  # the conditions that it is for
     regime: Regime = Regime.DEVICE
+    caution: str = ""  # what to bear in mind beside it, and in how many of its cases
+    unpaired: str = ""  # that torch and Triton of the combo are no pair
 
     @property
     def said(self) -> str:
@@ -75,8 +78,14 @@ class Decision:
         """The answer in words, of a reader who knows the regime."""
         if self.answer is Answer.FROM:
             only = f" where {' and '.join(self.where)}" if self.where else ""
-            return f"worth using from {self.axis} = {self.min_length} on{only}"
+            bear = f" ({self.caution})" if self.caution else ""
+            return f"worth using from {self.axis} = {self.min_length} on{only}{bear}"
         return "not worth using at any length" if self.answer is Answer.NO else str(self.answer)
+
+    @property
+    def on(self) -> str:
+        """The combo, and whether its torch and its Triton are no pair."""
+        return f"{self.combo} ({self.unpaired})" if self.unpaired else self.combo
 
     @property
     def tested(self) -> int:
@@ -201,6 +210,8 @@ def _decide(
         answer=answer,
         where=where,
         regime=rows[0].regime,
+        unpaired=rows[0].unpaired,
+        caution="" if reasons else tally(row.caution for row in above),
     )
 
 

@@ -70,6 +70,7 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
     return {
         "gpu": d.gpu,
         "combo": d.combo,
+        "unpaired": d.unpaired,  # empty: its torch and its triton belong together
         "op": d.op,
         "regime": str(d.regime),
         "candidate": d.candidate,
@@ -84,6 +85,7 @@ def _decision(d: Decision, *, gate: bool) -> dict[str, Any]:
         "notes": list(d.notes),
         "one_process": d.one_process,  # cases that pass by little, and only one process saw
         "caveats": list(d.caveats),
+        "caution": d.caution,  # what to bear in mind beside min_L, and in how many of its cases
         "cases": d.tested,
         "decided_by": by
         and {
@@ -129,7 +131,7 @@ def _section(d: Decision) -> list[str]:
     lines = [
         f"## {code(d.candidate)} ({markdown(d.op)}) on {markdown(d.gpu or 'a CPU')}, {d.said}",
         "",
-        f"{markdown(d.combo)}, margin {d.margin:g}, {d.tested} cases",
+        f"{markdown(d.on)}, margin {d.margin:g}, {d.tested} cases",
         "",
         *(f"- {markdown(sentence)}" for sentence in [*d.reasons, *d.caveats, *d.notes]),
         *([""] if d.reasons or d.caveats or d.notes else []),

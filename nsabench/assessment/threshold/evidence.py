@@ -11,6 +11,7 @@ from nsabench import ops
 from nsabench.assessment import audit, labels
 from nsabench.assessment.audit import table
 from nsabench.assessment.best_baseline import best_baseline
+from nsabench.assessment.caution import beside, recalled
 from nsabench.assessment.checks import HARMLESS, proofs
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.row import Row
@@ -21,6 +22,7 @@ from nsabench.assessment.objections import (
     without_queue_controls,
 )
 from nsabench.assessment.tables import read_records
+from nsabench.machine.environment.pairs import belongs
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
@@ -62,6 +64,8 @@ class Tested:
     why: str = ""
     margin: float | None = None  # at which its run took second looks; None: none is known of
     regime: Regime = Regime.DEVICE
+    caution: str = ""  # what to bear in mind beside the verdict
+    unpaired: str = ""  # that its torch and its Triton are no pair
 
 
 Machine = tuple[str, str]  # GPU and combo
@@ -153,7 +157,7 @@ def of_records(records: Sequence[Record], plan: Plan | None = None) -> Evidence:
             own.setdefault(plan.by_id[record.case_id].shard, []).append(record)
         parts = enumerate((part for _, part in plan.parts()), 1)
         return together([of_records(own[n], part) for n, part in parts if n in own])
-    records = [r for r in records if r.direction is Direction.FORWARD]
+    records = [r for r in recalled(records) if r.direction is Direction.FORWARD]
     sources = {(i.op, i.name): _source(plan, i) for i in plan.implementations} if plan else {}
     margin = plan.margin if plan else MARGIN
     queues = any(r.queue_verdict for r in records)
@@ -245,6 +249,8 @@ def _of_record(
         why=record.reason if record.status is not Status.OK else "",
         margin=margin,
         regime=record.regime,
+        caution=beside(record, record.regime),
+        unpaired=belongs(record.torch, record.triton),
     )
     yield own
     if queues and record.regime is Regime.DEVICE and record.streams == 1:
@@ -254,6 +260,7 @@ def _of_record(
             verdict=record.queue_verdict,
             speedup_lo=record.queue_speedup_lo,
             why=own.why or record.queue_reason,
+            caution=beside(record, Regime.QUEUE),
         )
 
 

@@ -17,6 +17,7 @@ from nsabench.evidence.archive import payments
 from nsabench.evidence.archive.archive import READERS, TABLES, Archive, ArchivedRun
 from nsabench.evidence.archive.seen import sha256
 from nsabench.evidence.archive.store import _INSTALL
+from nsabench.machine.environment.pairs import belongs
 
 try:
     import duckdb
@@ -148,6 +149,8 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 **p.environment.model_dump(exclude={"commits"}),
                 "commit": p.environment.commits.get("nsabench"),
                 "kernels_commit": p.environment.commits.get("kernels"),
+                # Empty for a torch and a Triton that belong together.
+                "unpaired": belongs(p.environment.torch, p.environment.triton),
             }
         )
     return pa.Table.from_pylist(rows)

@@ -26,6 +26,7 @@ from nsabench.execution import joined, journal
 from nsabench.execution.chain import Origin
 from nsabench.execution.joined import Segment
 from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.pairs import belongs
 from nsabench.model.description import Described
 from nsabench.model.journal import Entry, Header, Line, Sitting
 from nsabench.model.plan import Plan
@@ -67,6 +68,14 @@ def check_environment(folder: Path, predicate: Predicate | None) -> Environment:
         for name, stated in predicate.environment:
             _same(f"environment.json: {name}", getattr(there, name), stated)
     return environment
+
+
+def said_of_environment(environment: Environment) -> str:
+    """`complete; unpaired: this torch belongs with triton 3.7.1`."""
+    brief = brief_of(environment)
+    other = belongs(brief.torch, brief.triton)
+    said = "complete" if environment.complete else "not complete"
+    return f"{said}; {other}" if other else said
 
 
 class Journaled:

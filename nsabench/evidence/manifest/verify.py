@@ -176,7 +176,7 @@ def _verify(
     environment = run(
         "environment",
         lambda: contents.check_environment(folder, predicate),
-        lambda e: "complete" if e.complete else "not complete",
+        contents.said_of_environment,
     )
     journaled = run("journal", lambda: contents.check_journal(folder, plan, seen), str)
     report.origin = journaled.origin

@@ -55,3 +55,10 @@ def unpaired(torch: str, triton: str) -> str:
     if pair is None or numbers(pair.triton)[:2] == numbers(triton)[:2]:
         return ""
     return pair.triton
+
+
+def belongs(torch: str | None, triton: str | None) -> str:
+    """How a torch and a Triton that are no pair are marked wherever they are named:
+    `unpaired: this torch belongs with triton 3.6.0`. Empty for a pair, and where one is unknown."""
+    other = unpaired(torch, triton) if torch and triton else ""
+    return f"unpaired: this torch belongs with triton {other}" if other else ""

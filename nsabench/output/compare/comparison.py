@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from nsabench.assessment import labels
+from nsabench.assessment.caution import beside
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
@@ -37,6 +38,7 @@ class Measurement:
     speedup_hi: float | None = None
     verdict: str | None = None
     regime: str = ""  # that these are of
+    caution: str = ""  # what to bear in mind beside speed-up and verdict
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,7 @@ def _measurement(record: Record | None) -> Measurement:
         record.speedup_hi,
         record.verdict,
         record.regime.value,
+        beside(record, record.regime),
     )
 
 

@@ -227,7 +227,8 @@ def standing(measurement: Measurement) -> str:
     """`1.23x faster (device)`, or the status that keeps it from having a ratio."""
     if measurement.status != Status.OK or measurement.speedup is None:
         return measurement.status
-    return f"{measurement.speedup:.2f}x {measurement.verdict} ({measurement.regime})"
+    said = f"{measurement.speedup:.2f}x {measurement.verdict} ({measurement.regime})"
+    return f"{said}, {measurement.caution}" if measurement.caution else said
 
 
 def _left_out(count: int) -> Iterator[str]:

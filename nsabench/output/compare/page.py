@@ -32,6 +32,8 @@ TEXTS = (
     "verdict",
     "reason",
     "best_baseline",
+    "caution",
+    "regime",
     "difference",
     "change",
     "why",
@@ -73,6 +75,7 @@ def render(comparison: Comparison) -> str:
         ratio_text=ratio,
         pays_change=change,
         most=MOST,
+        cautions=sorted({m.caution for c in comparison.cells for m in c.measurements if m.caution}),
     )
 
 
@@ -114,6 +117,8 @@ def _rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 "verdict": measurement.verdict,
                 "reason": measurement.reason,
                 "best_baseline": measurement.best_baseline,
+                "caution": measurement.caution,
+                "regime": measurement.regime,
                 "difference": shift.difference.value if shift and shift.difference else None,
                 "change": shift.change.value if shift and shift.change else None,
                 "why": shift.why if shift else "",

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nsabench.assessment import doubts
+from nsabench.assessment.caution import recalled
 from nsabench.assessment.checks import Finding, proofs
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Lack
@@ -27,7 +28,7 @@ from nsabench.evidence.manifest.statement import EnvironmentBrief, Trust
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.nvml import THROTTLING
-from nsabench.machine.environment.pairs import unpaired
+from nsabench.machine.environment.pairs import belongs, unpaired
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch, Role
@@ -134,7 +135,7 @@ class Side:
             else (None, None, None, None)
         )
         versions = {
-            "pair": self.unpaired and f"unpaired: this torch belongs with triton {self.unpaired}",
+            "pair": belongs(e.torch or torch, e.triton or triton),
             "device": e.gpu or gpu or plan.device,
             "driver": e.driver,
             "torch": e.torch or torch,
@@ -169,7 +170,7 @@ def read(folders: Sequence[Path]) -> tuple[Side, ...]:
 def _read(path: Path) -> Side:
     folder = RunFolder.existing(path)
     trust = refuse_altered(path, trusted_keyids(()))
-    records = read_records(path)
+    records = recalled(read_records(path))
     try:
         samples = parquet.table(path / "samples.parquet", limits.SAMPLES, SAMPLE_COLUMNS)
         wrong = misfit(parquet.schema(path / "samples.parquet"), SAMPLES, SAMPLE_COLUMNS)

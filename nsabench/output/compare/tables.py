@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nsabench.assessment.caution import tally as tally_of
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.vocabulary import Role, Status, Verdict
 from nsabench.output.compare import over_many
@@ -169,7 +170,10 @@ def _tally(cells: list[ComparedCell], number: int) -> str:
     faster = sum(measurement.verdict == Verdict.FASTER for measurement in measurements)
     tally = f"{good}/{len(cells)} ok"
     regimes = "/".join(dict.fromkeys(m.regime for m in measurements if m.regime))
-    return tally if mean is None else f"{tally}, {mean:.2f}x, {faster} faster ({regimes})"
+    if mean is None:
+        return tally
+    bear = tally_of(m.caution for m in measurements)
+    return f"{tally}, {mean:.2f}x, {faster} faster ({regimes}){f', {bear}' if bear else ''}"
 
 
 def _means(comparison: Comparison, later: int, name: str) -> Table:

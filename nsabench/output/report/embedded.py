@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from nsabench.assessment import labels
+from nsabench.assessment.caution import beside
 from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.tables import RECORDS
 from nsabench.model.measurement import Ceilings
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Regime, Status
 from nsabench.output.report import html
 from nsabench.output.report.facts import Facts
 
@@ -35,6 +36,8 @@ TEXTS = (
     "best_baseline",
     "caught",
     "caution",
+    "queue_caution",
+    "queue_best_baseline",
     "package",
     "package_version",
     "licence",
@@ -44,13 +47,21 @@ NUMBERS = (
     "streams",
     "median_ms",
     "queued_ms",
+    "queued_p20_ms",
+    "queued_p80_ms",
     "host_us",
+    "host_p20_us",
+    "host_p80_us",
+    "launches",
     "p20_ms",
     "p80_ms",
     "n_samples",
     "speedup",
     "speedup_lo",
     "speedup_hi",
+    "queue_speedup",
+    "queue_speedup_lo",
+    "queue_speedup_hi",
     "roofline_fraction",
     "mae",
     "max_abs_err",
@@ -95,6 +106,8 @@ def of_records(
     records = [
         {
             **record.row(),
+            "caution": beside(record, record.regime),
+            "queue_caution": beside(record, Regime.QUEUE),
             "label": labels.case(record),
             "short": _short(record, constant, several=len(ops) > 1),
             "shape": labels.shape(record),

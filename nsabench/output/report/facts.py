@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nsabench import bounds, ops
 from nsabench.assessment import pays, threshold
+from nsabench.assessment.caution import beside, recalled
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.pays import Payment
@@ -94,9 +95,10 @@ class Facts:
             )
         return cls(folder, plan, contents, results or assemble(plan, contents), signer)
 
-    @property
+    @cached_property
     def records(self) -> list[Record]:
-        return self.results.records
+        """With the cautions that a run of an older version would have."""
+        return recalled(self.results.records)
 
     @property
     def ceilings(self) -> Ceilings:
@@ -324,7 +326,7 @@ def standings(facts: Facts) -> list[Standing]:
                 if not r.verdict or _only_checked(r)
             ),
             sum(r.unproven_verdict for r in rows if not _only_checked(r)),
-            tuple(r.speedup for r in rows if r.speedup is not None and not r.caution),
+            tuple(r.speedup for r in rows if r.speedup is not None and not beside(r, r.regime)),
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
             tuple(_decisions_of(facts, name, rows)),

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from nsabench.assessment import labels, pays
+from nsabench.assessment.caution import beside
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.vocabulary import Regime, Role, Status
 from nsabench.output.report.facts import Facts, standings
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
@@ -186,8 +187,13 @@ def _results(facts: Facts) -> Iterator[str]:
 
 def _verdict(record: Record) -> str:
     lacking = f" (unproven: {markdown(record.unproven)})" if record.unproven_verdict else ""
-    bear = f" ({record.caution})" if record.caution else ""
+    bear = _bear(record, record.regime)
     return f"{record.regime}: {record.verdict}{lacking}{bear}" if record.verdict else ""
+
+
+def _bear(record: Record, regime: Regime) -> str:
+    said = beside(record, regime)
+    return f" ({said})" if said else ""
 
 
 def _in_queue(record: Record) -> str:
@@ -197,7 +203,7 @@ def _in_queue(record: Record) -> str:
     return (
         f"queue: {record.queue_verdict}, {record.queue_speedup:.3f} "
         f"[{record.queue_speedup_lo:.3f}, {record.queue_speedup_hi:.3f}] "
-        f"to {code(record.queue_best_baseline)}"
+        f"to {code(record.queue_best_baseline)}{_bear(record, Regime.QUEUE)}"
     )
 
 
@@ -225,7 +231,7 @@ def _groups(groups: Iterable[Group], name: str, margin: float) -> Iterator[str]:
         (
             (
                 code(g.implementation),
-                markdown(g.name),
+                markdown(g.name) + (f" ({g.caution})" if g.caution else ""),
                 f"{g.compared} of {g.cases}",
                 str(g.meeting),
                 _number(g.average, ".2f"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Mode
@@ -30,6 +31,7 @@ class Group:
     worst: float | None
     over_tolerance: int
     verdicts: Counter[str]
+    caution: str = ""  # what to bear in mind beside the ratios, and of how many
 
 
 def by_length(facts: Facts) -> list[Group]:
@@ -79,4 +81,5 @@ def _group(op: str, who: str, name: str, rows: Sequence[Record], facts: Facts) -
         min(ratios, default=None),
         sum(r.mae is not None and not r.mae <= facts.tolerances[r.case_id] for r in rows),
         Counter(r.verdict for r in rows if r.verdict),
+        tally(beside(r, r.regime) for r in rows if r.speedup is not None),
     )

@@ -38,5 +38,6 @@ def render(run: SiteRun) -> str:
             for r in run.records
             if r.role is not Role.CONTROL and r.status not in BENIGN
         ).most_common(),
+        cautions=sorted({r.caution for r in run.records if r.caution}),
         downloads=[(name, UP + path) for name, path in run.downloads],
     )

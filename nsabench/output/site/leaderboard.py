@@ -1,5 +1,5 @@
-"""Leaderboards: of an op on a machine, every implementation that was right, the fastest first, and
-the others with what was wrong."""
+"""Leaderboards: of an op on a machine in a regime, every implementation that was right, the fastest
+first, the others with what was wrong, and apart from them what a model could run instead."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
+from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import BENIGN, Direction, Mode, Role, Status
+from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
+from nsabench.output.site import claimed
+from nsabench.output.site.claimed import Claimed
+
+IN = {
+    Regime.DEVICE: "on the device",
+    Regime.QUEUE: "called from Python in a queue",
+    Regime.GRAPH: "in graphs",
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An implementation. Ratios are its time over that of the fastest right one of the case: the
-    geometric mean, the least and the greatest; None where it was not timed."""
+    """An implementation. Ratios are its time over that of the fastest right rival of the case: the
+    geometric mean, the least and the greatest; None where it was not timed in the regime.
+
+    library: what it calls, with version and licence. computes: of an alternative, its own op.
+    """
 
     implementation: str
     role: str
@@ -24,77 +37,128 @@ class Entry:
     mean: float | None
     least: float | None
     greatest: float | None
-    fastest: int  # cases in which nothing right was faster
+    fastest: int  # cases in which no right rival was faster
     wrong: str = ""  # what was, most frequent first; empty where nothing was
+    library: str = ""
+    computes: str = ""
+    caution: str = ""  # of a candidate: in how many of its cases it has no specialised rival
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Of one op, direction and mode on one GPU with one set of versions, from the latest run."""
+    """Of one op and direction in one regime on one GPU with one set of versions, from the latest
+    run. alternatives: what computes another function, beside the entries and not among them."""
 
     op: str
     direction: str
-    mode: str
+    regime: Regime
     device: str
     versions: str
     run_id: str
     entries: list[Entry]
+    alternatives: list[Entry]
+    claims: list[Claimed]
 
     @property
     def title(self) -> str:
+        """Its op and regime: no board is of a time without one."""
         more = [self.direction] if self.direction != Direction.FORWARD else []
-        more += [self.mode] if self.mode == Mode.GRAPH else []
-        return " ".join([self.op, *more])
+        return " ".join([self.op, *more, IN[self.regime]])
+
+    @property
+    def first(self) -> bool:
+        """Whether it is of the regime of the samples, where what was wrong is said."""
+        return self.regime is not Regime.QUEUE
 
 
 def versions(record: Record) -> str:
-    """What decides a time beside the device, on one line."""
+    """What decides a time beside the device, on one line, and whether torch and Triton are no
+    pair."""
     said = {"torch": record.torch, "Triton": record.triton, "CUDA": record.cuda}
-    return ", ".join(f"{name} {value}" for name, value in said.items() if value)
+    line = ", ".join(f"{name} {value}" for name, value in said.items() if value)
+    other = belongs(record.torch, record.triton)
+    return f"{line} ({other})" if other else line
+
+
+_Key = tuple[str, str, Regime, str, str]
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
     """runs: id and records of each, the latest first; of what several measured, the latest says."""
-    boards: dict[tuple[str, str, str, str, str], Leaderboard] = {}
+    boards: dict[_Key, Leaderboard] = {}
     for run_id, records in runs:
-        groups: dict[tuple[str, str, str, str, str], list[Record]] = {}
+        groups: dict[_Key, list[Record]] = {}
         for r in records:
             if r.role is not Role.CONTROL:
-                key = (r.op, str(r.direction), str(r.mode), r.gpu_name or "a CPU", versions(r))
-                groups.setdefault(key, []).append(r)
-        for key, rows in groups.items():
-            if key not in boards:
-                boards[key] = Leaderboard(*key, run_id, _entries(rows))
-    return [boards[key] for key in sorted(boards)]
+                of = (r.op, str(r.direction))
+                on = (r.gpu_name or "a CPU", versions(r))
+                groups.setdefault((*of, r.regime, *on), []).append(r)
+        for (op, direction, regime, gpu, line), rows in groups.items():
+            for one in _regimes(regime, rows):
+                key = (op, direction, one, gpu, line)
+                if key not in boards:
+                    boards[key] = _board(key, run_id, rows)
+    order = list(Regime)
+    return [boards[k] for k in sorted(boards, key=lambda k: (k[0], k[1], k[3:], order.index(k[2])))]
 
 
-def _entries(records: Sequence[Record]) -> list[Entry]:
+def _regimes(of_samples: Regime, rows: Sequence[Record]) -> Iterable[Regime]:
+    yield of_samples
+    if any(r.timed_in(Regime.QUEUE) for r in rows):
+        yield Regime.QUEUE
+
+
+def _board(key: _Key, run_id: str, rows: Sequence[Record]) -> Leaderboard:
+    op, direction, regime, gpu, line = key
+    rivals = [r for r in rows if r.role is not Role.ALTERNATIVE]
     best: dict[str, float] = {}
-    for r in records:
-        if r.status is Status.OK and r.median_ms:
-            best[r.case_id] = min(r.median_ms, best.get(r.case_id, r.median_ms))
+    for r in rivals:
+        time = r.timed_in(regime)
+        if r.status is Status.OK and time:
+            best[r.case_id] = min(time, best.get(r.case_id, time))
+    others = [r for r in rows if r.role is Role.ALTERNATIVE]
+    return Leaderboard(
+        op,
+        direction,
+        regime,
+        gpu,
+        line,
+        run_id,
+        _entries(rivals, best, regime),
+        _entries(others, best, regime),
+        claimed.beside(op, direction, rows) if regime is Regime.DEVICE else [],
+    )
+
+
+def _entries(records: Sequence[Record], best: dict[str, float], regime: Regime) -> list[Entry]:
     by_name: dict[str, list[Record]] = {}
     for r in records:
         by_name.setdefault(r.implementation, []).append(r)
-    entries = [_entry(name, rows, best) for name, rows in by_name.items()]
+    entries = [_entry(name, rows, best, regime) for name, rows in by_name.items()]
     # One that is never right is behind all others; then who was timed, the fastest first.
     return sorted(entries, key=lambda e: (bool(e.wrong), e.mean is None, e.mean or 0, -e.right))
 
 
-def _entry(name: str, rows: Sequence[Record], best: dict[str, float]) -> Entry:
+def _entry(name: str, rows: Sequence[Record], best: dict[str, float], regime: Regime) -> Entry:
     right = [r for r in rows if r.status is Status.OK]
-    ratios = [r.median_ms / best[r.case_id] for r in right if r.median_ms]
+    ratios = [
+        time / best[r.case_id] for r in right if (time := r.timed_in(regime)) and r.case_id in best
+    ]
     faults = Counter(
         f"{r.status}: {r.diagnosis or r.reason}" for r in rows if r.status not in BENIGN
     )
+    first = rows[0]
     return Entry(
         name,
-        rows[0].role,
+        first.role,
         len(rows),
         len(right),
         geometric_mean(ratios),
         min(ratios, default=None),
         max(ratios, default=None),
-        sum(ratio == 1 for ratio in ratios),
+        sum(ratio <= 1 for ratio in ratios),
         "; ".join(f"{text} ({n} of {len(rows)})" for text, n in faults.most_common(2)),
+        ", ".join(x for x in (first.package, first.package_version, first.licence) if x),
+        first.computes,
+        tally(beside(r, regime) for r in right),
     )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from nsabench.assessment import pays, threshold
 from nsabench.assessment.pays import Payment
-from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import Decision
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.archive import TABLES, ArchivedRun
+from nsabench.evidence.archive.tables import records_of
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
@@ -125,11 +123,7 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
 
 
 def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
-    with TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        found = archive.store.as_file(run.object("records"), folder, limits.TABLE)
-        shutil.copyfile(found, folder / "records.parquet")
-        records = read_records(folder)
+    records = records_of(archive, run)
     predicate = run.statement.predicate
     missed = any(r.caught is Catch.MISSED for r in records)
     decisions = [] if missed else threshold.decide_records(records)

@@ -14,7 +14,8 @@ from nsabench.execution.folder import RunFolder
 from nsabench.output import archive_page
 from nsabench.output.report import HTML, html, write_html
 from nsabench.output.report.files import replace
-from nsabench.output.site import archived
+from nsabench.output.site import archived, comparisons
+from nsabench.output.site.comparisons import Linked
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather
 
@@ -27,15 +28,17 @@ DATA = (
 )
 
 
-def write(places: Sequence[str], folder: Path) -> Path:
-    """Write the site of runs and archives into a new folder; return its first page.
+def write(places: Sequence[str], folder: Path, given: Sequence[Path] = ()) -> Path:
+    """Write the site of runs and archives into a new folder; return its first page. given: pages of
+    comparisons that it is to link.
 
-    Raises `UsageError` for a folder that is not empty or a place that holds no run, and as
-    `gather` does.
+    Raises `UsageError` for a folder that is not empty, a place that holds no run, or a file
+    that is no page of a comparison, and as `gather` does.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder", "give --out a new one.")
     _refuse_inside(places, folder)
+    compared = comparisons.pages(given)
     folder.mkdir(parents=True, exist_ok=True)
     runs = gather(places, folder / ARCHIVE)
     for run in runs:
@@ -44,7 +47,8 @@ def write(places: Sequence[str], folder: Path) -> Path:
             write_html(run.facts, folder / PAGES / run.run_id)
         else:
             replace(folder / PAGES / run.run_id / HTML, archived.render(run))
-    return replace(folder / INDEX, index(runs, trends=_trends(folder)))
+    linked = comparisons.write(compared, places, folder)
+    return replace(folder / INDEX, index(runs, trends=_trends(folder), linked=linked))
 
 
 def _refuse_inside(places: Sequence[str], folder: Path) -> None:
@@ -84,8 +88,8 @@ def _trends(folder: Path) -> bool:
     return True
 
 
-def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
-    """The first page. trends: whether there is a page of them."""
+def index(runs: Sequence[SiteRun], *, trends: bool, linked: Sequence[Linked] = ()) -> str:
+    """The first page. trends: whether there is a page of them. linked: comparisons."""
     return html.render(
         "site.html.j2",
         ("site.js",),
@@ -94,6 +98,7 @@ def index(runs: Sequence[SiteRun], *, trends: bool) -> str:
         pays=any(run.payments for run in runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         trends=TRENDS if trends else "",
+        comparisons=linked,
         keys=sorted({run.keyid for run in runs if run.keyid and run.trust is not Trust.EPHEMERAL}),
         signed=any(run.trust is not Trust.UNSIGNED for run in runs),
         unsigned=Trust.UNSIGNED,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsabench.assessment import pays, threshold
+from nsabench.assessment.caution import beside
 from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.failures import unproven
 from nsabench.assessment.statistics import geometric_mean
@@ -90,7 +91,7 @@ def _speed(rows: Sequence[Record]) -> Iterator[str]:
     for regime in Regime:
         of_one = [(r, r.judged_in(regime)) for r in timed]
         # A ratio over a slow loop alone says nothing of the kernel: it is in no average.
-        judged = [(j[0], None if r.caution else j[1]) for r, j in of_one if j is not None]
+        judged = [(j[0], None if beside(r, regime) else j[1]) for r, j in of_one if j is not None]
         if judged:
             yield f"{regime}: {_ratios(judged)}"
     cautions = Counter(r.caution for r in timed if r.caution)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.assessment import labels
-from nsabench.assessment.caution import NO_SPECIALISED
+from nsabench.assessment.caution import NO_SPECIALISED, beside
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status, Verdict
 from nsabench.text import shown
@@ -37,7 +37,8 @@ WIDER = 160  # one that has room for every column
 VERY_WIDE = 200  # one that has room for a verdict beside its regime
 NARROW = ("case", "candidate", "ms", "baseline\nms", "speed-up", "verdict")
 # With these, too, names would be broken into pieces of three letters.
-ONLY_WIDER = ("queued", "host µs", "best baseline")
+HOST = "host µs,\nlaunches"
+ONLY_WIDER = ("queued", HOST, "best baseline")
 
 
 def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
@@ -58,7 +59,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         ("MAE", "right"),
         ("ms", "right"),
         ("queued", "right"),
-        ("host µs", "right"),
+        (HOST, "right"),
         ("of\nroofline", "right"),
         ("best baseline", "left"),
         ("its ms" if all_of_them else "baseline\nms", "right"),
@@ -85,7 +86,7 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
             number(r.mae, ".1e"),
             number(r.median_ms, ".4g"),
             number(r.queued_ms, ".4g"),
-            number(r.host_us, ".0f"),
+            _host(r, width),
             number(r.roofline_fraction, ".0%"),
             shown(r.best_baseline),
             number(times.get((r.case_id, r.best_baseline)), ".4g"),
@@ -94,11 +95,22 @@ def candidates_table(records: Sequence[Record], width: int = WIDE) -> Table:
         )
         table.add_row(*(cells[n] for n in kept))
     timed = [r for r in records if r.median_ms is not None]
-    said = [text for mark, text in MARKS.items() if any(mark in _marks(r) for r in timed)]
+    said = [text for mark, text in MARKS.items() if any(mark in standing(r) for r in timed)]
     if said:
         table.caption = "\n".join(said)
         table.caption_justify = "left"
     return table
+
+
+def _host(r: Record, width: int) -> str:
+    """How long a call holds the CPU, and in how many launches: `422, 13`; with its 20 and 80 %
+    quantiles where there is room."""
+    if r.host_us is None:
+        return "-"
+    said = f"{r.host_us:.0f}"
+    if width >= VERY_WIDE and r.host_p20_us is not None and r.host_p80_us is not None:
+        said += f" [{r.host_p20_us:.0f}, {r.host_p80_us:.0f}]"
+    return said if r.launches is None else f"{said}, {r.launches}"
 
 
 def _ratio(r: Record, *, narrow: bool) -> str:
@@ -118,8 +130,9 @@ def _standing(r: Record, width: int) -> Text:
     return Text(said, STYLES[r.verdict] if r.verdict and r.median_ms is not None else "dim")
 
 
-def _marks(record: Record) -> str:
-    return "*" * record.unproven_verdict + "†" * bool(record.caution and record.verdict)
+def _mark(record: Record, regime: Regime) -> str:
+    """The dagger of the verdict whose ratio it is that needs it."""
+    return "†" * bool(beside(record, regime))
 
 
 def standing(record: Record) -> str:
@@ -127,9 +140,10 @@ def standing(record: Record) -> str:
     something is to be borne in mind."""
     if record.status is Status.OK and record.median_ms is None:
         return "not timed"
-    mark = _marks(record)
+    mark = "*" * record.unproven_verdict + _mark(record, record.regime)
     said = [f"{record.regime} {record.verdict}{mark}"] if record.verdict else []
-    said += [f"{Regime.QUEUE} {record.queue_verdict}"] if record.queue_verdict else []
+    if record.queue_verdict:
+        said.append(f"{Regime.QUEUE} {record.queue_verdict}{_mark(record, Regime.QUEUE)}")
     return ", ".join(said) or "-"
 
 

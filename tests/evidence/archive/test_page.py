@@ -66,7 +66,11 @@ def test_versions_show_their_latest_run(archived: Path, browser: Browser) -> Non
     browser.choose("filter-gpu", "NVIDIA H200")
     shown = browser.texts("heat")
     order = [text for text in shown if text.startswith("torch ")]
-    assert order == [f"torch {v} triton 3.6.0" for v in ("2.9.1", "2.11.0", "2.13.0")]
+    assert order == [
+        "torch 2.9.1 triton 3.6.0(unpaired)",
+        "torch 2.11.0 triton 3.6.0",
+        "torch 2.13.0 triton 3.6.0(unpaired)",
+    ]
     assert [text for text in shown if "×  ·" in text or "× ·" in text] == [
         "1.50× · 16/16 ok",
         "1.80× · 16/16 ok",
@@ -83,7 +87,8 @@ def test_only_means_of_the_same_cases_are_joined(archived: Path, browser: Browse
     )
     assert lines == [1, 3], "the run with crashes has a mean of other cases"
     lines = browser.rows("runs")
-    assert [row[7] for row in lines] == ["16 of 16", "16 of 16", "12 of 16", "16 of 16"]
+    assert [row[8] for row in lines] == ["16 of 16", "16 of 16", "12 of 16", "16 of 16"]
+    assert {row[6] for row in lines} == {"device"}
     browser.choose("pick-what", "time_ms")
     assert browser.errors() == []
 

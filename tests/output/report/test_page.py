@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nsabench.model.vocabulary import Kind
 from nsabench.output.report import Facts, write_html
 from tests.output.report.browser import Browser
 from tests.published import decode_run
@@ -133,15 +134,98 @@ def test_a_row_says_only_what_tells_it_apart_and_has_its_baselines_time(
     assert "L64 fp16" in intervals and not any("N256" in text for text in intervals)
 
 
+def called(tmp_path: Path, **made: object) -> Path:
+    """The page of a run that was called from Python, too."""
+    usual = {"queue_ratio": lambda _: 0.5, "host_us": 422.4, "launches": 13}
+    run = make_run(tmp_path / "run", Made(**{**usual, **made}))  # type: ignore[arg-type]
+    return write_html(Facts.read(run), tmp_path)
+
+
+def unfolded(browser: Browser, table: str) -> dict[str, str]:
+    """What stands below the first row of a table when it is unfolded."""
+    browser.js(f"document.querySelector('[data-table={table}] button.fold').click()")
+    pairs: list[tuple[str, str]] = browser.js(
+        "return [...document.querySelectorAll(`[data-table=${arguments[0]}] tr.details dt`)]"
+        ".map(t => [t.textContent, t.nextSibling.textContent])",
+        table,
+    )
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("table", ["candidates", "records", "case"])
+def test_what_a_call_costs_its_caller_stands_below_its_row(
+    tmp_path: Path, browser: Browser, table: str
+) -> None:
+    browser.open(called(tmp_path))
+    below = unfolded(browser, table)
+    assert below["host (20 % to 80 %)"] == "422.4 µs (422.4 µs to 422.4 µs)"
+    time = r"[\d.]+ [µm]s"
+    assert re.fullmatch(rf"{time} \({time} to {time}\)", below["queued (20 % to 80 %)"])
+    assert below["launches"] == "13"
+
+
+def test_a_cell_of_the_map_says_what_a_call_costs_its_caller(
+    tmp_path: Path, browser: Browser
+) -> None:
+    browser.open(called(tmp_path))
+    browser.js("document.querySelector('[data-chart=heat]').scrollIntoView({behavior: 'instant'})")
+    x, y = browser.js(
+        "const b = document.querySelector('[data-chart=heat] g.layer_0_marks path')"
+        ".getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 3]"
+    )
+    browser.cdp("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    text = browser.until(
+        "const t = document.getElementById('vg-tooltip-element');"
+        "return t && t.classList.contains('visible') && t.textContent"
+    )
+    assert "host422.4 µs (" in text and "launches13" in text and "queued" in text
+
+
+def test_the_regime_whose_ratio_is_great_has_the_caution(tmp_path: Path, browser: Browser) -> None:
+    great = called(tmp_path, kind=Kind.GENERAL, ratio=lambda _: 1.5, queue_ratio=lambda _: 4.0)
+    browser.open(great)
+    row = browser.rows("candidates")[0]
+    assert row[2:4] == ["▲ faster", "▲ faster no specialised baseline"]
+    below = unfolded(browser, "candidates")["speed-up in the queue [95 %]"]
+    assert below.endswith("to sdpa_gqa, no specialised baseline")
+    assert not any("†" in text for text in browser.texts("heat"))
+
+
+def test_a_cell_with_a_great_ratio_has_a_dagger(tmp_path: Path, browser: Browser) -> None:
+    browser.open(called(tmp_path, kind=Kind.GENERAL, ratio=lambda n: 1.5 if n < 256 else 4.0))
+    cells = [text for text in browser.texts("heat") if text.startswith("▲")]
+    assert {text.endswith("†") for text in cells if "4.0" in text} == {True}
+    assert {text.endswith("†") for text in cells if "1.5" in text} == {False}
+    figure = browser.js("return document.querySelector('[data-chart=heat]').textContent")
+    assert "† no specialised baseline" in figure
+    statistics = browser.js("return document.querySelector('#faster table').textContent")
+    assert "no specialised baseline in 4 of 4" in statistics
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_table_of_calls_from_python_is_no_wider(
+    tmp_path: Path, browser: Browser, width: int
+) -> None:
+    browser.open(called(tmp_path, launches=1234), width=width)
+    browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
+    assert browser.js("return document.documentElement.scrollWidth") <= width
+    assert too_wide(browser) == []
+
+
+def too_wide(browser: Browser) -> list[str]:
+    """The tables that do not fit where they stand."""
+    found: list[str] = browser.js(
+        "return [...document.querySelectorAll('.table')].filter(t => t.clientWidth <"
+        "t.querySelector('table').scrollWidth).map(t => t.dataset.table)"
+    )
+    return found
+
+
 @pytest.mark.parametrize("width", [375, 1280])
 def test_no_table_is_wider_than_the_page(page: Path, browser: Browser, width: int) -> None:
     browser.open(page, width=width)
     browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
-    wide = browser.js(
-        "return [...document.querySelectorAll('.table')].filter(t => t.clientWidth <"
-        "t.querySelector('table').scrollWidth).map(t => t.dataset.table)"
-    )
-    assert wide == []
+    assert too_wide(browser) == []
     assert "died" in browser.js(
         "return document.querySelector('tr.details').parentNode.textContent"
     )

@@ -67,6 +67,7 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
         best_baseline="sdpa_gqa_flash",
         queued_ms=0.1948,
         host_us=14.0,
+        launches=13,
         queue_verdict="slower",
         **dict.fromkeys(("B", "S", "G", "Dv", "S_kv", "n_spans")),
     )
@@ -75,6 +76,24 @@ def test_no_name_is_broken_into_pieces(width: int) -> None:
     text = file.getvalue()
     assert "mine_tail" in text and "candidate" in text
     assert ("sdpa_gqa_flash" in text) is (width == 160)
+
+
+@pytest.mark.parametrize(
+    ("width", "host"), [(120, None), (160, "422, 13"), (220, "422 [410, 455], 13")]
+)
+def test_what_a_call_costs_its_caller_stands_beside_it(width: int, host: str | None) -> None:
+    ours = record(
+        status="ok",
+        implementation="mine",
+        queued_ms=0.494,
+        host_us=422.0,
+        host_p20_us=410.0,
+        host_p80_us=455.0,
+        launches=13,
+    )
+    file = StringIO()
+    Console(file=file, width=width).print(terminal.candidates_table([ours], width))
+    assert (host in file.getvalue()) if host else ("422" not in file.getvalue())
 
 
 def test_a_verdict_with_an_unproven_check_behind_it_is_marked() -> None:
@@ -99,9 +118,22 @@ def test_a_verdict_with_something_to_bear_in_mind_is_marked() -> None:
         Console(file=file, width=160).print(table)
         return file.getvalue()
 
-    general = shown(caution="no specialised baseline")
+    general = shown(caution="no specialised baseline", speedup=4.0)
     assert "faster†" in general and "† no specialised baseline" in general
-    assert "†" not in shown()
+    assert "†" not in shown(speedup=4.0)
+    queue = shown(
+        caution="no specialised baseline", speedup=1.5, queue_verdict="faster", queue_speedup=4.0
+    )
+    assert queue.count("faster†") == 1 and "† no specialised baseline" in queue
+    marked = record(
+        status="ok",
+        verdict="faster",
+        caution="no specialised baseline",
+        speedup=1.5,
+        queue_verdict="faster",
+        queue_speedup=4.0,
+    )
+    assert tables.standing(marked) == "device faster, queue faster†"
 
 
 def test_what_others_wrote_is_no_markup() -> None:

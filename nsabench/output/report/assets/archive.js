@@ -3,7 +3,8 @@
 const RUN_COLUMNS = [
   { key: "date", title: "made" }, { key: "run" }, { key: "gpu", title: "GPU" }, { key: "versions" }, { key: "op" },
   { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } },
-  { key: "speedup", title: "speed-up", number: true, text: (r) => (r.speedup === null ? "–" : `${r.speedup.toFixed(2)}×`) },
+  { key: "regime" },
+  { key: "speedup", title: "speed-up", number: true, text: (r) => (r.speedup === null ? "–" : `${r.speedup.toFixed(2)}×`), fill: (cell, r) => { cell.textContent = r.speedup === null ? "–" : `${r.speedup.toFixed(2)}×`; bear(cell, r.caution); } },
   { key: "compared", title: "of cases", number: true, text: (r) => `${r.compared} of ${r.cases}` },
   { key: "faster", number: true, text: (r) => String(r.faster) }, { key: "failed", number: true, text: (r) => String(r.failed) },
   { key: "time_ms", title: "mean ms", number: true, text: (r) => digits(r.time_ms, 4) },
@@ -13,8 +14,8 @@ const RUN_COLUMNS = [
 
 // What tells the candidates that are shown from each other.
 function seriesName(rows) {
-  const gpus = distinct(rows, "gpu").length > 1, ops = distinct(rows, "op").length > 1;
-  return (r) => [...(ops ? [r.op] : []), r.implementation, ...(gpus ? [r.gpu] : [])].join(" · ");
+  const gpus = distinct(rows, "gpu").length > 1, ops = distinct(rows, "op").length > 1, regimes = distinct(rows, "regime").length > 1;
+  return (r) => [...(ops ? [r.op] : []), r.implementation, ...(regimes ? [r.regime] : []), ...(gpus ? [r.gpu] : [])].join(" · ");
 }
 
 function drawTrend() {
@@ -31,18 +32,21 @@ function drawTrend() {
   });
 }
 
+// A set of versions over its column, where a mark has a line of its own.
+const inLines = (versions) => versions.replace(" (", "\n(");
+
 function drawVersions() {
   const all = chosen(), name = seriesName(all), latest = new Map();
   // Records come by date.
   for (const r of all) latest.set(`${name(r)} ${r.versions}`, r);
   const rows = [...latest.values()].map((r) => ({
-    ...r, row: name(r), log2: r.speedup === null ? null : Math.log2(r.speedup),
-    cell: r.speedup === null ? `${r.ok}/${r.cases} ok` : `${r.speedup.toFixed(2)}× · ${r.ok}/${r.cases} ok`,
+    ...r, row: name(r), column: inLines(r.versions), log2: r.speedup === null ? null : Math.log2(r.speedup),
+    cell: r.speedup === null ? `${r.ok}/${r.cases} ok` : `${r.speedup.toFixed(2)}×${r.caution ? " †" : ""} · ${r.ok}/${r.cases} ok`,
   })).sort((a, b) => a.row.localeCompare(b.row));
-  const tip = [["row", "candidate"], ["versions", "versions"], ["speedup", "speed-up"], ["faster", "cases faster"], ["failed", "cases failed"], ["date", "made"], ["run", "run"]]
+  const tip = [["row", "candidate"], ["versions", "versions"], ["regime", "regime"], ["speedup", "speed-up"], ["caution", "but"], ["faster", "cases faster"], ["failed", "cases failed"], ["date", "made"], ["run", "run"]]
     .map(([field, title]) => ({ field, title }));
-  const shown = report.versions.filter((v) => rows.some((r) => r.versions === v));
-  return drawChart("heat", { rows }, { ...heatOf("row", "versions", null, shown, "speed-up", tip), ...rowsOf(rows, 34) }, { minWidth: 200 + shown.length * 130 });
+  const shown = report.versions.filter((v) => rows.some((r) => r.versions === v)).map(inLines);
+  return drawChart("heat", { rows }, { ...heatOf("row", "column", null, shown, "speed-up", tip), ...rowsOf(rows, 34) }, { minWidth: 200 + shown.length * 130 });
 }
 
 async function drawAll() {

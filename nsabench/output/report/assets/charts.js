@@ -7,7 +7,7 @@ function drawSpeedups() {
   const rows = candidateRows();
   const lengths = distinct(rows, "length").length;
   const sorted = rows.filter((r) => r.speedup !== null);
-  const shown = sorted.slice(0, MOST_INTERVALS).map((r) => ({ ...r, row: wrapped(r.short || r.label) }));
+  const shown = sorted.slice(0, MOST_INTERVALS).map((r) => ({ ...r, row: wrapped(`${r.short || r.label}${r.caution ? " †" : ""}`) }));
   const marks = [{ at: 1, what: "equal" }, { at: report.margin, what: `margin ${report.margin}` }];
   const note = document.querySelector('[data-chart="intervals"] figcaption');
   if (note) {

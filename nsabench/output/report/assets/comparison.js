@@ -11,7 +11,7 @@ const CELL_COLUMNS = [
   { key: "ratio", title: "ratio [95 %]", number: true, text: (r) => interval(r.ratio, r.ratio_lo, r.ratio_hi) },
   { key: "median_ms", title: "median ms", number: true, text: (r) => digits(r.median_ms, 4) },
   { key: "speedup", title: "speed-up over its baseline", number: true, text: (r) => interval(r.speedup, r.speedup_lo, r.speedup_hi) },
-  compareTag("verdict", "verdict"), { key: "best_baseline", title: "best baseline" },
+  { key: "verdict", text: (r) => [r.verdict, r.regime, r.caution].filter(Boolean).join(" "), fill: (cell, r) => { tag(cell, r.verdict); bear(cell, r.verdict && r.regime); bear(cell, r.verdict && r.caution); } }, { key: "best_baseline", title: "best baseline" },
   { key: "why", wide: true }, { key: "reason", wide: true },
 ];
 
@@ -35,8 +35,8 @@ function matrixRows() {
       ...r,
       row: ops ? `${r.op} ${r.label}` : r.label,
       log2: value === null ? null : Math.log2(value),
-      cell: start ? `${digits(r.median_ms, 3)} ms` : value === null ? r.status : `${SYMBOL[word] || ""} ${value.toFixed(2)}`,
-      speed: interval(r.speedup, r.speedup_lo, r.speedup_hi),
+      cell: start ? `${digits(r.median_ms, 3)} ms` : value === null ? r.status : `${SYMBOL[word] || ""} ${value.toFixed(2)}${what === "speedup" && r.caution ? " †" : ""}`,
+      speed: interval(r.speedup, r.speedup_lo, r.speedup_hi) + (r.caution ? `, ${r.caution}` : ""),
       times: interval(r.ratio, r.ratio_lo, r.ratio_hi),
       time: digits(r.median_ms, 4),
       said: r.reason || r.why || "–",

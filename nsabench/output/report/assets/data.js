@@ -37,6 +37,17 @@ function interval(value, lo, hi) {
   return value === null ? "–" : `${value.toFixed(2)}× [${lo.toFixed(2)}, ${hi.toFixed(2)}]`;
 }
 
+// A median with its quantiles; `scale` makes ms of the unit. What has none of them has its median.
+function spreadOf(median, p20, p80, scale = 1) {
+  if (median === null || median === undefined) return "–";
+  const said = timeOf(median * scale);
+  return p20 === null || p80 === null ? said : `${said} (${timeOf(p20 * scale)} to ${timeOf(p80 * scale)})`;
+}
+
+const hostOf = (r) => spreadOf(r.host_us, r.host_p20_us, r.host_p80_us, 1e-3);
+const queuedOf = (r) => spreadOf(r.queued_ms, r.queued_p20_ms, r.queued_p80_ms);
+const launchesOf = (r) => (r.launches === null ? "–" : String(r.launches));
+
 const speedupOf = (record) => interval(record.speedup, record.speedup_lo, record.speedup_hi);
 
 function distinct(records, key) {

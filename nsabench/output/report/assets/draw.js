@@ -85,7 +85,7 @@ function heatOf(row, column, columnTitle, columnSort, colourTitle, tooltip = CAS
 }
 
 const CASE_TIP = [
-  ["label", "case"], ["verdict", "verdict"], ["ratio", "speed-up"], ["best_baseline", "best baseline"], ["reason", "reason"],
+  ["label", "case"], ["verdict", "verdict"], ["ratio", "speed-up"], ["best_baseline", "best baseline"], ["host", "host"], ["queued", "queued"], ["calls", "launches"], ["reason", "reason"],
 ].map(([field, title]) => ({ field, title }));
 
 // Charts follow the width by themselves; what a phone leaves out is decided when drawn.

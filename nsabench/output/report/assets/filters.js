@@ -2,7 +2,7 @@
 // One row of selects narrows every chart and table. Only what differs within the run is offered.
 const DIMENSIONS = [
   ["gpu", "GPU"], ["op", "op"], ["dtype", "dtype"], ["direction", "direction"], ["distribution", "distribution"],
-  ["streams", "streams"], ["mode", "mode"], ["shape", "shape"],
+  ["streams", "streams"], ["mode", "mode"], ["regime", "regime"], ["shape", "shape"],
 ];
 const filters = {};
 

@@ -3,7 +3,11 @@ const time = (key, title) => ({ key, title, number: true, text: (r) => timeOf(r[
 const small = (key, title) => ({ key, title, number: true, text: (r) => (r[key] === null ? "–" : r[key].toExponential(1)) });
 const share = { key: "roofline_fraction", title: "of roofline", number: true, text: (r) => (r.roofline_fraction === null ? "–" : `${Math.round(100 * r.roofline_fraction)} %`) };
 const who = { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } };
-const inQueue = { key: "queue_verdict", title: "in the queue", fill: (cell, r) => tag(cell, untimed(r) ? "" : r.queue_verdict) };
+const inQueue = { key: "queue_verdict", title: "in the queue", fill: (cell, r) => { tag(cell, untimed(r) ? "" : r.queue_verdict); bear(cell, r.queue_verdict && r.queue_caution); } };
+const speedupInQueue = {
+  key: "queue_speedup", title: "speed-up in the queue [95 %]",
+  text: (r) => (r.queue_speedup === null ? "–" : `${interval(r.queue_speedup, r.queue_speedup_lo, r.queue_speedup_hi)} to ${r.queue_best_baseline}${r.queue_caution ? `, ${r.queue_caution}` : ""}`),
+};
 const speedup = { key: "speedup", title: "speed-up [95 %]", number: true, text: speedupOf };
 const why = { key: "reason", wide: true };
 const inspect = {
@@ -19,21 +23,28 @@ const inspect = {
 // Of a control, what became of it: one that is wrong has done its work.
 const untimed = (r) => r.role === "candidate" && r.status === "ok" && r.median_ms === null;
 const outcomeOf = (r) => r.caught || (untimed(r) ? "not timed" : r.status === "ok" ? r.verdict || r.status : r.status);
-const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => { tag(cell, outcomeOf(r)); if (r.caution && r.verdict) cell.append(" ", Object.assign(document.createElement("small"), { textContent: r.caution })); } };
+const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => { tag(cell, outcomeOf(r)); bear(cell, r.verdict && r.caution); } };
 const library = { key: "package", title: "library", text: (r) => [r.package, r.package_version, r.licence].filter(Boolean).join(", ") };
 const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
 const detail = (column) => ({ ...column, detail: true });
-const DETAILS = [
+// What a call costs its caller: a device time says nothing of it.
+const CALLER = [
+  { key: "host_us", title: "host (20 % to 80 %)", text: hostOf },
+  { key: "queued_ms", title: "queued (20 % to 80 %)", text: queuedOf },
+  { key: "launches", text: launchesOf },
+  speedupInQueue,
+].map(detail);
+const DETAILS = [...CALLER, ...[
   { key: "label", title: "case" }, { key: "case_id", title: "id" }, { key: "status" }, why, { key: "diagnosis" }, { key: "notes" }, library,
   small("mae", "MAE"), small("rel_l2", "relative L2"), small("worst_row", "of the worst row"), time("p20_ms", "20 %"), time("p80_ms", "80 %"),
   { key: "n_samples", title: "samples", text: (r) => String(r.n_samples) },
   { key: "compile_s", title: "first call", text: (r) => (r.compile_s === null ? "–" : `${digits(r.compile_s, 2)} s`) },
   { key: "peak_mem_bytes", title: "peak memory", text: (r) => (r.peak_mem_bytes === null ? "–" : `${digits(r.peak_mem_bytes / 1e6, 3)} MB`) },
-].map(detail);
+].map(detail)];
 
 const TABLES = {
-  candidates: [inspect, who, outcome, inQueue, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), baseline, share, detail(time("queued_ms", "queued")), ...DETAILS],
-  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), speedup, share, detail({ key: "caught" }), detail(time("queued_ms", "queued")), ...DETAILS],
+  candidates: [inspect, who, outcome, inQueue, speedup, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), baseline, share, ...DETAILS],
+  records: [inspect, who, { key: "role" }, outcome, time("median_ms", "its time"), time("baseline_ms", "baseline's time"), speedup, share, detail({ key: "caught" }), ...DETAILS],
 };
 
 function drawTables() {
@@ -51,7 +62,7 @@ function drawCaseTable() {
   if (!host) return;
   const rows = report.records.filter((r) => r.case_id === selected.caseId && r.role !== "control")
     .sort((a, b) => (a.median_ms ?? Infinity) - (b.median_ms ?? Infinity));
-  dataTable(host, "the selected case", [who, { key: "role" }, outcome, time("median_ms", "its time"), share, speedup, small("mae", "MAE"), ...[why].map(detail)], rows, { bare: true });
+  dataTable(host, "the selected case", [who, { key: "role" }, outcome, time("median_ms", "its time"), share, speedup, small("mae", "MAE"), ...CALLER, detail(why)], rows, { bare: true });
 }
 
 function fillPickers() {

@@ -21,8 +21,11 @@ function candidateRows() {
     row: wrapped(name(r)),
     // No colour while it decides nothing.
     log2: DECIDED.includes(r.verdict) && r.speedup !== null ? Math.log2(r.speedup) : null,
-    cell: r.speedup === null ? (r.verdict ? `${SYMBOL[r.verdict]} ${r.status}` : r.status) : `${SYMBOL[r.verdict] || ""} ${r.speedup.toFixed(2)}`,
-    ratio: speedupOf(r),
+    cell: r.speedup === null ? (r.verdict ? `${SYMBOL[r.verdict]} ${r.status}` : r.status) : `${SYMBOL[r.verdict] || ""} ${r.speedup.toFixed(2)}${r.caution ? " †" : ""}`,
+    ratio: r.caution ? `${speedupOf(r)}, ${r.caution}` : speedupOf(r),
+    host: hostOf(r),
+    queued: queuedOf(r),
+    calls: launchesOf(r),
     verdict: r.verdict || r.status,
     reason: r.reason || "–",
     best_baseline: r.best_baseline || "–",

@@ -145,6 +145,11 @@ function dataTable(host, name, columns, rows, options = {}) {
   draw();
 }
 
+// What is to be borne in mind beside the verdict or ratio of a cell.
+function bear(cell, caution) {
+  if (caution) cell.append(" ", Object.assign(document.createElement("small"), { className: "bear", textContent: caution }));
+}
+
 function tag(cell, word) {
   if (!word) { cell.textContent = "–"; return; }
   const span = document.createElement("span");

@@ -17,6 +17,7 @@ def context(facts: Facts) -> dict[str, Any]:
     return {
         "any": any(r.speedup is not None for r in facts.candidates),
         "ranges": by_length(facts),
+        "cautions": sorted({r.caution for r in facts.candidates if r.caution}),
         "margin": facts.plan.margin,
         "constant": {op: words for op, words in _constant(facts).items() if words},
         "several": len({r.op for r in facts.candidates}) > 1,

@@ -1,0 +1,116 @@
+"""What the libraries say of their own speed, in numbers, so that it can stand beside what was
+measured. Only what a project states itself, where it does; times in ms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+
+from nsabench.packages.catalogue import FLA, FSA, NSA_TRITON
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a library says of itself at one shape, or in sum.
+
+    package: its name in the catalogue. op, direction: that it is of; a backward may hold a forward,
+    which `conditions` then say. gpu: as stated; empty where it is not. shape: the sizes that it
+    states, as the op names them; empty of a claim in sum. ms: its time; None of a claim in sum.
+    beside: what it compares itself with, and the time of that in ms. times: in sum, by how many
+    times it is faster, at most and on average. site, made: where it stands, and of what date.
+    """
+
+    package: str
+    op: str
+    direction: str
+    gpu: str
+    shape: Mapping[str, int]
+    beside: str
+    site: str
+    made: date
+    ms: float | None = None
+    beside_ms: float | None = None
+    times: tuple[float, float] | None = None
+    conditions: str = ""
+
+    @property
+    def said(self) -> str:
+        """The claim in neutral words, with its numbers."""
+        where = f" on {self.gpu}" if self.gpu else ", the GPU not named"
+        more = f"; {self.conditions}" if self.conditions else ""
+        if self.times is not None:
+            most, mean = self.times
+            return (
+                f"up to {most:g} times, and on average {mean:g} times, as fast as {self.beside}"
+                f"{where}{more}"
+            )
+        sizes = " ".join(f"{name}={size}" for name, size in self.shape.items())
+        return f"{self.ms:.4g} ms, {self.beside} {self.beside_ms:.4g} ms, at {sizes}{where}{more}"
+
+
+def _rows(claim: Claim, times: Mapping[int, tuple[float, float]]) -> tuple[Claim, ...]:
+    """The rows of a table: T, and its own time and that of the other, in ms."""
+    return tuple(
+        replace(claim, shape={"T": t, **claim.shape}, ms=ms, beside_ms=other)
+        for t, (ms, other) in times.items()
+    )
+
+
+_NSA_TRITON = Claim(
+    package=NSA_TRITON.name,
+    op="selection_blocks",
+    direction="forward",
+    gpu="an H100",
+    shape={"HQ": 64, "H": 4, "D": 128, "S": 16},
+    beside="FlashAttention",
+    site="https://github.com/XunhaoLai/native-sparse-attention-triton#benchmarks",
+    made=date(2025, 3, 31),
+)
+_FLA = Claim(
+    package=FLA.name,
+    op="selection_blocks",
+    direction="forward",
+    gpu="",
+    shape={"B": 4, "HQ": 64, "H": 4, "D": 128, "S": 16},
+    beside="FlashAttention",
+    site="https://github.com/fla-org/native-sparse-attention#benchmarks",
+    made=date(2025, 3, 15),
+    conditions="1 to 16 blocks a query and a window of 64",
+)
+_FSA = Claim(
+    package=FSA.name,
+    op="nsa_attention",
+    direction="forward",
+    gpu="an H20 and an H200",
+    shape={},
+    beside="the Triton kernels of NSA",
+    site="https://arxiv.org/abs/2508.18224",
+    made=date(2025, 8, 25),
+    times=(3.5, 1.6),
+    conditions="forward and backward, in the paper that its README names",
+)
+
+CLAIMS: tuple[Claim, ...] = (
+    *_rows(_NSA_TRITON, {8192: (3.39688, 3.043744), 65536: (24.511856, 187.234375)}),
+    *_rows(
+        replace(_NSA_TRITON, direction="backward"),
+        {8192: (3.947456, 9.02976), 65536: (33.818878, 541.053894)},
+    ),
+    *_rows(_FLA, {8192: (9.953824, 13.464992), 16384: (20.164879, 53.633568)}),
+    *_rows(
+        replace(
+            _FLA,
+            direction="backward",
+            conditions=f"forward and backward together, {_FLA.conditions}",
+        ),
+        {8192: (49.575199, 52.566914), 16384: (116.29792, 204.353607)},
+    ),
+    _FSA,
+    replace(_FSA, direction="backward"),
+)
+
+
+def of(op: str, direction: str) -> list[Claim]:
+    """Those of an op in a direction, in the order of the libraries."""
+    return [c for c in CLAIMS if (c.op, c.direction) == (op, direction)]

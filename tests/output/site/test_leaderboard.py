@@ -1,0 +1,120 @@
+"""A board is of one regime, names libraries, keeps alternatives apart, and has claims beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from nsabench import ops
+from nsabench.assessment.caution import NO_SPECIALISED
+from nsabench.assessment.tables import read_records
+from nsabench.evidence.manifest.statement import Trust
+from nsabench.model.origin import Origin
+from nsabench.model.record import Record
+from nsabench.model.vocabulary import Direction, Kind, Mode, Regime, Role, Status
+from nsabench.output.site import claimed
+from nsabench.output.site.leaderboard import leaderboards
+from nsabench.output.site.runs import SiteRun
+from nsabench.output.site.write import index
+from nsabench.packages import claims
+from nsabench.packages.catalogue import find
+from tests.runs import Made, make_run
+
+CALLED = Made(
+    ratio=lambda _: 4.0,
+    queue_ratio=lambda _: 0.5,
+    kind=Kind.GENERAL,
+    dense_ratio=lambda _: 0.25,
+    origin=Origin(package="fla-core", version="0.6.0", licence="MIT"),
+)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Record]:
+    return read_records(make_run(tmp_path_factory.mktemp("called") / "run", CALLED))
+
+
+def page(records: Sequence[Record], of: str = "20260101T000000Z-abc123") -> str:
+    return index([SiteRun(of, "2026-01-01 00:00", Trust.UNSIGNED, "", records, [])], trends=False)
+
+
+def test_each_regime_has_a_board_of_its_own(records: Sequence[Record]) -> None:
+    device, queue = leaderboards([("run", records)])
+    assert device.title == "selection_rows on the device"
+    assert queue.title == "selection_rows called from Python in a queue"
+    assert [e.implementation for e in device.entries] == ["mine", "sdpa_gqa"]
+    assert [e.implementation for e in queue.entries] == ["sdpa_gqa", "mine"]
+    assert queue.entries[1].mean == pytest.approx(2, rel=0.05)
+    graphs = [replace(r, mode=Mode.GRAPH, queued_ms=None) for r in records]
+    [board] = leaderboards([("run", graphs)])
+    assert board.title == "selection_rows in graphs" and board.regime is Regime.GRAPH
+    for text in ("on the device", "called from Python in a queue", "time, device", "time, queue"):
+        assert text in page(records)
+
+
+def test_an_alternative_is_no_rival(records: Sequence[Record]) -> None:
+    """It is four times as fast as the fastest rival, and takes no place from it."""
+    device, queue = leaderboards([("run", records)])
+    for board in (device, queue):
+        assert [e.implementation for e in board.alternatives] == ["dense"]
+        assert board.entries[0].mean == 1 and board.entries[0].fastest == 16
+    [dense] = device.alternatives
+    assert dense.mean == pytest.approx(0.25, rel=0.05) and dense.computes == "selection_varlen"
+    assert "alternative, selection_varlen" in page(records)
+
+
+def test_an_entry_has_its_library_and_its_caution(records: Sequence[Record]) -> None:
+    device, queue = leaderboards([("run", records)])
+    mine, sdpa = device.entries
+    assert sdpa.library == "fla-core, 0.6.0, MIT"
+    assert mine.caution == f"{NO_SPECIALISED} in 16 of 16"
+    assert not any(e.caution for e in queue.entries), "half as fast is no great ratio"
+    assert "fla-core, 0.6.0, MIT" in page(records)
+
+
+def of_blocks(record: Record, package: str, t: int, **changed: object) -> Record:
+    shape = {"B": 1, "T": t, "HQ": 64, "H": 4, "D": 128, "Dv": 128, "S": 16, "block_size": 64}
+    return replace(
+        record,
+        op="selection_blocks",
+        shape=shape,
+        length=t,
+        package=package,
+        implementation="nsa_triton",
+        **changed,  # type: ignore[arg-type]
+    )
+
+
+def test_a_claim_stands_beside_what_was_measured_at_its_sizes(records: Sequence[Record]) -> None:
+    own = next(r for r in records if r.role is Role.BASELINE)
+    name = "native-sparse-attention-triton"
+    rows = [
+        of_blocks(own, name, 65536, median_ms=19.8, case_id="a"),
+        of_blocks(own, name, 8192, status=Status.WRONG, median_ms=None, case_id="b"),
+        of_blocks(own, "fla-core", 65536, median_ms=23.1, case_id="c"),
+    ]
+    found = {
+        (c.claim.package, c.claim.shape["T"]): c.measured
+        for c in claimed.beside("selection_blocks", "forward", rows)
+    }
+    [measured] = found[name, 65536]
+    assert measured.startswith("nsa_triton takes 19.8 ms on the device on ")
+    [measured] = found[name, 8192]
+    assert measured.startswith("nsa_triton is wrong on ")
+    assert found["fla-core", 8192] == (claimed.NOT_HERE,)
+    text = page(rows)
+    assert "24.51 ms, FlashAttention 187.2 ms, at T=65536 HQ=64 H=4 D=128 S=16 on an H100" in text
+    assert 'href="https://github.com/XunhaoLai/native-sparse-attention-triton#benchmarks"' in text
+
+
+@pytest.mark.parametrize("claim", claims.CLAIMS)
+def test_a_claim_is_of_a_known_library_op_and_sizes(claim: claims.Claim) -> None:
+    assert find(claim.package).name == claim.package
+    op = ops.get(claim.op)
+    assert Direction(claim.direction) in op.directions
+    assert set(claim.shape) <= set(op.shape_model.model_fields)
+    assert claim.site.startswith("https://") and claim.made.year >= 2025
+    assert (claim.ms is None) == (claim.beside_ms is None) == (claim.times is not None)
+    assert not {"only", "just", "merely", "!"} & set(claim.said.split()), "in neutral words"

@@ -1,0 +1,74 @@
+"""Wherever a ratio stands that says what a mask costs, it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from rich.console import Console
+
+from nsabench.assessment.caution import NO_SPECIALISED
+from nsabench.assessment.results import assemble
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.manifest import seal
+from nsabench.execution import journal
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Kind
+from nsabench.output import ci, site, trends
+from nsabench.output.compare import compare, document, markdown, page, read, tables
+from nsabench.output.report import Facts
+from nsabench.output.report.markdown import render as report
+from nsabench.signing import load_signer
+from tests.runs import Made, make_run
+
+GENERAL = Made(kind=Kind.GENERAL, ratio=lambda length: 1.5 if length < 256 else 4.0)
+IN_HALF = f"{NO_SPECIALISED} in 8 of 16"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    other = replace(GENERAL, run_id="20260102T000000Z-abc124", seed=1)
+    return [make_run(folder / "first", GENERAL), make_run(folder / "second", other)]
+
+
+def test_a_comparison(runs: list[Path]) -> None:
+    comparison = compare(read(runs))
+    lines = [line for line in markdown.render(comparison).splitlines() if "x faster (" in line]
+    shown = [line for line in lines if "L256" in line or "L512" in line]
+    assert len(lines) == 16
+    assert len(shown) == 8
+    assert all(line.count(f"x faster (device), {NO_SPECIALISED}") == 2 for line in shown)
+    console = Console(width=200, record=True)
+    console.print(tables.version_matrix(comparison))
+    assert console.export_text().count(IN_HALF) == 2
+    html = page.render(comparison)
+    assert f"† {NO_SPECIALISED}" in html
+    [cell] = [c for c in document.as_data(comparison)["cells"] if c["role"] == "candidate"][-1:]
+    assert [m["caution"] for m in cell["runs"]] == [NO_SPECIALISED] * 2
+    tests = ci.of_comparison(comparison, slower=True)
+    assert sum(NO_SPECIALISED in test.said for test in tests) == 8
+
+
+def test_a_site_and_an_archive(runs: list[Path], tmp_path: Path) -> None:
+    text = site.write([str(runs[0])], tmp_path / "site").read_text()
+    assert f"worth using from L = 64 on ({IN_HALF})" in text
+    seal(runs[1], load_signer({}))
+    archive = Archive(str(tmp_path / "archive"), create=True)
+    archive.add(runs[1])
+    [run] = archive.runs()
+    [row] = trends.rows(run, archive)
+    assert (row["regime"], row["faster"], row["caution"]) == ("device", 16, IN_HALF)
+
+
+def test_a_report_and_what_a_ci_system_reads(runs: list[Path], tmp_path: Path) -> None:
+    assert f"from L = 64 on ({IN_HALF})" in report(Facts.read(runs[0]))
+    plan = Plan.read(runs[0] / "plan.yaml")
+    results = assemble(plan, journal.read(runs[0] / "journal.jsonl"))
+    path = ci.write_junit(ci.of_run(results), tmp_path / "junit.xml", "run")
+    said = [one.text or "" for one in Xml.parse(path).iter("system-out")]
+    assert len(said) == 16 and sum(NO_SPECIALISED in text for text in said) == 8
+    assert any(text.startswith("device: faster, 4.") for text in said)
+    assert all(" times as fast as sdpa_gqa" in text for text in said)

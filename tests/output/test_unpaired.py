@@ -1,0 +1,119 @@
+"""A torch and a Triton that do not belong together are marked wherever they are named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from rich.console import Console
+
+from nsabench.assessment import threshold
+from nsabench.cli.archive import command as archive_command
+from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.manifest import seal, verify
+from nsabench.machine.environment.model import Environment
+from nsabench.machine.environment.pairs import belongs
+from nsabench.output import site, trends
+from nsabench.output.report import Facts
+from nsabench.preflight import report
+from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.signing import load_signer
+from tests.runs import Made, make_run
+
+SAID = "unpaired: this torch belongs with triton 3.7.1"
+OTHER = Made(torch="2.13.0", triton="3.6.0")
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("unpaired") / "run", OTHER)
+    found = Environment.read(run / "environment.json")
+    software = found.software.model_copy(update={"triton": OTHER.triton})
+    there = found.model_copy(update={"software": software})
+    (run / "environment.json").write_text(there.model_dump_json())
+    seal(run, load_signer({}))
+    return run
+
+
+@pytest.fixture(scope="module")
+def archive(signed: Path) -> Archive:
+    archive = Archive(str(signed.parent / "archive"), create=True)
+    archive.add(signed)
+    return archive
+
+
+@pytest.mark.parametrize(
+    ("torch", "triton", "said"),
+    [
+        ("2.13.0", "3.6.0", SAID),
+        ("2.13.0+cu130", "3.7.1", ""),
+        ("2.13.0", None, ""),
+        (None, "3.6.0", ""),
+        ("9.9.0", "3.6.0", ""),
+    ],
+)
+def test_one_place_says_it(torch: str | None, triton: str | None, said: str) -> None:
+    assert belongs(torch, triton) == said
+
+
+def test_a_threshold(signed: Path) -> None:
+    facts = Facts.read(signed)
+    [decision] = facts.decisions
+    assert decision.on == f"torch 2.13.0, triton 3.6.0, CUDA 13.0 ({SAID})"
+    [written] = yaml.safe_load(threshold.as_yaml([decision]))["decisions"]
+    assert written["unpaired"] == SAID
+    assert SAID in threshold.as_markdown([decision])
+    [paired] = threshold.decide_records([replace(r, torch="2.11.0") for r in facts.records])
+    assert paired.on == "torch 2.11.0, triton 3.6.0, CUDA 13.0"
+
+
+def test_a_site(signed: Path, tmp_path: Path) -> None:
+    page = site.write([str(signed)], tmp_path / "out")
+    text = page.read_text()
+    for part in ("decisions", "boards", "runs"):
+        section = text.partition(f'<section id="{part}"')[2].partition("</section>")[0]
+        assert SAID in section, part
+    of_run = next((tmp_path / "out" / "pages").rglob("report.html")).read_text()
+    assert SAID in of_run.partition('<section id="decision"')[2]
+
+
+def test_an_archive(archive: Archive) -> None:
+    location = archive.store.location
+    listed = CliRunner().invoke(archive_command, ["list", location])
+    assert f"triton 3.6.0  {SAID}  " in listed.output
+    [content] = json.loads(CliRunner().invoke(archive_command, ["list", location, "--json"]).output)
+    assert content["unpaired"] == SAID
+    assert query(archive, "SELECT unpaired FROM runs").to_pylist() == [{"unpaired": SAID}]
+    [row] = trends.rows(*archive.runs(), archive)
+    assert row["versions"] == "torch 2.13.0 triton 3.6.0 (unpaired)"
+
+
+def test_a_verification(signed: Path) -> None:
+    found = verify(signed)
+    assert found.broken is None
+    assert found.details["environment"].endswith(f"; {SAID}")
+
+
+def test_a_preflight() -> None:
+    def launch(triton: str) -> CompiledLaunch:
+        words = ("op", "implementation", "kernel", "signature", "constants", "options", "example")
+        return CompiledLaunch(
+            triton=triton,
+            torch="2.13.0",
+            architecture="sm_90",
+            declared=True,
+            cases=1,
+            status="ok",
+            reason="",
+            **dict.fromkeys(words, "x"),  # type: ignore[arg-type]
+        )
+
+    console = Console(width=120, record=True)
+    console.print(report.render([launch("3.7.1"), launch("3.6.0")]))
+    text = console.export_text()
+    assert f"* Triton 3.6.0 with torch 2.13.0 is {SAID}" in text
+    assert "3.6.0*" in text and "3.7.1*" not in text
