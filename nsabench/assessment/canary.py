@@ -27,11 +27,11 @@ class Canary:
     disturbed: str = ""
 
 
-def of_contents(contents: Contents) -> Canary:
-    """What the journal of a shard says of it."""
+def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
+    """What the journal of a shard says of it, as that pass measured it."""
     medians: dict[str, float] = {}
     disturbed = ""
-    for entry in contents.of(PassName.CANARY):
+    for entry in contents.of(name):
         disturbed = next(disturbances(entry.conditions_that_count), "")
         medians = {
             o.implementation: quantile(o.samples.time_ms, 0.5)

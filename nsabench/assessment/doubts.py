@@ -21,6 +21,7 @@ CHECKS = (
     "clocks",
     "scaling",
     "canary",
+    "neighbours",
 )  # those of a time, and not of what it was held against
 
 

@@ -51,16 +51,18 @@ def measure_at(asked: Measuring, places: list[Place]) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty", "give --out another folder.")
     shards = out.with_name(f"{out.name}.shards")
-    if shards.exists():
-        raise UsageError(
-            f"{shards} is there from before",
-            f"finish and merge what it holds (`nsabench merge {shards}/* --out {out}`), or give "
-            "--out another folder.",
+    words = asked_again(asked)
+    if devices.begun(shards, words, places):
+        say(f"going on with the {len(places)} shards in {shards}")
+    else:
+        say(f"{len(places)} shards at once, in {shards}")
+    try:
+        folders = devices.measure(
+            words, places, shards, lambda place, line: say(f"[{place}] {line}")
         )
-    say(f"{len(places)} shards at once, in {shards}")
-    folders = devices.measure(
-        asked_again(asked), places, shards, lambda place, line: say(f"[{place}] {line}")
-    )
+    except KeyboardInterrupt:
+        say(f"nsabench: the same command with --out {out} goes on with its shards.", err=True)
+        raise
     found = merge(
         folders, out, signer, trusted=trusted_keyids(()), note=lambda text: say(text, err=True)
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,8 @@ from nsabench.execution.chain import Sealer
 from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
-from nsabench.execution.passes import PASSES, Pass
+from nsabench.execution.neighbours import Neighbours
+from nsabench.execution.passes import PASSES, Beside, Pass
 from nsabench.execution.protocol import Step
 from nsabench.execution.same_machine import described_as_before
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -43,6 +44,8 @@ from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
 
 Infos = Sequence[ImplementationInfo]
+NO_NEIGHBOURS = Neighbours()
+OPENING = (PassName.ALONE, PassName.TOGETHER, PassName.FIRST_LOOK)
 
 
 class View(schedule.Progress, Protocol):
@@ -96,6 +99,7 @@ def make_plan(
     tag: str = "",
     costs: Callable[[list[PlannedCase]], dict[str, float]] = by_work,
     balance: str = "",
+    neighbours: int = 0,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed; by the options of
     `resolve.resolve`.
@@ -127,6 +131,7 @@ def make_plan(
         tag=tag,
         costs=costs,
         balance=balance,
+        neighbours=neighbours,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
@@ -154,12 +159,19 @@ def version_of(source: Source) -> str:
 
 
 def start(
-    plan: Plan, out: Path | None, view: View, *, signer: Signer | None = None, fit: bool = False
+    plan: Plan,
+    out: Path | None,
+    view: View,
+    *,
+    signer: Signer | None = None,
+    fit: bool = False,
+    neighbours: Neighbours = NO_NEIGHBOURS,
 ) -> Finished:
     """Run a plan into a new folder.
 
     signer: in whose name; None: a key that is made for the run. fit: look at the machine first;
-    raises `EnvironmentRefused` when measuring on it is pointless.
+    raises `EnvironmentRefused` when measuring on it is pointless, or when one of the `neighbours`
+    ends before all have met.
     """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
@@ -169,7 +181,7 @@ def start(
             if out is None:
                 folder.is_latest()
         with folder.resumable():
-            return _Run(folder, plan, view, signer, fit).measure()
+            return _Run(folder, plan, view, signer, fit, neighbours).measure()
     except NsabenchError as refused:
         # A disk that is full has a remedy that goes on with the run.
         if not isinstance(refused.__cause__, OSError) and _is_empty(folder):
@@ -190,6 +202,7 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
     keep_lines: int | None = None,
+    neighbours: Neighbours = NO_NEIGHBOURS,
 ) -> Finished:
     """Go on with a run that was interrupted; cases that are journaled are not run again.
 
@@ -202,8 +215,9 @@ def resume(
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
     with folder.resumable():
-        resumed = _Run(folder, plan, view, signer, fit, resumed=True, keep_lines=keep_lines)
-        return resumed.measure()
+        return _Run(
+            folder, plan, view, signer, fit, neighbours, resumed=True, keep_lines=keep_lines
+        ).measure()
 
 
 def read(path: Path) -> Finished:
@@ -234,6 +248,7 @@ class _Run:
         view: View,
         signer: Signer | None,
         fit: bool,
+        neighbours: Neighbours,
         *,
         resumed: bool = False,
         keep_lines: int | None = None,
@@ -243,9 +258,11 @@ class _Run:
         self.view = view
         self.signer = signer
         self.fit = fit
+        self.neighbours = neighbours
         self.resumed = resumed
         self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
+        self._is_open = False
 
     def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
@@ -292,15 +309,35 @@ class _Run:
     def _look(self, pass_: Pass) -> None:
         """Measure the cases of one pass that it has not journaled yet."""
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
-        if cells.keys() <= self.journal.done(pass_.name):
-            return
+        lacking = not cells.keys() <= self.journal.done(pass_.name)
+        if pass_.beside is Beside.ANYTHING:
+            if lacking:
+                with self._executor(pass_) as executor:
+                    self._measure(pass_, cells, executor)
+        elif self.neighbours.can_be_asked and cells:
+            measure = partial(self._measure, pass_, cells) if lacking else None
+            self.neighbours.meet(pass_, self.plan, self._executor(pass_), measure)
+        elif lacking and pass_.beside is Beside.NOBODY:
+            self.view.note(
+                "what its neighbours do to this device is not measured, since they are not here: "
+                "its verdicts will be inconclusive"
+            )
+
+    @contextmanager
+    def _executor(self, pass_: Pass) -> Iterator[WorkerExecutor]:
+        """An executor of the pass; what it measures is journaled under its sitting."""
         with closing(pass_.start(self.plan, self.folder.path)) as executor:
             executor.on_step = partial(self._step, shown=not pass_.announcement)
             described = described_as_before(executor, self.journal.contents.headers)
             self._sit(described)
-            if pass_.name is PassName.FIRST_LOOK:
+            # The passes with the neighbours come before the first look.
+            if not self._is_open and pass_.name in OPENING:
                 self._open(executor, described)
-            schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
+                self._is_open = True
+            yield executor
+
+    def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
+        schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
 
     def _step(self, step: Step, *, shown: bool) -> None:
         self.journal.busy_with(step.phase, step.implementation)

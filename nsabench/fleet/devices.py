@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,24 +10,33 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
+from nsabench import bounds
+from nsabench.bounds import limits
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.files import whole, writing
+from nsabench.fleet import memory, task
+from nsabench.fleet.meeting import Meeting
 from nsabench.machine.environment import nvml
 from nsabench.signing import secrecy
 
 GOOD = (0, 1)  # exit codes of a run that is complete
+NOTHING: Mapping[str, str] = {}
+ASKED = "asked.json"  # beside the shards: what they were begun with
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a shard is measured. variables: of the environment, which choose the device. cpus:
-    those that are near it; none: any. Memory is of the node whose CPU writes to it first."""
+    """Where a shard is measured. variables: of the environment, which choose the device. cpus,
+    nodes: the CPUs, and the NUMA nodes whose memory is near it; none: any."""
 
     name: str
     variables: Mapping[str, str]
     cpus: frozenset[int] = frozenset()
+    nodes: frozenset[int] = frozenset()
 
 
 def places(asked: str) -> list[Place]:
@@ -65,9 +75,40 @@ def places(asked: str) -> list[Place]:
             f"gpu {i}",
             {**order, "CUDA_VISIBLE_DEVICES": str(i)},
             there[i].cpus().intersection(ours),
+            there[i].memory_nodes(),
         )
         for i in chosen
     ]
+
+
+def begun(folder: Path, arguments: Sequence[str], places: Sequence[Place]) -> bool:
+    """Whether the shards of these arguments at these places were begun in the folder before; else
+    it is made, and holds from here on what was asked for.
+
+    Raises `UsageError` when it is there and holds others: a shard goes on where it was begun, with
+    its own plan.
+    """
+    asked = {"arguments": list(arguments), "places": [place.name for place in places]}
+    note = folder / ASKED
+    if not folder.exists():
+        with writing(folder, "give the same command again"):
+            folder.mkdir(parents=True)
+            whole(note, f"{json.dumps(asked, indent=1)}\n".encode())
+        return False
+    remedy = "give --out another folder, or remove that one."
+    try:
+        before = json.loads(bounds.read(note, limits.MATRIX)) if note.is_file() else None
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise UsageError(f"{folder} is there, and does not say what was asked for in it", remedy)
+    for what, value in asked.items():
+        if before.get(what) != value:
+            was = " ".join(map(str, before.get(what) or ["none"]))
+            raise UsageError(
+                f"{folder} holds shards of other {what} than are asked for now: {was}", remedy
+            )
+    return True
 
 
 def measure(
@@ -78,19 +119,40 @@ def measure(
 ) -> list[Path]:
     """Measure a shard at each place, all at once. Returns their folders, below `folder`.
 
+    One that was begun there goes on, and one that is signed is left as it is. What the places do to
+    each other is measured first (`execution.neighbours`).
+
     arguments: of `nsabench all`, the same for all. show: is told the place and the line, for each
     that one prints. Raises `EnvironmentRefused` when a shard did not come to its end; what is
-    measured stays, and `nsabench all --resume` goes on with it. An interrupt is handed on to all.
+    measured stays, and the same call goes on with it. An interrupt is handed on to all.
     """
     count = len(places)
     folders = [folder / str(number) for number in range(1, count + 1)]
-    processes = [
-        _start([*arguments, "--shard", f"{number}/{count}", "--out", str(own)], place)
+    words = {
+        place.name: ["--resume", str(own)]
+        if task.is_begun(own)
+        else [*arguments, "--shard", f"{number}/{count}", "--out", str(own)]
         for number, (place, own) in enumerate(zip(places, folders, strict=True), 1)
+        if not task.is_signed(own)
+    }
+    for own in folders:
+        if not task.is_signed(own) and not task.is_begun(own):
+            task.clear(own)
+    there = [place for place in places if place.name in words]
+    meeting = Meeting([place.name for place in there])
+    processes = [
+        _start(
+            words[place.name],
+            place,
+            meeting.variables(place.name, count - 1),
+            meeting.descriptor(place.name),
+        )
+        for place in there
     ]
+    meeting.begin()
     readers = [
         Thread(target=_read, args=(process, place.name, show), daemon=True)
-        for process, place in zip(processes, places, strict=True)
+        for process, place in zip(processes, there, strict=True)
     ]
     for reader in readers:
         reader.start()
@@ -106,25 +168,38 @@ def measure(
     finally:
         for reader in readers:
             reader.join()
-    for place, own, code in zip(places, folders, codes, strict=True):
-        if code not in GOOD:
-            raise EnvironmentRefused(
-                f"the shard on {place.name} ended with exit code {code}",
-                f"see above why; `nsabench all --resume {own}` goes on with it there, then "
-                f"`nsabench merge {folder}/*`.",
-            )
+        meeting.end()
+    failed = {
+        place.name: code for place, code in zip(there, codes, strict=True) if code not in GOOD
+    }
+    if failed:
+        # Where one ended before all had met, the others ended for that.
+        name = meeting.left if meeting.left in failed else next(iter(failed))
+        raise EnvironmentRefused(
+            f"the shard on {name} ended with exit code {failed[name]}",
+            f"see above why, then give the same command again, with --out "
+            f"{folder.with_name(folder.name.removesuffix('.shards'))}: it goes on with what is "
+            f"measured.",
+        )
     return folders
 
 
-def _start(arguments: Sequence[str], place: Place) -> subprocess.Popen[str]:
+def _start(
+    arguments: Sequence[str],
+    place: Place,
+    variables: Mapping[str, str] = NOTHING,
+    *inherited: int,
+) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "nsabench", "all", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **secrecy.variables(), **place.variables},
+        env={**os.environ, **secrecy.variables(), **place.variables, **variables},
+        pass_fds=inherited,
         start_new_session=True,  # an interrupt of the terminal is handed on once, and by us
+        preexec_fn=partial(memory.prefer, place.nodes) if place.nodes else None,
     )
     if place.cpus:
         with suppress(ProcessLookupError):  # why it ended is read from its exit code

@@ -17,7 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from nsabench import conclusion, ops
-from nsabench.assessment import canary, merged, pays, threshold
+from nsabench.assessment import canary, merged, neighbours, pays, threshold
 from nsabench.assessment.results import Results
 from nsabench.assessment.threshold import decide_all
 from nsabench.assessment.threshold.evidence import Evidence, together
@@ -154,6 +154,9 @@ def _make(
         for (shard, info, _, _), own in zip(given, each(derive, given), strict=True):
             joined.write(_keep(folder, shard))
             tables.add(own.records, own.samples)
+            for finding in own.results.findings:
+                if finding.check == neighbours.CHECK:
+                    note(f"{finding.sentence}: its verdicts are inconclusive")
             found.failed += own.failed
             found.records += own.records.num_rows
             wall_s += own.wall_s

@@ -50,7 +50,7 @@ def measure(folder: FleetFolder, number: int) -> int:
     if is_begun(run):
         words = ["--resume", str(run)]
     else:
-        _clear(run)
+        clear(run)
         shard = f"{number}/{spec.shards}"
         words = [*folder.arguments(spec), "--shard", shard, "--out", str(run)]
     state = State(host=_first(HOSTS) or socket.gethostname(), job=_job(), began=_now())
@@ -98,7 +98,7 @@ def is_written(run: Path) -> bool:
     return False
 
 
-def _clear(run: Path) -> None:
+def clear(run: Path) -> None:
     """Take away what a run left that was ended before it had measured anything. The folder stays:
     it may be where a disk is mounted."""
     if not run.is_dir():

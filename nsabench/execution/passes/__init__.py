@@ -5,14 +5,22 @@ is the same for all (`execution.schedule`). A new pass is a file here, a name in
 what its entries mean for a verdict (`assessment.verdict`).
 """
 
-from nsabench.execution.passes import canary, first_look, isolated_baselines, second_look
-from nsabench.execution.passes.contract import Pass
+from nsabench.execution.passes import (
+    canary,
+    first_look,
+    isolated_baselines,
+    neighbours,
+    second_look,
+)
+from nsabench.execution.passes.contract import Beside, Pass
 
 PASSES: tuple[Pass, ...] = (
+    neighbours.ALONE,
+    neighbours.TOGETHER,
     first_look.PASS,
     second_look.PASS,
     isolated_baselines.PASS,
     canary.PASS,
 )
 
-__all__ = ["PASSES", "Pass"]
+__all__ = ["PASSES", "Beside", "Pass"]

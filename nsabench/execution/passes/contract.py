@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,14 @@ def _as_planned(case: Case) -> Case:
     return case
 
 
+class Beside(Enum):
+    """Beside what a pass measures, where shards are measured at once on one host."""
+
+    ANYTHING = "whatever the other shards do"
+    NOBODY = "while the other shards wait"
+    ALL = "while the other shards measure the same"
+
+
 @dataclass(frozen=True)
 class Pass:
     """One look at some cases of a plan.
@@ -36,6 +45,7 @@ class Pass:
     first_session: its sessions count from here, so that those of two passes never meet.
     announcement: what is said of a case before it is measured, {case} being its label; empty for
       the pass that a progress table is drawn of.
+    beside: what the shards on the other devices of the host do meanwhile.
     """
 
     name: PassName
@@ -45,3 +55,4 @@ class Pass:
     first_session: int
     timing: Callable[[Case], Case] = _as_planned
     announcement: str = ""
+    beside: Beside = Beside.ANYTHING

@@ -1,0 +1,145 @@
+"""What shards on one host do to each other: when each measures, and what is said."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from nsabench.assessment.tables import read_records
+from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.evidence.manifest import seal, verify
+from nsabench.execution.neighbours import VARIABLE, Neighbours
+from nsabench.fleet.meeting import Meeting
+from nsabench.fleet.merge import merge
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import Verdict
+from nsabench.signing import Signer
+from tests.runs import Made, make_run
+
+FAST = Made(ratio=lambda _: 2.0)
+
+
+class Member(threading.Thread):
+    """A shard that says when it measured, or that ends instead."""
+
+    def __init__(self, meeting: Meeting, name: str, said: list[tuple[str, str]], gone: str) -> None:
+        super().__init__(daemon=True)
+        line = os.dup(meeting.descriptor(name))
+        os.environ[VARIABLE] = f"{line}:1"
+        self.neighbours = Neighbours.handed()
+        self.name, self.said, self.gone = name, said, gone
+        self.refused = ""
+
+    def _do(self, what: str) -> Callable[[], None]:
+        def measure() -> None:
+            self.said.append((self.name, f"{what} begins"))
+            time.sleep(0.05 if self.name == "a" else 0.2)
+            self.said.append((self.name, f"{what} ends"))
+
+        return measure
+
+    def run(self) -> None:
+        try:
+            self.neighbours.alone(self._do("alone"))
+            if self.gone == self.name:
+                self.neighbours._line.close()  # type: ignore[union-attr]
+                return
+            self.neighbours.together(self._do("together"), self._do("busy"))
+            self.said.append((self.name, "goes on"))
+        except EnvironmentRefused as refused:
+            self.refused = str(refused)
+
+
+def met(gone: str = "") -> tuple[Meeting, list[Member], list[tuple[str, str]]]:
+    said: list[tuple[str, str]] = []
+    meeting = Meeting(["a", "b"])
+    members = [Member(meeting, name, said, gone) for name in ("a", "b")]
+    meeting.begin()
+    for member in members:
+        member.start()
+    for member in members:
+        member.join(20)
+        assert not member.is_alive()
+    meeting.end()
+    return meeting, members, said
+
+
+def test_each_is_alone_once_and_none_goes_on_before_all_have_measured_together() -> None:
+    meeting, _, said = met()
+    assert meeting.left == "" and VARIABLE not in os.environ
+    assert said[:4] == [
+        *(("a", "alone begins"), ("a", "alone ends")),
+        *(("b", "alone begins"), ("b", "alone ends")),
+    ]
+    # The faster one keeps its device busy until the slower one has measured, too.
+    assert ("a", "busy begins") in said
+    slower = said.index(("b", "together ends"))
+    assert said.index(("a", "together ends")) < slower < said.index(("a", "goes on"))
+
+
+def test_where_one_ends_the_others_end_too() -> None:
+    meeting, [a, b], said = met(gone="b")
+    assert meeting.left == "b" and b.refused == ""
+    assert "a shard beside this one ended" in a.refused
+    assert not any(what == "goes on" for _, what in said)
+
+
+@pytest.fixture(scope="module")
+def signer() -> Signer:
+    return Signer(Ed25519PrivateKey.generate(), ephemeral=False)
+
+
+def shard(folder: Path, signer: Signer, index: int, made: Made) -> Path:
+    own = replace(made, shard=f"{index}/2", run_id=f"shard-{index}", seed=index, neighbours=1)
+    run = make_run(folder / f"s{index}", own, signer=signer)
+    seal(run, signer)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("together_ms", "sentence"),
+    [
+        (0.2 * 1.02, ""),
+        (0.2 * 1.05, "ms beside a busy neighbour: over 3% apart"),
+        (None, "what its neighbours do to this device was not measured"),
+    ],
+)
+def test_a_device_that_its_neighbour_slows_decides_nothing(
+    tmp_path: Path, signer: Signer, together_ms: float | None, sentence: str
+) -> None:
+    """By its own run, and by the merged one, which has nothing but the journal to go by."""
+    fine = shard(tmp_path, signer, 1, replace(FAST, together_ms=0.2))
+    other = shard(tmp_path, signer, 2, replace(FAST, together_ms=together_ms))
+    expected = Verdict.INCONCLUSIVE if sentence else Verdict.FASTER
+    told: list[str] = []
+    out = tmp_path / "whole"
+    merge([fine, other], out, signer, note=told.append)
+    assert verify(out).broken is None
+    own = {case.id for case in Plan.read(other / "plan.yaml").cases}
+    for folder in (other, out):
+        judged = [r for r in read_records(folder) if r.verdict is not None]
+        assert {r.verdict for r in judged if r.case_id in own} == {expected}
+        assert {r.verdict for r in judged if r.case_id not in own} <= {Verdict.FASTER}
+        assert all(sentence in r.reason for r in judged if r.case_id in own)
+    said = [line for line in told if "shard 2/2" in line]
+    assert len(said) == bool(sentence) and all(sentence in line for line in said)
+    report = (out / "selection_report.md").read_text()
+    assert ("shard 2/2" in report) == bool(sentence)
+
+
+def test_a_shard_that_had_neighbours_and_one_that_had_none_are_no_one_run(
+    tmp_path: Path, signer: Signer
+) -> None:
+    one = shard(tmp_path, signer, 1, replace(FAST, together_ms=0.2))
+    lone = replace(FAST, shard="2/2", run_id="shard-2")
+    two = make_run(tmp_path / "lone", lone, signer=signer)
+    seal(two, signer)
+    with pytest.raises(UsageError, match="the neighbours differ, 0 and 1"):
+        merge([one, two], tmp_path / "whole", signer)
