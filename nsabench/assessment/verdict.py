@@ -9,6 +9,7 @@ from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.clocks import clock_spread, disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.outside import is_no_faster
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import (
     MIN_ROUNDS_EVER,
@@ -145,6 +146,8 @@ def _judge(
     except TooFewRounds as few:
         return Judgement(Verdict.INCONCLUSIVE, str(few))
     verdict, why = from_interval(ratio, regime)
+    if verdict is Verdict.FASTER and (no_faster := is_no_faster(row.outside)):
+        verdict, why = Verdict.INCONCLUSIVE, no_faster
     for finding in concerning:
         if finding.effect is Effect.INCONCLUSIVE:
             verdict, why = Verdict.INCONCLUSIVE, finding.sentence

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Conditions, Message, Number, Outcome
+from nsabench.model.measurement import Ceilings, Conditions, Message, Number, Outcome, Time
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Status
 
@@ -62,8 +62,12 @@ class Sheet(Message):
 class Examine(Message):
     """Call an implementation on inputs that it has never seen, one set after another.
 
-    questions: by set, where its tensors lie in the file `inputs`; options: by set, as the referee
-    pickled them; answers: by set, where the output goes in the file `outputs`, which is made.
+    questions: by set, where its tensors lie in the file `inputs`, which is there once step
+    `NEW_INPUTS` was heard; options: by set, as the referee pickled them; answers: by set, where the
+    results go in the file `outputs`, which is made. gradients: where in the file `gradient` the
+    gradient of each output lies; that file comes with the inputs, or in a backward with step
+    `NEW_GRADIENTS`. again: of a process that can be trusted, warm up, and say how long the calls
+    take there, too.
     """
 
     kind: Literal["examine"] = "examine"
@@ -73,8 +77,13 @@ class Examine(Message):
     questions: list[list[Sheet]]
     options: str
     outputs: str
-    answers: list[Sheet]
+    answers: list[list[Sheet]]
+    gradient: str = ""
+    gradients: list[Sheet] = Field(default=[])
+    again: bool = False
 
+
+NEW_INPUTS, NEW_GRADIENTS = "new inputs", "new gradients"
 
 Request = Annotated[
     Discover | Describe | Calibrate | Measure | Examine, Field(discriminator="kind")
@@ -117,9 +126,15 @@ class Measured(Message):
 
 
 class Examined(Message):
-    """All was called and written; or why not."""
+    """All was called and written; or why not.
+
+    own_ms: of a call that was made again, by the clock of that process. besides_ms: of all that was
+    done for its sake, and to warm up.
+    """
 
     kind: Literal["examined"] = "examined"
+    own_ms: Time | None = None
+    besides_ms: Time = 0.0
     status: Status = Status.OK
     reason: str = ""
 
@@ -152,13 +167,15 @@ REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
 class Pose(Message):
-    """Draw up to `count` sets of inputs of the op that is computed, into a new file."""
+    """Draw up to `count` sets of inputs of the op that is computed, into a new file; gradients of
+    the outputs, where the case differentiates, into another."""
 
     kind: Literal["pose"] = "pose"
     case: Case
     computes: str
     count: int
     path: str
+    gradient: str = ""
 
 
 class Judge(Message):
@@ -177,12 +194,14 @@ EXAMINATION: TypeAdapter[Pose | Judge] = TypeAdapter(
 
 
 class Posed(Message):
-    """Where the inputs lie, and where outputs go; or why there are none."""
+    """Where the inputs lie, and where outputs go, so many bytes together; or why there are none."""
 
     kind: Literal["posed"] = "posed"
     questions: list[list[Sheet]] = Field(default=[])
     options: str = ""
-    answers: list[Sheet] = Field(default=[])
+    gradients: list[Sheet] = Field(default=[])
+    answers: list[list[Sheet]] = Field(default=[])
+    answer_bytes: int = 0
     reason: str = ""
 
 

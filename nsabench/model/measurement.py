@@ -70,13 +70,14 @@ class Outside(Message):
     """What the supervisor's own clock saw of calls on inputs that were new to the process.
 
     calls: in one look; time_ms: of a call at most, the least of all looks, with all that a look
-    takes besides. baseline_ms: that of a baseline, looked at because this was long, and
-    baseline_claim_ms: what it takes by its own clock; None: nobody was asked. reason: why nothing
-    was seen.
+    takes besides. baseline_ms: that of `baseline` on the same inputs, in a process that imports no
+    candidate, and baseline_claim_ms: what it takes by the clock there; None: nobody was asked.
+    reason: why nothing was seen.
     """
 
     calls: Whole = 0
     time_ms: Time = 0.0
+    baseline: str = ""
     baseline_ms: Time | None = None
     baseline_claim_ms: Time | None = None
     reason: str = ""

@@ -2,8 +2,9 @@
 
 The supervisor hands over inputs that nobody has seen and waits for outputs, which the referee holds
 to the oracle. So a call took no longer than what went by, and not much less: if its own clock says
-much less, that clock, or what it says, is not what it should be. Other load on the machine can look
-the same, so a baseline is asked at the same time, and where that was slow, too, nobody is accused.
+much less, that clock, or what it says, is not what it should be. What a look takes besides, and
+other load on the machine, is told by a baseline that gets the same inputs at the same time, in a
+process that imports no candidate. Where that was slow, too, nobody is accused.
 """
 
 from __future__ import annotations
@@ -23,11 +24,34 @@ AGREES = 1.3  # a time by the supervisor's clock is so many times that by its ow
 IMPOSSIBLE = 5.0  # beyond which what else a machine did is no explanation
 AS_MUCH_AGAIN = 3.0  # times what a baseline took beyond its own time
 LONG_MS = 1.0  # of a baseline whose time is more than what a call takes besides
+BESIDES = 2.0  # what a look takes besides is so many times that of a baseline at most
+NEAR = 1.02  # times that of a baseline: no clock tells them apart
 
 
-def longest_ms(claim_ms: float, calls: int) -> float:
+def longest_ms(claim_ms: float, seen: Outside) -> float:
     """What a call may take by the supervisor's clock at most, whose own is `claim_ms`."""
-    return AGREES * claim_ms + LOOK_MS / max(calls, 1) + CALL_MS
+    besides = _besides(seen.calls)
+    if seen.baseline_ms is not None and seen.baseline_claim_ms is not None:
+        shown = max(seen.baseline_ms - seen.baseline_claim_ms, 0.0)
+        besides = min(besides, BESIDES * shown)
+    return AGREES * claim_ms + besides
+
+
+def _besides(calls: int) -> float:
+    """What a look takes besides, at most, by the call (ms)."""
+    return LOOK_MS / max(calls, 1) + CALL_MS
+
+
+def is_no_faster(seen: Outside | None) -> str:
+    """Why a call is not faster than a baseline, if it is not by the supervisor's clock; or ''."""
+    if seen is None or not seen.baseline or seen.baseline_ms is None:
+        return ""
+    if seen.time_ms < NEAR * seen.baseline_ms:
+        return ""
+    return (
+        f"by the supervisor's clock a call takes {seen.time_ms:.3g} ms on inputs that it had not "
+        f"seen, and one of {seen.baseline} {seen.baseline_ms:.3g} ms: it is no faster"
+    )
 
 
 def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
@@ -46,7 +70,7 @@ def _of_row(row: Row) -> Iterator[Finding]:
         yield Finding("outside", Effect.INCONCLUSIVE, sentence, *who)
         return
     claim = min(claims)
-    if seen.time_ms <= longest_ms(claim, seen.calls):
+    if seen.time_ms <= longest_ms(claim, seen):
         return
     sentence = (
         f"by its own clock a call takes {claim:.3g} ms, and by the supervisor's {seen.time_ms:.3g} "
@@ -61,11 +85,11 @@ def _of_row(row: Row) -> Iterator[Finding]:
 
 def _is_accused(seen: Outside, claim_ms: float) -> bool:
     """Whether what held up a baseline at the same time explains nothing near it."""
-    if seen.baseline_ms is None or not seen.baseline_claim_ms:
+    if seen.baseline_ms is None or seen.baseline_claim_ms is None:
         return False
     beyond = max(seen.baseline_ms - seen.baseline_claim_ms, 0.0)
     load = 1.0
     if seen.baseline_claim_ms >= LONG_MS:
         load = max(seen.baseline_ms / seen.baseline_claim_ms, 1.0)
     excused = IMPOSSIBLE * load * claim_ms + AS_MUCH_AGAIN * beyond
-    return seen.time_ms > longest_ms(excused / AGREES, seen.calls)
+    return seen.time_ms > excused + _besides(seen.calls)

@@ -11,39 +11,19 @@ from pathlib import Path
 
 from nsabench.assessment.verdict import Judgement
 from nsabench.execution.passes.contract import Judge, Pass
-from nsabench.execution.supervisor.executor import WorkerExecutor
+from nsabench.execution.supervisor.executor import WorkerExecutor, clean_sources
 from nsabench.execution.supervisor.group import leave_out_suspect
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Role, Verdict
 
 # What is asked is whether medians moved by more than `verdict.DRIFT`; that takes few samples.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 
 
-def clean_sources(plan: Plan) -> dict[str, str]:
-    """The sources that no candidate of the plan comes from, with their digests."""
-    foreign = {i.source for i in plan.implementations if i.role is Role.CANDIDATE}
-    return {source: d for source, d in plan.sources.items() if source not in foreign}
-
-
 def start(plan: Plan, run: Path) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
-    clean = clean_sources(plan)
-    kernels = Path(plan.kernels) if plan.kernels else None
-    # By its content: the file of the op may have the same name.
-    own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
-    imported = kernels if own in clean else None
-    ops_file = Path(plan.ops) if plan.ops else None
-    return WorkerExecutor(
-        plan.device,
-        imported,
-        sources=clean,
-        ops_file=ops_file,
-        run=run,
-        sandboxed=plan.sandboxed,
-    )
+    return WorkerExecutor.without_candidates(plan, run)
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:

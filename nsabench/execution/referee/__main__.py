@@ -11,6 +11,7 @@ import base64
 import pickle
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
@@ -37,6 +38,8 @@ from nsabench.model.case import Case
 
 DRAWING_S = 0.3  # after which no further set is drawn
 JUDGED = 8  # outputs that are held to the oracle, chosen at random
+JUDGED_BACKWARDS = 3  # whose oracle takes a multiple
+GRAD_OUT = "grad_out"
 
 
 def main() -> None:
@@ -60,6 +63,24 @@ def main() -> None:
                 channel.send(referee.judge(judge))
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What is right for a set of inputs: float64 results by name, and bounds of the rows of the
+    output that these leave out."""
+
+    results: dict[str, Tensor]
+    legal: ops.Legal | None
+
+    @classmethod
+    def of(cls, op: ops.Op, inputs: ops.Inputs, grad_out: Tensor | None) -> Truth:
+        output = op.oracle(inputs)
+        results = {OUTPUT: output}
+        if grad_out is not None:
+            gradients = op.gradients(inputs, grad_out)
+            results |= {f"d{name}": gradients[name] for name in op.differentiable}
+        return cls(results, op.legal(inputs, output))
+
+
 class Referee:
     """Holds the truth about the inputs that it posed last."""
 
@@ -67,8 +88,8 @@ class Referee:
         self._random = SystemRandom()
         self._case: Case | None = None
         self._given: list[dict[str, Tensor]] = []
-        self._truth: dict[int, Tensor] = {}
-        self._answers: list[Sheet] = []
+        self._truth: dict[int, Truth] = {}
+        self._answers: list[list[Sheet]] = []
 
     def pose(self, pose: Pose) -> Posed:
         """Draw fresh inputs into a file. What cannot be posed has a reason."""
@@ -78,24 +99,42 @@ class Referee:
             drawn: list[ops.Inputs] = []
             begun = time.monotonic()
             while not drawn or (len(drawn) < pose.count and time.monotonic() < begun + DRAWING_S):
-                seed = self._random.randrange(1 << 31)
-                drawn.append(op.draw(ops.sizes(case), case.dtype, case.distribution, seed, "cpu"))
+                drawn.append(
+                    op.draw(ops.sizes(case), case.dtype, case.distribution, self._seed(), "cpu")
+                )
+            grads: list[Tensor] = []
+            if case.direction.differentiates:
+                grads = [op.draw_grad(inputs, self._seed()) for inputs in drawn]
             options = pickle.dumps([one.options for one in drawn])
-            judged = self._random.sample(range(len(drawn)), min(JUDGED, len(drawn)))
-            self._truth = {index: op.oracle(drawn[index]) for index in judged}
+            most = JUDGED_BACKWARDS if grads else JUDGED
+            judged = self._random.sample(range(len(drawn)), min(most, len(drawn)))
+            self._truth = {
+                index: Truth.of(op, drawn[index], grads[index] if grads else None)
+                for index in judged
+            }
             self._given = [{n: t.contiguous() for n, t in one.tensors.items()} for one in drawn]
             questions = sheets.write(Path(pose.path), self._given)
+            gradients = []
+            if grads:
+                of_sets = [{GRAD_OUT: grad.contiguous()} for grad in grads]
+                gradients = [one[0] for one in sheets.write(Path(pose.gradient), of_sets)]
         except (NsabenchError, Failure, sheets.NoSheet, MemoryError, pickle.PicklingError) as error:
             return Posed(reason=str(error) or type(error).__name__)
-        given, truth = next(iter(self._given[0].values())), next(iter(self._truth.values()))
-        output = truth.new_empty(truth.shape, dtype=given.dtype)
-        laid, _ = sheets.lay_out([{OUTPUT: output}] * len(drawn))
-        self._case, self._answers = case, [one[0] for one in laid]
+        given = next(iter(self._given[0].values()))
+        truth = next(iter(self._truth.values())).results
+        results = {n: t.new_empty(t.shape, dtype=given.dtype) for n, t in truth.items()}
+        self._case = case
+        self._answers, size = sheets.lay_out([results] * len(drawn))
         return Posed(
             questions=questions,
             options=base64.b64encode(options).decode(),
+            gradients=gradients,
             answers=self._answers,
+            answer_bytes=size,
         )
+
+    def _seed(self) -> int:
+        return self._random.randrange(1 << 31)
 
     def judge(self, judge: Judge) -> Judged:
         """Hold the outputs in a file to the oracle."""
@@ -105,9 +144,14 @@ class Referee:
             mapped = sheets.mapping(Path(judge.path), size, private=True)
             errors = [
                 parity.check_values(
-                    OUTPUT, sheets.tensor_of(mapped, self._answers[index]), oracle, self._case
+                    sheet.name,
+                    sheets.tensor_of(mapped, sheet),
+                    truth.results[sheet.name],
+                    self._case,
+                    legal=truth.legal if sheet.name == OUTPUT else None,
                 )
-                for index, oracle in self._truth.items()
+                for index, truth in self._truth.items()
+                for sheet in self._answers[index]
             ]
         except (Failure, sheets.NoSheet) as wrong:
             return Judged(reason=str(wrong))

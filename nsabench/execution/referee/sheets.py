@@ -34,9 +34,9 @@ def lay_out(sets: Sequence[dict[str, Tensor]]) -> tuple[list[list[Sheet]], int]:
     return sheets, max(end, ALIGNMENT)
 
 
-def size_of(sheets: Sequence[Sheet]) -> int:
-    """Bytes of a file that holds these, the last one the furthest behind."""
-    last = sheets[-1]
+def size_of(sheets: Sequence[Sequence[Sheet]]) -> int:
+    """Bytes of a file that holds these sets, the last tensor the furthest behind."""
+    last = sheets[-1][-1]
     taken: int = prod(last.shape) * getattr(torch, last.dtype).itemsize
     return max(last.offset + -(-taken // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
 

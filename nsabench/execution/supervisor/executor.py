@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -21,15 +22,17 @@ from nsabench.execution.protocol import (
     Step,
 )
 from nsabench.execution.supervisor.classify import classify
-from nsabench.execution.supervisor.examiner import Examiner, examines, found_out
+from nsabench.execution.supervisor.examiner import Examiner, examines, fastest, found_out
+from nsabench.execution.supervisor.look import Looker
 from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Message
+from nsabench.model.measurement import Ceilings, Message, Outcome
 from nsabench.model.plan import Device, ImplementationInfo, Plan
-from nsabench.model.vocabulary import Status
+from nsabench.model.source import Source
+from nsabench.model.vocabulary import Role, Status
 
 DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
@@ -100,8 +103,12 @@ class WorkerExecutor:
         self._sandboxed = sandboxed
         # Of the plan, by op and name; those of whom nothing is known are not examined.
         self.infos: Mapping[tuple[str, str], ImplementationInfo] = {}
+        # Of a case, what is known of the baselines that are not measured with it.
+        self.beside: list[Outcome] = []
+        # Whose workers import no candidate, and have the baselines.
+        self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
-        self._examiner: Examiner | None = None
+        self._looker: Looker | None = None
         self._worker: WorkerProcess | None = None
         self._last_log = ""
 
@@ -120,15 +127,40 @@ class WorkerExecutor:
             sandboxed=plan.sandboxed,
         )
         executor.infos = {(info.op, info.name): info for info in plan.implementations}
+        executor.apart = cls.without_candidates(plan, run)
         return executor
 
+    @classmethod
+    def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
+        """Workers that import the sources that no candidate of the plan comes from."""
+        clean = clean_sources(plan)
+        kernels = Path(plan.kernels) if plan.kernels else None
+        # By its content: the file of the op may have the same name.
+        own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
+        return cls(
+            plan.device,
+            kernels if own in clean else None,
+            sources=clean if plan.sources else None,
+            ops_file=Path(plan.ops) if plan.ops else None,
+            run=run,
+            sandboxed=plan.sandboxed,
+        )
+
+    def _own_scratch(self) -> Scratch:
+        if self._scratch is None:
+            self._scratch = Scratch(self._run)
+        return self._scratch
+
     def _ask(
-        self, request: Message, expected: type[M], limit_s: float, max_steps: int = MAX_STEPS
+        self,
+        request: Message,
+        expected: type[M],
+        limit_s: float,
+        max_steps: int = MAX_STEPS,
+        at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
         if self._worker is None:
-            if self._scratch is None:
-                self._scratch = Scratch(self._run)
-            sandbox = self._scratch.sandbox if self._sandboxed else None
+            sandbox = self._own_scratch().sandbox if self._sandboxed else None
             self._worker = WorkerProcess(
                 measuring(self.device, self.kernels, self.sources, self.ops_file, sandbox),
                 memory_limit_bytes=self._memory_limit,
@@ -138,6 +170,7 @@ class WorkerExecutor:
         try:
             for reply in worker.ask(request, limit_s, max_steps=max_steps):
                 if isinstance(reply, Step):
+                    at_step(reply)
                     self.on_step(reply)
                 elif isinstance(reply, LostDevice):
                     log = self._retire()
@@ -199,20 +232,44 @@ class WorkerExecutor:
                 )
         return measured
 
+    def folder(self) -> str:
+        """What its workers write to."""
+        return self._own_scratch().path
+
+    def examine(self, request: Examine, at_step: Callable[[Step], None]) -> Examined:
+        """Have calls made on inputs of the referee. Raises `GroupLost`."""
+        return self._ask(request, Examined, request.case.timeout_s, at_step=at_step)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Nothing of its worker runs meanwhile. Raises `StillRuns`."""
+        if self._worker is None:
+            yield
+            return
+        with self._worker.stopped():
+            yield
+
     def _examine(self, case: Case, measured: Measured) -> bool:
         """Look at the candidates from outside; whether one was found out. Raises `GroupLost`."""
         infos = {name: info for (op, name), info in self.infos.items() if op == case.op}
         if not infos or not examines(self.device, case):
             return False
-        assert self._scratch is not None
-        if self._examiner is None:
-            self._examiner = Examiner(self._scratch, self.ops_file)
-
-        def ask(request: Examine) -> Examined:
-            return self._ask(request, Examined, case.timeout_s)
-
-        self._examiner.examine(case, measured.outcomes, infos, ask)
+        if self._looker is None:
+            self._looker = Looker(self._own_scratch(), self.ops_file)
+        rival = fastest([*measured.outcomes, *self.beside], infos)
+        examiner = Examiner(self._looker, self._beside)
+        examiner.examine(case, measured.outcomes, infos, self, rival)
         return any(found_out(outcome) for outcome in measured.outcomes)
+
+    def _beside(self) -> _Beside:
+        if self.apart is None:
+            self.apart = WorkerExecutor(
+                self.device,
+                ops_file=self.ops_file,
+                run=self._run,
+                sandboxed=self._sandboxed,
+            )
+        return _Beside(self.apart)
 
     def log(self) -> str:
         return self._last_log
@@ -227,11 +284,33 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self._retire()
-        if self._examiner is not None:
-            self._examiner.close()
+        if self._looker is not None:
+            self._looker.close()
+        if self.apart is not None:
+            self.apart.close()
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = None
+
+
+class _Beside:
+    """An executor whose worker may be lost: then nothing is known of it."""
+
+    def __init__(self, executor: WorkerExecutor) -> None:
+        self._executor = executor
+        self.folder, self.stopped = executor.folder, executor.stopped
+
+    def examine(self, request: Examine, at_step: Callable[[Step], None]) -> Examined:
+        try:
+            return self._executor.examine(request, at_step)
+        except GroupLost as lost:
+            return Examined(status=lost.status, reason=lost.reason)
+
+
+def clean_sources(plan: Plan) -> dict[str, str]:
+    """The sources that no candidate of the plan comes from, with their digests."""
+    foreign = {i.source for i in plan.implementations if i.role is Role.CANDIDATE}
+    return {source: d for source, d in plan.sources.items() if source not in foreign}
 
 
 def _name(process: object) -> str:

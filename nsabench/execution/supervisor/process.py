@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import GO, REPLY, Refused, Sandbox, Step
-from nsabench.execution.supervisor import orphan_reaper, templates
+from nsabench.execution.supervisor import family, orphan_reaper, templates
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
@@ -97,7 +98,7 @@ class WorkerProcess:
         _adopt_orphans()
         _start_reaper()
         self._replies = program.replies
-        self._siblings = {child.pid for child in psutil.Process().children()}
+        self._siblings = family.children(os.getpid())
         self._born = time.time()
         with _births:
             self._process = _start(program)
@@ -114,6 +115,7 @@ class WorkerProcess:
         self.log = Log()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
+        self._weighed_at = time.monotonic()
         self._buffer = bytearray()
         # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
         with contextlib.suppress(OSError):
@@ -193,13 +195,16 @@ class WorkerProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
+                now = time.monotonic()
+                left = deadline - now
                 if left <= 0:
                     self.stop()
                     raise WorkerTimedOut(self._step, limit_s)
-                if self._is_too_large():
-                    self.stop()
-                    raise WorkerTooLarge(self._step, self._memory_limit)
+                if now - self._weighed_at >= POLL_S:  # it takes milliseconds
+                    self._weighed_at = now
+                    if self._is_too_large():
+                        self.stop()
+                        raise WorkerTooLarge(self._step, self._memory_limit)
                 if not selector.select(min(left, POLL_S)):
                     continue
                 data = os.read(self._process.stdout.fileno(), 1 << 20)
@@ -236,13 +241,21 @@ class WorkerProcess:
         return WorkerDied(self._step, returncode, self.log.text())
 
     def _is_too_large(self) -> bool:
-        family = _family(self.pid)
-        # Forked processes share pages, and each counts them all; to count a page once takes longer.
-        return all(_memory_of(family, of) > self._memory_limit for of in (_resident, _shared_once))
+        return family.takes_more(self.pid, self._memory_limit)
 
     def children(self) -> list[psutil.Process]:
         """Processes the worker started and left."""
-        return [p for p in _family(self.pid) if p.pid != self.pid]
+        return [p for p in family.family(self.pid) if p.pid != self.pid]
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Neither it nor what it started runs meanwhile. Raises `family.StillRuns`."""
+        with family.stopped(self.pid, self._started):
+            yield
+
+    def _started(self) -> set[int]:
+        orphans = {orphan.pid for orphan in _orphans(self._siblings, self._born)}
+        return orphans.union(*map(family.descendants, (self.pid, *orphans)))
 
     def _drain_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -257,45 +270,24 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """End the worker, its process group and all its descendants: TERM, then KILL."""
-        family = _family(self.pid)
+        left = family.family(self.pid)
         for signum, grace in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, TERM_GRACE_S)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
-            for process in family:
+            for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signum)
-            if self._process.poll() is not None and not _alive(family):
+            if self._process.poll() is not None and not family.alive(left):
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace)
-            family = psutil.wait_procs(_alive(family), grace)[1]
+            left = psutil.wait_procs(family.alive(left), grace)[1]
         _workers.discard(self.pid)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
         reap_orphans(self._siblings, self._born)
         _tell_reaper(f"-{self.pid}")
-
-
-def _memory_of(family: list[psutil.Process], of_one: Callable[[psutil.Process], int]) -> int:
-    """Bytes of all that still live."""
-    total = 0
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += of_one(process)
-    return total
-
-
-def _resident(process: psutil.Process) -> int:
-    return int(process.memory_info().rss)
-
-
-def _shared_once(process: psutil.Process) -> int:
-    """A page that n processes share counts as 1/n in each."""
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.AccessDenied:
-        return _resident(process)  # a process can forbid that its pages are counted
 
 
 def _start(program: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
@@ -329,23 +321,6 @@ def worker_environment(device: Device) -> dict[str, str]:
     else:
         env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
     return {name: value for name, value in env.items() if not is_secret(name)}
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    alive = []
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-    return alive
 
 
 def _adopt_orphans() -> None:
@@ -388,7 +363,7 @@ def reap_orphans(siblings: set[int], born: float) -> None:
                 group = os.getpgid(orphan.pid)
                 if group not in _workers | {os.getpgid(0)}:
                     os.killpg(group, signal.SIGKILL)
-            for process in _family(orphan.pid):
+            for process in family.family(orphan.pid):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         psutil.wait_procs(orphans, TERM_GRACE_S)
@@ -397,8 +372,13 @@ def reap_orphans(siblings: set[int], born: float) -> None:
 def _orphans(siblings: set[int], born: float) -> list[psutil.Process]:
     with _births:
         ours = _workers | templates.pids() | siblings | ({_reaper.pid} if _reaper else set())
-        children = [c for c in psutil.Process().children() if c.pid not in ours]
+        children = [c for pid in family.children(os.getpid()) - ours for c in _of(pid)]
     return [child for child in children if _left_behind(child, born)]
+
+
+def _of(pid: int) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        yield psutil.Process(pid)
 
 
 def _left_behind(child: psutil.Process, born: float) -> bool:

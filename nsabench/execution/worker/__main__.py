@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import (
+    NEW_INPUTS,
     REQUEST,
     Calibrate,
     Calibrated,
@@ -125,17 +126,23 @@ class Worker:
         self._answer(lambda session: session.measure(request, self.step))
 
     def examine(self, request: Examine) -> None:
-        self.step(Step(phase="new inputs", implementation=request.implementation))
-        self._answer(lambda session: session.examine(request))
+        self._open()  # before the clock runs
+        self.step(Step(phase=NEW_INPUTS, implementation=request.implementation))
+        self._answer(lambda session: session.examine(request, self.step))
 
-    def _answer(self, answer: Callable[[Session], Message]) -> None:
-        from nsabench.execution.failure import DeviceLost
+    def _open(self) -> Session:
         from nsabench.execution.worker.session import Session
 
         if self.session is None:
             self.session = Session.open(self.device, self.kernels, self.sources, self.ops_file)
+        return self.session
+
+    def _answer(self, answer: Callable[[Session], Message]) -> None:
+        from nsabench.execution.failure import DeviceLost
+
+        session = self._open()
         try:
-            self.send(answer(self.session))
+            self.send(answer(session))
         except DeviceLost as lost:
             self.send(LostDevice(implementation=lost.implementation, reason=str(lost)))
             raise SystemExit(1) from lost

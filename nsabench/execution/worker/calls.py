@@ -86,7 +86,7 @@ def _step(item: Implementation, sets: InputSets, index: int, rng: Random) -> Rea
 
     def run() -> tuple[Any, tuple[Any, ...]]:
         out = call(*leaves.values(), **options)
-        _refuse_without_backward(out)
+        refuse_without_backward(out)
         return out, torch.autograd.grad(out, given, grad_out, allow_unused=True)
 
     def answer(returned: tuple[Any, tuple[Any, ...]]) -> Answer:
@@ -111,7 +111,8 @@ def _leaves(
     return leaves, [leaves[name] for name in sets.wanted], factor, sets.grads[index] * factor
 
 
-def _refuse_without_backward(out: Any) -> None:
+def refuse_without_backward(out: Any) -> None:
+    """Raises `Failure` (unsupported)."""
     if not isinstance(out, Tensor) or not out.requires_grad:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
 
@@ -119,7 +120,7 @@ def _refuse_without_backward(out: Any) -> None:
 def _backward(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
     leaves, wanted, factor, grad_out = _leaves(sets, index, rng)
     out = item.call(*leaves.values(), **sets.sets[index].options)
-    _refuse_without_backward(out)
+    refuse_without_backward(out)
     output = out.detach()  # here, and not in the time of the call
 
     def answer(gradients: tuple[Any, ...]) -> Answer:

@@ -18,6 +18,7 @@ from nsabench.execution.worker.examination import examine
 from nsabench.execution.worker.measure import Report, measure
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id
+from nsabench.model.vocabulary import Status
 from nsabench.registry import Implementation
 
 
@@ -47,9 +48,12 @@ class Session:
         gc.freeze()  # what is imported stays; collecting between cases need not look at it
         return cls(device, timer, sensors, items)
 
-    def examine(self, request: Examine) -> Examined:
-        item = self.items[request.case.op, request.implementation]
-        return examine(request, item, self.device)
+    def examine(self, request: Examine, report: Report) -> Examined:
+        name = request.implementation
+        item = self.items.get((request.case.op, name))
+        if item is None:
+            return Examined(status=Status.UNSUPPORTED, reason=f"{name} is not installed")
+        return examine(request, item, self.device, report)
 
     def measure(self, request: Measure, report: Report) -> Measured:
         case = request.case

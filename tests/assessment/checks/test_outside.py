@@ -8,8 +8,9 @@ from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.outside import check
 from nsabench.assessment.checks.row import Row
-from nsabench.model.measurement import Outside
-from nsabench.model.vocabulary import DType, Role, Status
+from nsabench.assessment.verdict import judge
+from nsabench.model.measurement import Outside, Samples
+from nsabench.model.vocabulary import DType, Role, Status, Verdict
 
 
 def row(claim: float | None, seen: Outside | None, role: Role = Role.CANDIDATE) -> Row:
@@ -50,6 +51,8 @@ def seen(time_ms: float, baseline: tuple[float, float] | None = None) -> Outside
         (50.0, seen(200.0, (1.0, 4.0)), Effect.INCONCLUSIVE),
         (0.01, seen(10.0), Effect.INCONCLUSIVE),  # no baseline was there to ask
         (1.0, seen(3.0, (1.0, 1.0)), Effect.INCONCLUSIVE),  # too little to accuse anybody
+        (0.003, seen(0.35, (0.02, 0.08)), Effect.INCONCLUSIVE),  # a hundred times as long
+        (0.3, seen(0.4, (0.02, 0.08)), None),  # the same, honestly
         (1.0, Outside(reason="the referee was lost"), Effect.INCONCLUSIVE),
         (1.0, None, None),
         (None, seen(5.0), None),  # parity alone
@@ -74,3 +77,24 @@ def test_the_shorter_claim_is_held_to_it() -> None:
 
 def test_baselines_are_not_accused() -> None:
     assert check([row(0.01, seen(12.0, (0.1, 0.3)), Role.BASELINE)], Limits()) == []
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "baseline", "is_no_faster_"),
+    [(0.35, "sdpa", True), (0.05, "sdpa", False), (0.35, "", False)],
+)
+def test_faster_is_who_is_so_by_the_supervisors_clock(
+    time_ms: float, baseline: str, is_no_faster_: bool
+) -> None:
+    """0.35 ms beside a baseline of 0.08, with all that a look takes, whatever it claims."""
+    beside = seen(time_ms, (0.02, 0.08)).model_copy(update={"baseline": baseline})
+    mine = row(0.003, beside)
+    theirs = Row(**{**row(0.02, None, Role.BASELINE).__dict__, "implementation": "sdpa"})
+    samples = {
+        ("a", one.implementation): Samples(round=list(range(12)), time_ms=[one.median_ms or 0] * 12)
+        for one in (mine, theirs)
+    }
+    judged = judge([mine, theirs], samples, [])["a", "mine"]
+    expected = Verdict.INCONCLUSIVE if is_no_faster_ else Verdict.FASTER
+    assert judged.verdict is expected, judged.why
+    assert ("it is no faster" in judged.why) is is_no_faster_

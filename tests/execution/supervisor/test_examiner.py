@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsabench import ops
-from nsabench.execution.protocol import OF_A_REFEREE, Pose, Posed, Sandbox
-from nsabench.execution.supervisor.examiner import Examiner, examines
+from nsabench.assessment.checks.outside import ON_NEW_INPUTS, is_no_faster, longest_ms
+from nsabench.execution.protocol import OF_A_REFEREE, Judge, Pose, Posed, Sandbox
+from nsabench.execution.referee import sheets
+from nsabench.execution.referee.__main__ import Referee
+from nsabench.execution.supervisor import look
+from nsabench.execution.supervisor.examiner import examines
 from nsabench.execution.supervisor.executor import WorkerExecutor
+from nsabench.execution.supervisor.look import Looker
 from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
 from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.measurement import Outcome
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from tests.execution.supervisor.conftest import HOSTILE, MakePlan
+from tests.ops.test_legal import SIZES
 
-SHIPPED = sorted(name for name in ops.shipped() if Direction.FORWARD in ops.get(name).directions)
+SHIPPED = [
+    (name, direction) for name in sorted(ops.shipped()) for direction in ops.get(name).directions
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +40,7 @@ def executor() -> Iterator[WorkerExecutor]:
 
 def baseline_of(executor: WorkerExecutor, op: str) -> ImplementationInfo:
     """One that runs here, as if it were a candidate."""
-    known = executor.infos or {(i.op, i.name): i for i in executor.discover()}
+    known = {(i.op, i.name): i for i in executor.discover()}
     executor.infos = known
     info = next(
         i
@@ -39,9 +50,9 @@ def baseline_of(executor: WorkerExecutor, op: str) -> ImplementationInfo:
     return info.model_copy(update={"role": Role.CANDIDATE})
 
 
-@pytest.mark.parametrize("op", SHIPPED)
+@pytest.mark.parametrize(("op", "direction"), SHIPPED)
 def test_honest_calls_are_right_and_no_longer_than_they_say(
-    executor: WorkerExecutor, op: str
+    executor: WorkerExecutor, op: str, direction: Direction
 ) -> None:
     """The referee poses the inputs of every op, and gets back what is right."""
     info = baseline_of(executor, op)
@@ -54,7 +65,7 @@ def test_honest_calls_are_right_and_no_longer_than_they_say(
         .shape_model.model_validate({k: int(v) for k, v in sizes.items()})
         .model_dump(),
         dtype=DType.FLOAT32,
-        direction=Direction.FORWARD,
+        direction=direction,
         distribution=ops.get(op).distributions[0],
         streams=1,
         timeout_s=60,
@@ -71,7 +82,7 @@ def test_without_a_referee_nothing_is_decided_and_nobody_is_wrong(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Examiner,
+        Looker,
         "_program",
         lambda self: Program(
             "nsabench.execution.no_such_module", [], worker_environment("cpu"), OF_A_REFEREE
@@ -111,5 +122,125 @@ def test_what_cannot_be_looked_at_is_left(make_plan: MakePlan) -> None:
     case = make_plan(["x"]).cases[0].case
     assert examines("cpu", case)
     assert not examines("cuda", case)
-    assert not examines("cpu", case.model_copy(update={"direction": Direction.BACKWARD}))
+    assert examines("cpu", case.model_copy(update={"direction": Direction.BACKWARD}))
     assert not examines("cpu", case.model_copy(update={"streams": 2}))
+
+
+DECEIVERS = Path(__file__).with_name("deceivers.py")
+BLOCKS = {"B": 1, "T": 64, "HQ": 4, "H": 1, "D": 32, "Dv": 32, "S": 2, "block_size": 16}
+
+
+def deceived(case: Case, name: str, baseline: str) -> Outcome:
+    """What becomes of a kernel that would deceive, with a baseline beside it."""
+    roles = {name: Role.CANDIDATE, baseline: Role.BASELINE}
+    made = WorkerExecutor("cpu", DECEIVERS)
+    made.infos = {
+        (case.op, who): ImplementationInfo(
+            op=case.op, name=who, role=role, devices=(Runs.CPU,), source="any"
+        )
+        for who, role in roles.items()
+    }
+    with closing(made):
+        mine, theirs = made.measure(case, [name, baseline], 1).outcomes
+    assert theirs.status is Status.OK, theirs.reason
+    return mine
+
+
+def of_blocks(case: Case, direction: Direction) -> Case:
+    shape = ops.get("selection_blocks").shape_model.model_validate(BLOCKS).model_dump()
+    changes = {"op": "selection_blocks", "shape": shape, "direction": direction}
+    distribution = ops.get("selection_blocks").distributions[0]
+    return case.model_copy(update=changes | {"distribution": distribution, "timeout_s": 30})
+
+
+def test_microseconds_that_are_half_a_millisecond_are_no_speedup(make_plan: MakePlan) -> None:
+    """A look's own cost hides nothing: a baseline pays it, too."""
+    case = make_plan(["x"]).cases[0].case
+    mine = deceived(case, "of_microseconds", "sdpa_gqa")
+    assert mine.status is Status.OK, mine.reason
+    assert mine.samples.time_ms == [3e-3] * 12
+    seen = mine.outside
+    assert seen is not None and seen.baseline == "sdpa_gqa" and seen.baseline_ms is not None
+    assert seen.time_ms > longest_ms(3e-3, seen) or is_no_faster(seen), seen
+
+
+def test_what_is_computed_while_it_is_read_is_not_there(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that it started stands still when the clock stops, until its outputs are taken."""
+    taken = look._taken
+
+    def late(*given: Any) -> None:
+        time.sleep(0.3)  # as outputs of gigabytes take
+        taken(*given)
+
+    monkeypatch.setattr(look, "_taken", late)
+    case = make_plan(["x"]).cases[0].case
+    mine = deceived(case, "answers_first", "sdpa_gqa")
+    assert mine.status is Status.WRONG and ON_NEW_INPUTS in mine.reason
+
+
+def test_settings_that_change_in_a_look_are_found(make_plan: MakePlan) -> None:
+    mine = deceived(make_plan(["x"]).cases[0].case, "changes_settings", "sdpa_gqa")
+    assert mine.status is Status.WRONG
+    assert mine.reason.startswith(f"{ON_NEW_INPUTS}it changed settings of the process: num_threads")
+
+
+def test_gradients_from_the_judges_memory_are_wrong(make_plan: MakePlan) -> None:
+    case = of_blocks(make_plan(["x"]).cases[0].case, Direction.BACKWARD)
+    mine = deceived(case, "recalls_gradients", "masked_sdpa")
+    assert mine.status is Status.WRONG and mine.reason.startswith(ON_NEW_INPUTS), mine.reason
+
+
+def test_a_backward_that_hides_its_time_is_seen(make_plan: MakePlan) -> None:
+    case = of_blocks(make_plan(["x"]).cases[0].case, Direction.BACKWARD)
+    mine = deceived(case, "slow_backward", "masked_sdpa")
+    assert mine.status is Status.OK, mine.reason
+    assert mine.samples.time_ms == [0.01] * 12
+    seen = mine.outside
+    assert seen is not None and seen.time_ms > longest_ms(0.01, seen) and is_no_faster(seen), seen
+
+
+def test_outputs_that_are_too_many_are_not_seen_and_not_wrong(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "MOST_ANSWER_BYTES", 100)
+    plan = make_plan(["well_behaved", "sdpa_gqa"])
+    made = WorkerExecutor("cpu", HOSTILE)
+    made.infos = {(i.op, i.name): i for i in plan.implementations}
+    with closing(made):
+        mine, _ = made.measure(plan.cases[0].case, ["well_behaved", "sdpa_gqa"], 1).outcomes
+    assert mine.status is Status.OK
+    assert mine.outside is not None and "take more than 100 bytes" in mine.outside.reason
+
+
+def test_rows_that_rounding_decides_are_held_to_their_bounds(tmp_path: Path) -> None:
+    """Whatever the judge of a worker says: noise in the rows that the oracle leaves out."""
+    op = ops.get("nsa_attention")
+    case = Case(
+        op=op.name,
+        shape=op.shape_model.model_validate(SIZES).model_dump(),
+        dtype=DType.BFLOAT16,
+        direction=Direction.FORWARD,
+        distribution=op.distributions[0],
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=3)),
+    )
+    referee = Referee()
+    posed = referee.pose(Pose(case=case, computes="", count=1, path=str(tmp_path / "in")))
+    [truth] = referee._truth.values()
+    assert truth.legal is not None, "no row is left out; take another shape"
+    [[sheet]] = posed.answers
+    outputs = sheets.mapping(tmp_path / "out", posed.answer_bytes, new=True)
+    output = sheets.tensor_of(outputs, sheet)
+    right = truth.results["output"].where(truth.results["output"].isfinite(), 0.0)
+    rows = right.reshape(-1, right.shape[-1]).clone()
+    rows[truth.legal.rows] = (truth.legal.lo + truth.legal.hi) / 2
+    output.copy_(rows.view_as(output))
+    assert not referee.judge(Judge(path=str(tmp_path / "out"))).reason
+    rows[truth.legal.rows] = 50.0
+    output.copy_(rows.view_as(output))
+    judged = referee.judge(Judge(path=str(tmp_path / "out")))
+    assert judged.reason or (judged.worst_row or 0) > 1, judged
