@@ -153,7 +153,7 @@ def _make(
     with run.journal.open("wb") as joined, Tables(folder) as tables:
         for (shard, info, _, _), own in zip(given, each(derive, given), strict=True):
             joined.write(_keep(folder, shard))
-            tables.add(own.records, own.samples)
+            tables.add(own.records, own.samples, own.bursts)
             found.failed += own.failed
             found.records += own.records.num_rows
             wall_s += own.wall_s
