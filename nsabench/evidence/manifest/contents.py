@@ -370,7 +370,7 @@ def _texts(column: pa.DictionaryArray) -> list[str | None]:
     return [None if i is None else texts[i] for i in pc.unique(column.indices).to_pylist()]
 
 
-def _counts(table: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
+def _counts(of: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
     """How many rows of a part each case and implementation has."""
     cases, names = part["case_id"], part["implementation"]
     table = pa.table({"case": cases.indices, "name": names.indices, "row": part["time_ms"]})
@@ -378,7 +378,7 @@ def _counts(table: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
     case_texts, name_texts = cases.dictionary.to_pylist(), names.dictionary.to_pylist()
     for case, name, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
         if case is None or name is None:
-            raise VerificationFailed(f"{table} holds a time of nothing")
+            raise VerificationFailed(f"{of} holds a time of nothing")
         yield (case_texts[case], name_texts[name]), count
 
 
