@@ -219,11 +219,7 @@ class Record:
     ] = ""
     kind: Annotated[
         Kind | None,
-        Column(
-            "",
-            "of a baseline or an alternative: specialised, or general (a mask, a gather, "
-            "FlexAttention)",
-        ),
+        Column("", "of a baseline: specialised, or general (a mask, a gather, FlexAttention)"),
     ] = None
     package: Annotated[str, Column("", "the library that the implementation calls")] = ""
     package_version: Annotated[str, Column("", "its version, or the commit of a repository")] = ""
