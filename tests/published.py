@@ -13,7 +13,6 @@ import tarfile
 from pathlib import Path
 
 from nsabench.evidence.archive import Archive
-from nsabench.evidence.archive.archive import TABLES
 from nsabench.evidence.manifest import MANIFEST
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +38,7 @@ def _unpacked(kind: str, run_id: str, parent: Path, manifest: bool) -> Path:
         packed.extractall(parent, filter="data")
     archive = Archive(str(ARCHIVE))
     [run] = [r for r in archive.runs() if r.run_id == run_id]
-    for table in TABLES:
+    for table in run.tables:
         shutil.copy(ARCHIVE / run.object(table), folder / f"{table}.parquet")
     if manifest:
         shutil.copy(ARCHIVE / run.prefix / MANIFEST, folder / MANIFEST)

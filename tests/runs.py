@@ -62,7 +62,7 @@ class Made:
     shard: str = "1/1"
     margin: float = MARGIN
     source: str = "x"  # of the candidates
-    kind: Kind | None = None  # of the baselines and the alternative
+    kind: Kind | None = None  # of the baselines
     origin: Origin = field(default_factory=Origin)  # of the first of them
     sources: Mapping[str, str] = field(default_factory=dict)
     created: datetime = datetime(2026, 1, 1, tzinfo=UTC)
@@ -122,7 +122,6 @@ def make_plan(made: Made) -> Plan:
                     devices=(Runs.CUDA,),
                     computes="selection_varlen",
                     source="x",
-                    kind=made.kind,
                 )
             ]
             if made.dense_ratio

@@ -51,10 +51,11 @@ def of_shard(
 
 def together(parts: Iterable[tuple[MergedShard, Results]]) -> Results:
     """The results of all shards as those of one run."""
-    whole = Results([], {}, [], {})
+    whole = Results([], {}, {}, [], {})
     for _, results in parts:
         whole.records.extend(results.records)
         whole.samples.update(results.samples)
+        whole.bursts.update(results.bursts)
         whole.judgements.update(results.judgements)
         whole.findings.extend(results.findings)
     gravity = list(Effect)

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsabench.assessment.results import Results
-from nsabench.assessment.tables import SAMPLES, of_records, schema
+from nsabench.assessment.tables import BURSTS, SAMPLES, of_records, schema
 from nsabench.assessment.verdict import Key
 from nsabench.files import replacing
-from nsabench.model.measurement import Samples
+from nsabench.model.measurement import Bursts, Samples
+from nsabench.model.record import Column
 
 # Nearly every value of it is another one, so a dictionary only adds to it. Its bytes split by place
 # pack well once they end in zeros: binary fractions of about a microsecond.
@@ -22,25 +23,37 @@ _TICK = 2.0**-20
 
 
 def write(results: Results, run_id: str, folder: Path) -> None:
-    """Write records.parquet and samples.parquet into the run folder."""
+    """Write records.parquet, samples.parquet and bursts.parquet into the run folder."""
     replace(folder / "records.parquet", of_records(results.records))
     replace(folder / "samples.parquet", of_samples(run_id, results.samples))
+    replace(folder / "bursts.parquet", of_bursts(run_id, results.bursts))
 
 
 def of_samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
     """The table that samples.parquet holds."""
-    columns: dict[str, list[Any]] = {c.name: [] for c in SAMPLES}
-    for (case_id, implementation), (session, samples) in by_key.items():
-        count = len(samples.time_ms)
-        fixed = (run_id, case_id, implementation, session)
-        for name, value in zip(
-            ("run_id", "case_id", "implementation", "session"), fixed, strict=True
-        ):
-            columns[name] += [value] * count
-        for name in type(samples).model_fields:
-            columns[name] += getattr(samples, name) or [None] * count  # what nobody read
+    columns = _filled(run_id, by_key, SAMPLES)
     columns[SPLIT] = [seconds and round(seconds / _TICK) * _TICK for seconds in columns[SPLIT]]
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
+
+
+def of_bursts(run_id: str, by_key: Mapping[Key, tuple[int, Bursts]]) -> pa.Table:
+    """The table that bursts.parquet holds."""
+    return pa.Table.from_pydict(_filled(run_id, by_key, BURSTS), schema=schema(BURSTS))
+
+
+def _filled(
+    run_id: str, by_key: Mapping[Key, tuple[int, Samples | Bursts]], table: Sequence[Column]
+) -> dict[str, list[Any]]:
+    """Values by column: a row a timing."""
+    columns: dict[str, list[Any]] = {c.name: [] for c in table}
+    for (case_id, implementation), (session, timings) in by_key.items():
+        count = len(timings.time_ms)
+        fixed = {"run_id": run_id, "case_id": case_id, "implementation": implementation}
+        for name, value in {**fixed, "session": session}.items():
+            columns[name] += [value] * count
+        for name in columns.keys() - fixed.keys() - {"session"}:
+            columns[name] += getattr(timings, name) or [None] * count  # what nobody read
+    return columns
 
 
 def replace(path: Path, table: pa.Table) -> None:

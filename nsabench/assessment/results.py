@@ -21,7 +21,7 @@ from nsabench.assessment.rows import of_case, of_entries, with_findings, without
 from nsabench.assessment.verdict import Judgement, Key, judge, look_again
 from nsabench.errors import UsageError
 from nsabench.model.journal import Contents, Entry, Header
-from nsabench.model.measurement import Ceilings, Outcome, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status
@@ -29,10 +29,12 @@ from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Sta
 
 @dataclass(frozen=True)
 class Results:
-    """What is known after a run: records and samples as Parquet will hold them, and findings."""
+    """What is known after a run: records, samples and bursts as Parquet will hold them, and
+    findings."""
 
     records: list[Record]
     samples: dict[Key, tuple[int, Samples]]
+    bursts: dict[Key, tuple[int, Bursts]]
     findings: list[Finding]
     judgements: dict[Key, Judgement]
 
@@ -137,7 +139,8 @@ class Assessed:
             for row in self.rows
         ]
         samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
-        return Results(records, samples, self.findings, judgements)
+        bursts = {key: (o.session, o.bursts) for key, o in self.outcomes.items()}
+        return Results(records, samples, bursts, self.findings, judgements)
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:

@@ -16,7 +16,6 @@ from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role, Status
 
-COMPARED = (Role.BASELINE, Role.ALTERNATIVE)  # of which it is said what they were made for
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
 
@@ -47,7 +46,7 @@ def of_case(
                 caught_by=info.caught_by,
                 wraps=info.wraps,
                 computes=info.computes,
-                kind=info.kind if info.role in COMPARED else None,
+                kind=info.kind if info.role is Role.BASELINE else None,
                 alongside=outcome.implementation in alongside,
                 status=outcome.status,
                 reason=outcome.reason,

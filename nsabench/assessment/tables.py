@@ -1,4 +1,5 @@
-"""The tables of a run, records.parquet and samples.parquet: their schemas, and records read back.
+"""The tables of a run, records.parquet, samples.parquet and bursts.parquet: their schemas, and
+records read back.
 
 Sizes of shapes (N, H, D, Dv, L, ...) are int64 and nullable, one for every size of every op.
 """
@@ -15,12 +16,13 @@ import pyarrow as pa
 from nsabench import ops
 from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError
-from nsabench.model.record import Column, Record, Sample, columns, size_columns
+from nsabench.model.record import Burst, Column, Record, Sample, columns, size_columns
 
 # Those of the ops that ship; an op from outside adds its own to the table of its run.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
 RECORDS = columns(Record, SIZES)
 SAMPLES = columns(Sample)
+BURSTS = columns(Burst)  # of a run that was finished before they were kept there is no such table
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 
 

@@ -172,7 +172,8 @@ def gc(location: str, hours: float, dry_run: bool) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @_options.as_json
 def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
-    """Ask in SQL; there are the views runs, records, samples and pays, of verified runs alone.
+    """Ask in SQL; there are the views runs, records, samples, bursts and pays, of verified runs
+    alone.
 
     pays: from which length on each op pays, by run, head layout, direction and regime.
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from nsabench.assessment import merged
 from nsabench.assessment.failures import failures
-from nsabench.assessment.parquet import of_samples
+from nsabench.assessment.parquet import of_bursts, of_samples
 from nsabench.assessment.results import Results
 from nsabench.assessment.tables import of_records
 from nsabench.assessment.threshold import evidence
@@ -25,6 +25,7 @@ class Derived:
     results: Results
     records: pa.Table
     samples: pa.Table
+    bursts: pa.Table
     failed: list[str]
     evidence: Evidence
     wall_s: float
@@ -43,6 +44,7 @@ def derived(
         results=results,
         records=of_records(results.records, sizes),
         samples=of_samples(run_id, results.samples),
+        bursts=of_bursts(run_id, results.bursts),
         failed=failures(results),
         evidence=evidence.of_records(results.records, part).without_rows(),
         wall_s=sum(entry.wall_s for entry in contents.entries),

@@ -153,7 +153,7 @@ def _make(
     with run.journal.open("wb") as joined, Tables(folder) as tables:
         for (shard, info, _, _), own in zip(given, each(derive, given), strict=True):
             joined.write(_keep(folder, shard))
-            tables.add(own.records, own.samples)
+            tables.add(own.records, own.samples, own.bursts)
             for finding in own.results.findings:
                 if finding.check == neighbours.CHECK:
                     note(f"{finding.sentence}: its verdicts are inconclusive")

@@ -1,6 +1,6 @@
 """What a run knows at its end: records, and the samples that they are of. Columns are only added.
 
-A field of these classes is a column of records.parquet or samples.parquet, with its unit and its
+A field of these classes is a column of records, samples or bursts.parquet, with its unit and its
 meaning; `assessment.tables` makes the schemas of them.
 """
 
@@ -219,11 +219,7 @@ class Record:
     ] = ""
     kind: Annotated[
         Kind | None,
-        Column(
-            "",
-            "of a baseline or an alternative: specialised, or general (a mask, a gather, "
-            "FlexAttention)",
-        ),
+        Column("", "of a baseline: specialised, or general (a mask, a gather, FlexAttention)"),
     ] = None
     package: Annotated[str, Column("", "the library that the implementation calls")] = ""
     package_version: Annotated[str, Column("", "its version, or the commit of a repository")] = ""
@@ -381,7 +377,24 @@ class Sample:
     ]
 
 
-def columns(table: type[Record] | type[Sample], sizes: Iterable[str] = ()) -> list[Column]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """Calls one behind the other, nothing awaited between them. Those of a whole case are
+    `outcome.Bursts`."""
+
+    run_id: Annotated[str, Column("", "the run")]
+    case_id: Annotated[str, Column("", "the case")]
+    implementation: Annotated[str, Column("", "the implementation")]
+    session: Annotated[int, Column("1", "bursts of a session were interleaved")]
+    round: Annotated[int, Column("1", "round of the bursts; rounds pair the implementations")]
+    calls: Annotated[int, Column("1", "calls in the burst")]
+    time_ms: Annotated[float, Column("ms", "time of a call: that of the burst over its calls")]
+
+
+Table = type[Record] | type[Sample] | type[Burst]
+
+
+def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
     """The columns of a table in their order, with one for each of `sizes`, by name."""
     return list(_columns(table, sizes))
 
@@ -395,7 +408,7 @@ def size_columns(sizes: Iterable[str]) -> list[Column]:
     ]
 
 
-def _columns(table: type[Record] | type[Sample], sizes: Iterable[str]) -> Iterator[Column]:
+def _columns(table: Table, sizes: Iterable[str]) -> Iterator[Column]:
     for name, hint in get_type_hints(table, include_extras=True).items():
         kind, column = get_args(hint)
         if name == SHAPE:

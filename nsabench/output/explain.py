@@ -13,7 +13,7 @@ from functools import cache, partial
 from nsabench import ops, registry
 from nsabench.assessment import checks
 from nsabench.assessment.checks import Effect
-from nsabench.assessment.tables import RECORDS, SAMPLES
+from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES
 from nsabench.errors import UsageError
 from nsabench.machine.doctor.codes import codes
 from nsabench.model.record import Column
@@ -75,7 +75,8 @@ def meanings() -> dict[str, list[Meaning]]:
         text = f"of {name}: {' '.join((inspect.getdoc(shape) or '').split())}"
         listed += [Meaning(size, "size", text) for size in shape.model_fields]
     listed += [Meaning(code, "problem of a machine", text) for code, text in codes().items()]
-    for table, columns in (("records.parquet", RECORDS), ("samples.parquet", SAMPLES)):
+    tables = {"records": RECORDS, "samples": SAMPLES, "bursts": BURSTS}
+    for table, columns in ((f"{name}.parquet", columns) for name, columns in tables.items()):
         listed += [Meaning(c.name, f"column of {table}", _column(c)) for c in columns]
     by_word: dict[str, list[Meaning]] = {}
     for meaning in listed:

@@ -56,16 +56,14 @@ def test_the_queue_alone_may_ask_for_it(tmp_path: Path) -> None:
     assert cautions(tmp_path, made) == {NO_SPECIALISED: {64, 128, 256, 512}}
 
 
-def test_a_record_says_of_what_kind_a_baseline_or_an_alternative_is(tmp_path: Path) -> None:
+def test_a_record_says_of_what_kind_a_baseline_is(tmp_path: Path) -> None:
     def kinds(record: Record) -> tuple[Role, Kind | None]:
         return record.role, record.kind
 
-    made = Made(kind=Kind.GENERAL, dense_ratio=lambda _: 2.0)
-    records = read_records(make_run(tmp_path, made))
+    records = read_records(make_run(tmp_path, Made(kind=Kind.GENERAL)))
     assert {kinds(r) for r in records} == {
         (Role.CANDIDATE, None),
         (Role.BASELINE, Kind.GENERAL),
-        (Role.ALTERNATIVE, Kind.GENERAL),
         (Role.CONTROL, None),
     }
 

@@ -82,7 +82,7 @@ def test_samples_that_no_timer_takes_are_no_line(tmp_path: Path, nonsense: dict[
 
     path.write_text(line(samples))
     [whole] = read(path).entries
-    results = Results([], {("c", "mine"): (0, whole.outcomes[0].samples)}, [], {})
+    results = Results([], {("c", "mine"): (0, whole.outcomes[0].samples)}, {}, [], {})
     parquet.write(results, "run", tmp_path)
     written = pq.read_table(tmp_path / "samples.parquet")
     assert written["time_ms"].to_pylist() == [0.2, 0.3]

@@ -34,7 +34,7 @@ class Row:
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
     computes: str = ""  # of an alternative: the op that it is one of
-    kind: Kind | None = None  # of a baseline or an alternative: what it was made for
+    kind: Kind | None = None  # of a baseline: what it was made for
     alongside: bool = False  # of a baseline: it is there for a control that wraps it, and no more
     reason: str = ""
     session: int = 0

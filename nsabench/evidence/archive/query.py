@@ -1,4 +1,4 @@
-"""SQL over an archive: the views `runs`, `records`, `samples` and `pays`, through DuckDB."""
+"""SQL over an archive, its tables and views of runs and of what pays, through DuckDB."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from threading import Timer
 
 import pyarrow as pa
 
+from nsabench.assessment.tables import BURSTS, schema
 from nsabench.bounds import limits
 from nsabench.bounds.content import size
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
@@ -76,6 +77,9 @@ def query(
                 own = files.get("records") or _files(archive, runs, "records", Path(scratch))
                 connection.register("pays", payments.table(zip(runs, map(Path, own), strict=True)))
             for table, paths in files.items():
+                if not paths:  # none of the runs has it
+                    connection.register(table, schema(BURSTS).empty_table())
+                    continue
                 connection.read_parquet(
                     paths, union_by_name=True, hive_partitioning=False
                 ).create_view(table)
@@ -91,7 +95,7 @@ def query(
             sentence = " ".join(str(error).split())[:300]
             raise UsageError(
                 f"the query cannot be answered: {sentence}",
-                "it may select from runs, records, samples and pays, in DuckDB's SQL.",
+                "it may select from runs, records, samples, bursts and pays, in DuckDB's SQL.",
             ) from None
         finally:
             interrupt.cancel()
@@ -124,7 +128,7 @@ def _files(archive: Archive, runs: Sequence[ArchivedRun], table: str, scratch: P
         return str(path)
 
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(file, runs))
+        return list(pool.map(file, (run for run in runs if table in run.tables)))
 
 
 def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
@@ -145,6 +149,7 @@ def _runs(runs: Sequence[ArchivedRun]) -> pa.Table:
                 "cases": p.plan.cases,
                 "records": p.records,
                 "samples": p.samples,
+                "bursts": p.bursts,
                 "controls_caught": p.controls_caught,
                 **p.environment.model_dump(exclude={"commits"}),
                 "commit": p.environment.commits.get("nsabench"),

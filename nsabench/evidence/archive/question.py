@@ -15,13 +15,13 @@ import duckdb
 
 from nsabench.errors import UsageError
 
-VIEWS = frozenset({"runs", "records", "samples", "pays"})
+VIEWS = frozenset({"runs", "records", "samples", "bursts", "pays"})
 MOST_CHARACTERS = 100_000
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 _REFUSED = frozenset(
     {"current_setting", "getenv", "getvariable", "json_serialize_plan", "write_log"}
 )
-_REMEDY = "it may select from runs, records, samples and pays, in DuckDB's SQL."
+_REMEDY = "it may select from runs, records, samples, bursts and pays, in DuckDB's SQL."
 
 
 def views_of(sql: str) -> frozenset[str]:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from nsabench import bounds
-from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
+from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES, misfit
 from nsabench.bounds import OutOfBounds, json, limits, parquet
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.summary import Stated, stated
@@ -32,7 +32,7 @@ class Table(BaseModel):
     sha256: str
     rows: int
     run_ids: list[str]
-    stated: list[Stated] | None  # by its records; of samples nothing
+    stated: list[Stated] | None  # by its records; of timings nothing
 
     @property
     def gpus(self) -> list[str]:
@@ -62,7 +62,8 @@ def look(path: Path, digest: str, most: int) -> Table:
         rows = parquet.check(path, most).rows
         schema = parquet.schema(path)
         is_records = "gpu_name" in schema.names
-        wrong = misfit(schema, RECORDS if is_records else SAMPLES, ["run_id"])
+        timings = BURSTS if "calls" in schema.names else SAMPLES
+        wrong = misfit(schema, RECORDS if is_records else timings, ["run_id"])
         if wrong:
             raise OutOfBounds(wrong)
         return Table(

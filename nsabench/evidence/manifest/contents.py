@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nsabench.assessment.tables import RECORDS, SAMPLES, misfit
+from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES, misfit
 from nsabench.assessment.verdict import Key
 from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError, VerificationFailed
@@ -35,6 +35,7 @@ from nsabench.model.vocabulary import PassName, Status
 
 RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
 SAMPLE_COLUMNS = ["run_id", "case_id", "implementation", "time_ms"]
+BURST_COLUMNS = [*SAMPLE_COLUMNS, "calls"]
 
 
 def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
@@ -81,9 +82,10 @@ def said_of_environment(environment: Environment) -> str:
 class Journaled:
     """What the journal of a run holds, taken line by line, since it may be large.
 
-    cases: how often the first look at each was journaled; samples: timed calls in them; described:
-    by the first header; environments: the sha256 of environment.json, as the headers say; origin:
-    who vouches for it all; segments: of a merged run instead, by the run of each shard.
+    cases: how often the first look at each was journaled; samples, bursts: timings in them;
+    described: by the first header; environments: the sha256 of environment.json, as the headers
+    say; origin: who vouches for it all; segments: of a merged run instead, by the run of each
+    shard.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -92,6 +94,7 @@ class Journaled:
         self._lines = 0
         self.cases = Counter[object]()
         self.samples = 0
+        self.bursts = 0
         self.described: Described | None = None
         self.environments: set[str] = set()
         self.origin: Origin | None = None
@@ -122,6 +125,8 @@ class Journaled:
                 self.cases[line.case_id] += 1
             counts = {o.implementation: len(o.samples.time_ms) for o in line.outcomes}
             self.samples += sum(counts.values())
+            bursts = {o.implementation: len(o.bursts.time_ms) for o in line.outcomes}
+            self.bursts += sum(bursts.values())
 
 
 def read_journal(
@@ -280,31 +285,66 @@ def check_samples(
     records: how many that is, None where it is not `ok`; journaled: how many the journal holds; the
     table is made of it.
     """
-    rows = _count_rows(folder, "samples.parquet", limits.SAMPLES)
-    if predicate is not None:
-        _same("samples.parquet: rows", rows, predicate.samples)
-    # Before they are read: a table of very many takes much time and little room.
-    if rows > journaled:
-        _same("samples.parquet: rows", rows, journaled)
-    counts = Counter[Key]()
-    for part in _parts(folder, "samples.parquet", SAMPLES, SAMPLE_COLUMNS):
-        for run_id in _texts(part["run_id"]):
-            _same("samples.parquet: run_id", run_id, plan.run_id)
-        times = part["time_ms"]
-        if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
-            raise VerificationFailed("samples.parquet holds a time that is no finite number")
-        for key, count in _counts(part):
-            if key not in records:
-                raise VerificationFailed(
-                    f"samples.parquet has samples of {key[1]} on {key[0]}, which is no record"
-                )
-            counts[key] += count
+    signed = None if predicate is None else predicate.samples
+    counts = _timings(folder, "samples", plan, signed, records, journaled)
     for key, stated in records.items():
         # What a check found implausible keeps its samples and states no count of them.
         if stated is not None:
             _same(f"samples.parquet: samples of {key[1]} on {key[0]}", counts[key], stated)
-    _same("samples.parquet: rows", rows, journaled)
-    return rows
+    _same("samples.parquet: rows", counts.total(), journaled)
+    return counts.total()
+
+
+def check_bursts(
+    folder: Path,
+    plan: Plan,
+    predicate: Predicate | None,
+    records: Mapping[Key, int | None],
+    journaled: int,
+) -> int:
+    """Their number, once all are finite, of records that are there, and as many as the journal
+    holds. A run that was finished before they were kept has no such table, and none is missing."""
+    signed = None if predicate is None else predicate.bursts
+    if signed is None and not (folder / "bursts.parquet").exists():
+        return 0
+    counts = _timings(folder, "bursts", plan, signed, records, journaled)
+    _same("bursts.parquet: rows", counts.total(), journaled)
+    return counts.total()
+
+
+TIMINGS = {"samples": (SAMPLES, SAMPLE_COLUMNS), "bursts": (BURSTS, BURST_COLUMNS)}
+
+
+def _timings(
+    folder: Path,
+    table: str,
+    plan: Plan,
+    signed: int | None,
+    records: Mapping[Key, int | None],
+    journaled: int,
+) -> Counter[Key]:
+    """How many timings a table has of each record, once they are finite. signed: of them all."""
+    name, (columns, needed) = f"{table}.parquet", TIMINGS[table]
+    rows = _count_rows(folder, name, limits.SAMPLES)
+    if signed is not None:
+        _same(f"{name}: rows", rows, signed)
+    # Before they are read: a table of very many takes much time and little room.
+    if rows > journaled:
+        _same(f"{name}: rows", rows, journaled)
+    counts = Counter[Key]()
+    for part in _parts(folder, name, columns, needed):
+        for run_id in _texts(part["run_id"]):
+            _same(f"{name}: run_id", run_id, plan.run_id)
+        times = part["time_ms"]
+        if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
+            raise VerificationFailed(f"{name} holds a time that is no finite number")
+        for key, count in _counts(name, part):
+            if key not in records:
+                raise VerificationFailed(
+                    f"{name} has {table} of {key[1]} on {key[0]}, which is no record"
+                )
+            counts[key] += count
+    return counts
 
 
 def _count_rows(folder: Path, name: str, most: int) -> int:
@@ -339,7 +379,7 @@ def _texts(column: pa.DictionaryArray) -> list[str | None]:
     return [None if i is None else texts[i] for i in pc.unique(column.indices).to_pylist()]
 
 
-def _counts(part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
+def _counts(of: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
     """How many rows of a part each case and implementation has."""
     cases, names = part["case_id"], part["implementation"]
     table = pa.table({"case": cases.indices, "name": names.indices, "row": part["time_ms"]})
@@ -347,7 +387,7 @@ def _counts(part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
     case_texts, name_texts = cases.dictionary.to_pylist(), names.dictionary.to_pylist()
     for case, name, count in zip(*(c.to_pylist() for c in counted.columns), strict=True):
         if case is None or name is None:
-            raise VerificationFailed("samples.parquet holds a sample of nothing")
+            raise VerificationFailed(f"{of} holds a time of nothing")
         yield (case_texts[case], name_texts[name]), count
 
 

@@ -103,6 +103,7 @@ class Predicate(Part):
     environment: EnvironmentBrief
     records: Count  # rows of records.parquet
     samples: Count  # rows of samples.parquet
+    bursts: Count | None = None  # rows of bursts.parquet; None: of a run that has none
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
 

@@ -40,6 +40,7 @@ CHECKS = (
     "origin",
     "records",
     "samples",
+    "bursts",
     "trust",
 )
 
@@ -195,6 +196,11 @@ def _verify(
             "samples",
             lambda: contents.check_samples(folder, plan, predicate, records, journaled.samples),
             _rows,
+        )
+        run(
+            "bursts",
+            lambda: contents.check_bursts(folder, plan, predicate, records, journaled.bursts),
+            lambda count: _rows(count) if "bursts.parquet" in names else "there is no such table",
         )
     run(
         "trust",

@@ -118,7 +118,11 @@ def _of_folder(folder: Path, copied: Path) -> SiteRun:
         facts.records,
         [] if facts.invalidating else facts.decisions,
         facts,
-        [(name, quote(f"{RUNS}/{facts.plan.run_id}/{name}")) for name in _FILES],
+        [
+            (name, quote(f"{RUNS}/{facts.plan.run_id}/{name}"))
+            for name in _FILES
+            if (folder / name).exists()
+        ],
     )
 
 
@@ -135,14 +139,17 @@ def _of_archive(archive: Archive, run: ArchivedRun) -> SiteRun:
         records,
         decisions,
         downloads=[
-            *((f"{table}.parquet", quote(f"{ARCHIVE}/{run.object(table)}")) for table in TABLES),
+            *(
+                (f"{table}.parquet", quote(f"{ARCHIVE}/{run.object(table)}"))
+                for table in run.tables
+            ),
             (MANIFEST, quote(f"{ARCHIVE}/{run.prefix}{MANIFEST}")),
         ],
     )
 
 
 def _copy(archive: Archive, run: ArchivedRun, to: Path) -> None:
-    objects = [(run.object(table), limits.TABLE) for table in TABLES]
+    objects = [(run.object(table), limits.TABLE) for table in run.tables]
     for name, most in [*objects, (run.prefix + MANIFEST, limits.MANIFEST)]:
         path = to / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ TRENDS = "trends.html"
 PAGES = "pages"
 DATA = (
     *("plan.yaml", "journal.jsonl", "environment.json", "records.parquet", "samples.parquet"),
-    *("thresholds.yaml", "selection_report.md"),
+    *("bursts.parquet", "thresholds.yaml", "selection_report.md"),
 )
 
 

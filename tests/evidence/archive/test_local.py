@@ -81,7 +81,7 @@ def test_readers_see_whole_runs_only(archive: Archive, signed: MakeSigned) -> No
     (archive.store.folder / prefix / "manifest.dsse.json").unlink()
     assert [k.run_id for k in archive.runs()] == ["20260101T000000Z-000000"]
     assert query(archive, "SELECT DISTINCT run_id FROM samples").num_rows == 1
-    assert check(archive) == (1, [], 2)
+    assert check(archive) == (1, [], 3)
 
 
 def test_verify_finds_what_was_altered(archive: Archive, signed: MakeSigned) -> None:

@@ -33,7 +33,7 @@ def test_a_sample_takes_six_bytes(tmp_path: Path) -> None:
                     sm_clock_mhz=[1980] * count,
                 ),
             )
-    parquet.write(Results([], by_key, [], {}), "a-run", tmp_path)
+    parquet.write(Results([], by_key, {}, [], {}), "a-run", tmp_path)
     path = tmp_path / "samples.parquet"
     table = pq.read_table(path)
     assert table.num_rows == 20 * count * arms

@@ -141,7 +141,7 @@ def test_what_was_written_this_second_is_none_too_young(
     (tmp_path / "archive" / prefix / "manifest.dsse.json").unlink()
     times = archive.store.times
     monkeypatch.setattr(archive.store, "times", lambda: dict.fromkeys(times(), 5.0))
-    assert len(leftovers(archive, older_than_s=0)) == 2
+    assert len(leftovers(archive, older_than_s=0)) == 3
     assert leftovers(archive, older_than_s=1) == []
 
 
@@ -155,11 +155,13 @@ def test_what_is_removed(tmp_path: Path, signed: MakeSigned) -> None:
     (folder / prefix / "records-0000000000000000.parquet").write_bytes(b"of another try")
     (folder / "notes.txt").write_text("not the archive's own")
     old = leftovers(archive, older_than_s=-1)
-    assert sorted(name.rpartition("/")[0] + "/" for name in old) == sorted([lost, lost, prefix])
+    assert sorted(name.rpartition("/")[0] + "/" for name in old) == sorted(
+        [lost, lost, lost, prefix]
+    )
     assert leftovers(archive, older_than_s=60) == []
     for path in (folder / lost).iterdir():
         os.utime(path, (0, path.stat().st_mtime - 7200))
-    assert len(leftovers(archive, older_than_s=3600)) == 2
+    assert len(leftovers(archive, older_than_s=3600)) == 3
     assert sorted(remove(archive, old)) == sorted(old)
     assert [run.prefix for run in archive.runs()] == [prefix]
     assert (folder / "notes.txt").is_file() and archive.survey().broken == []
@@ -179,7 +181,7 @@ def test_a_run_that_became_whole_meanwhile_stays(tmp_path: Path, signed: MakeSig
     manifest = tmp_path / "archive" / prefix / "manifest.dsse.json"
     manifest.rename(tmp_path / "kept")
     old = leftovers(archive, older_than_s=-1)
-    assert len(old) == 2
+    assert len(old) == 3
     (tmp_path / "kept").rename(manifest)
     assert remove(archive, old) == []
     assert len(archive.runs()) == 1

@@ -123,7 +123,7 @@ def test_what_an_archive_holds_has_its_page_and_its_downloads(page: Path, browse
     )
     files = [one.parent / unquote(link) for link in links]
     kept = {p.read_bytes() for p in page.parent.rglob(f"*run={ARCHIVED.run_id}/*")}
-    assert {p.read_bytes() for p in files} == kept and len(kept) == 3
+    assert {p.read_bytes() for p in files} == kept and len(kept) == 4
 
 
 def test_a_leaderboard_has_the_right_ones_by_speed_and_the_wrong_ones_with_why(
