@@ -89,13 +89,20 @@ def fetch(names: tuple[str, ...], source: Path | None) -> None:
     metavar="FILE.md",
     help="Write it there, and do not print it.",
 )
-def report(run: Path, out: Path | None) -> None:
+@_options.as_json
+def report(run: Path, out: Path | None, as_json: bool) -> None:
     """What was wrong or failed in libraries in a run, as Markdown for their own trackers: shape,
     versions, errors, diagnosis, and how to reproduce it.
 
     Example: nsabench packages report results/packages --out upstream.md
     """
-    text = upstream.render(read_records(run), str(run))
+    if as_json and out is not None:
+        raise click.UsageError("--json and --out exclude each other")
+    records = read_records(run)
+    if as_json:
+        say(json.dumps(upstream.as_data(records), indent=1))
+        return
+    text = upstream.render(records, str(run))
     if out is None:
         say(text.rstrip())
     else:

@@ -101,7 +101,8 @@ def of_comparison(comparison: Comparison, *, slower: bool) -> list[Test]:
             else:
                 why, kind = "", ""
             skipped = "" if why or shift.ratio is not None else shift.why or "not compared"
-            said = standing(cell.measurements[later + 1])
+            measured = cell.measurements[later + 1]
+            said = standing(measured) if measured.speedup is not None else ""
             tests.append(Test(cell.implementation, name, why, skipped, kind, said))
             queued = cell.in_queue[later] if cell.in_queue else None
             if queued is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from nsabench.assessment import labels
 from nsabench.machine.environment.pairs import belongs
@@ -21,17 +22,39 @@ def render(records: Sequence[Record], run: str) -> str:
 
     records: of one run; those that are not ok and call a library are told of.
     """
+    groups = _grouped(records)
+    if not groups:
+        return "No library was wrong, and none failed, in this run.\n"
+    return "\n".join(
+        line for key in sorted(groups) for line in _entry(key, groups[key], records, run)
+    )
+
+
+def as_data(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The same for programs: an entry each, with the ids of its cases."""
+    names = ("package", "implementation", "op", "direction", "status", "why")
+    groups = _grouped(records)
+    return [
+        {
+            **dict(zip(names, key, strict=True)),
+            "package_version": groups[key][0].package_version,
+            "licence": groups[key][0].licence,
+            "reason": groups[key][0].reason,
+            "cases": [r.case_id for r in groups[key]],
+        }
+        for key in sorted(groups)
+    ]
+
+
+def _grouped(records: Sequence[Record]) -> dict[_Key, list[Record]]:
+    """What is not ok and calls a library, by library, implementation and fault."""
     groups: dict[_Key, list[Record]] = {}
     for r in records:
         if r.package and r.role is not Role.CONTROL and r.status not in BENIGN:
             why = r.diagnosis or (r.status.value if r.status is Status.WRONG else r.reason)
             key = (r.package, r.implementation, r.op, str(r.direction), r.status.value, why)
             groups.setdefault(key, []).append(r)
-    if not groups:
-        return "No library was wrong, and none failed, in this run.\n"
-    return "\n".join(
-        line for key in sorted(groups) for line in _entry(key, groups[key], records, run)
-    )
+    return groups
 
 
 def _entry(key: _Key, rows: Sequence[Record], records: Sequence[Record], run: str) -> Iterator[str]:

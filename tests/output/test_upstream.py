@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,3 +89,10 @@ def test_it_is_of_libraries_alone(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "upstream.md"
     assert CliRunner().invoke(command, ["report", str(run), "--out", str(out)]).exit_code == 0
     assert out.read_text().startswith("## fla-core")
+
+
+def test_a_program_reads_the_same(run: Path) -> None:
+    [entry] = json.loads(CliRunner().invoke(command, ["report", str(run), "--json"]).output)
+    wrong = [r.case_id for r in read_records(run) if r.status is Status.WRONG and r.package]
+    assert entry["cases"] == wrong and entry["why"] == WRONG["diagnosis"]
+    assert (entry["package"], entry["package_version"]) == ("fla-core", "0.6.0")

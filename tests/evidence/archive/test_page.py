@@ -87,8 +87,8 @@ def test_only_means_of_the_same_cases_are_joined(archived: Path, browser: Browse
     )
     assert lines == [1, 3], "the run with crashes has a mean of other cases"
     lines = browser.rows("runs")
-    assert [row[8] for row in lines] == ["16 of 16", "16 of 16", "12 of 16", "16 of 16"]
-    assert {row[6] for row in lines} == {"device"}
+    assert [row[7] for row in lines] == ["16 of 16", "16 of 16", "12 of 16", "16 of 16"]
+    assert {row[5] for row in lines} == {"device"}
     browser.choose("pick-what", "time_ms")
     assert browser.errors() == []
 

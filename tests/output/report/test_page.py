@@ -210,6 +210,11 @@ def test_a_table_of_calls_from_python_is_no_wider(
     browser.js("document.querySelectorAll('.table button.fold').forEach(b => b.click())")
     assert browser.js("return document.documentElement.scrollWidth") <= width
     assert too_wide(browser) == []
+    names, facts = browser.js(
+        "const f = document.querySelector('[data-table=candidates] tr.details .facts');"
+        "return [f.querySelector('dt').clientWidth, f.clientWidth]"
+    )
+    assert names <= facts / 2, "what is said has more room than what it is called"
 
 
 def too_wide(browser: Browser) -> list[str]:

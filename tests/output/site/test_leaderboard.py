@@ -118,3 +118,15 @@ def test_a_claim_is_of_a_known_library_op_and_sizes(claim: claims.Claim) -> None
     assert claim.site.startswith("https://") and claim.made.year >= 2025
     assert (claim.ms is None) == (claim.beside_ms is None) == (claim.times is not None)
     assert not {"only", "just", "merely", "!"} & set(claim.said.split()), "in neutral words"
+
+
+def test_who_ran_in_few_cases_leads_no_board(records: Sequence[Record]) -> None:
+    """Its mean is of other cases than that of the others."""
+    few = [
+        replace(r, implementation="few", median_ms=r.median_ms / 2)
+        for r in records
+        if r.role is Role.CANDIDATE and r.length == 64 and r.median_ms
+    ]
+    device, _ = leaderboards([("run", [*records, *few])])
+    assert [e.implementation for e in device.entries] == ["mine", "sdpa_gqa", "few"]
+    assert device.entries[-1].mean == 1

@@ -1,15 +1,14 @@
 "use strict";
 // The page of an archive: a record is a candidate in a run.
 const RUN_COLUMNS = [
-  { key: "date", title: "made" }, { key: "run" }, { key: "gpu", title: "GPU" }, { key: "versions" }, { key: "op" },
+  { key: "date", title: "made", wrap: true }, { key: "gpu", title: "GPU", wrap: true }, { key: "versions", wrap: true }, { key: "op", wrap: true },
   { key: "implementation", fill: (cell, r) => { cell.append(Object.assign(document.createElement("code"), { textContent: r.implementation })); } },
   { key: "regime" },
   { key: "speedup", title: "speed-up", number: true, text: (r) => (r.speedup === null ? "–" : `${r.speedup.toFixed(2)}×`), fill: (cell, r) => { cell.textContent = r.speedup === null ? "–" : `${r.speedup.toFixed(2)}×`; bear(cell, r.caution); } },
   { key: "compared", title: "of cases", number: true, text: (r) => `${r.compared} of ${r.cases}` },
   { key: "faster", number: true, text: (r) => String(r.faster) }, { key: "failed", number: true, text: (r) => String(r.failed) },
-  { key: "time_ms", title: "mean ms", number: true, text: (r) => digits(r.time_ms, 4) },
   { key: "status", title: "run is", fill: (cell, r) => tag(cell, r.status) },
-  { key: "trust" }, { key: "commit" }, { key: "kernels_commit", title: "kernels" }, { key: "nsabench" },
+  ...[{ key: "run" }, { key: "time_ms", title: "mean ms", text: (r) => digits(r.time_ms, 4) }, { key: "trust" }, { key: "combo" }, { key: "commit" }, { key: "kernels_commit", title: "kernels" }, { key: "nsabench" }].map((column) => ({ ...column, detail: true })),
 ];
 
 // What tells the candidates that are shown from each other.

@@ -25,7 +25,11 @@ const untimed = (r) => r.role === "candidate" && r.status === "ok" && r.median_m
 const outcomeOf = (r) => r.caught || (untimed(r) ? "not timed" : r.status === "ok" ? r.verdict || r.status : r.status);
 const outcome = { key: "verdict", title: "on the device", text: (r) => `${outcomeOf(r)} ${r.status}`, fill: (cell, r) => { tag(cell, outcomeOf(r)); bear(cell, r.verdict && r.caution); } };
 const library = { key: "package", title: "library", text: (r) => [r.package, r.package_version, r.licence].filter(Boolean).join(", ") };
-const baseline = { key: "best_baseline", title: "best baseline", wrap: true };
+// A name may take a second line behind each of its underscores.
+function inParts(cell, name) {
+  (name || "–").split(/(?<=_)/).forEach((part, i) => { if (i) cell.append(document.createElement("wbr")); cell.append(part); });
+}
+const baseline = { key: "best_baseline", title: "best baseline", wrap: true, fill: (cell, r) => inParts(cell, r.best_baseline) };
 const detail = (column) => ({ ...column, detail: true });
 // What a call costs its caller: a device time says nothing of it.
 const CALLER = [
