@@ -86,6 +86,15 @@ def test_packed_sequences_begin_anew() -> None:
         of(x, cu_seqlens=cu.long())
 
 
+def test_a_compiler_takes_it_whole() -> None:
+    def turn(x: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
+        return rotate(x, positions_of(x, 0, cu), BASE)
+
+    x, cu = tokens(12).unflatten(-1, (2, 12)), torch.tensor([0, 5, 12], dtype=torch.int32)
+    compiled = torch.compile(turn, fullgraph=True, backend="aot_eager")
+    assert compiled(x, cu.to(DEVICE)).equal(turn(x, cu.to(DEVICE)))
+
+
 @pytest.mark.parametrize("base", [1.0, 0, -5.0, float("nan"), float("inf"), "10000", True])
 def test_a_base_that_turns_nothing_is_refused(base) -> None:
     with pytest.raises(ValueError, match="NSAttention: rotary is the base of the embedding"):

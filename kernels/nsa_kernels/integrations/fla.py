@@ -1,4 +1,4 @@
-"""``parallel_nsa`` with the signature that flash-linear-attention has (fla-core 0.5 and 0.6).
+"""``parallel_nsa`` with the signature that flash-linear-attention has (fla-core 0.5.2 and 0.6.0).
 
     from nsa_kernels.integrations.fla import parallel_nsa
 

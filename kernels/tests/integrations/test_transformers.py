@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,15 +117,16 @@ def test_generation_with_the_models_cache_is_that_without() -> None:
 
 def test_packed_sequences_are_those_alone_and_must_be_told() -> None:
     of, x = model().eval(), ids(19)
-    cu = torch.tensor([0, 8, 19], dtype=torch.int32, device=DEVICE)
-    place = torch.cat([torch.arange(8), torch.arange(11)])[None].to(DEVICE)
-    packed = {"position_ids": place, "use_cache": False}
+    pack = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = pack([{"input_ids": part.tolist()} for part in (x[0, :8], x[0, 8:])])
+    batch = {name: y.to(DEVICE) if torch.is_tensor(y) else y for name, y in batch.items()}
     with torch.no_grad():
-        got = of(x, **packed, cu_seq_lens_q=cu, cu_seq_lens_k=cu).logits
+        got = of(**batch, use_cache=False).logits
         alone = torch.cat([of(x[:, :8]).logits, of(x[:, 8:]).logits], 1)
         torch.testing.assert_close(got, alone, atol=5e-5, rtol=5e-4)
+        del batch["cu_seq_lens_q"]
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality.*cu_seq_lens_q"):
-            of(x, **packed)
+            of(**batch, use_cache=False)
 
 
 def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) -> None:
@@ -237,3 +240,14 @@ def test_gates_that_cannot_be_learned_are_refused() -> None:
         adapter.add_gates(of)
     with pytest.raises(ValueError, match=SAYS + "no causal attention layer"):
         adapter.add_gates(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("version", [None, "4.57.6", "5.7.1"])
+def test_a_transformers_that_is_missing_or_older_is_named(version, monkeypatch) -> None:
+    found = SimpleNamespace(__version__=version) if version else None
+    monkeypatch.setitem(sys.modules, "transformers", found)
+    spec = importlib.util.spec_from_file_location(
+        "nsa_kernels.integrations.again", adapter.__file__
+    )
+    with pytest.raises(ImportError, match=r"needs Transformers 5\.8 or newer: pip install"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
