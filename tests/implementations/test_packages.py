@@ -23,6 +23,7 @@ from nsabench.implementations.packages import (
     flashinfer,
     flashinfer_spans,
     fsa,
+    nsa_pytorch,
     nsa_triton,
 )
 from nsabench.model.vocabulary import DType, Kind, Role
@@ -39,6 +40,8 @@ ADAPTERS = (
     flashinfer,
     flashinfer_spans,
     fsa,
+    nsa_pytorch,
+    nsa_pytorch,
     nsa_triton,
 )
 
@@ -86,6 +89,29 @@ def test_chosen_blocks_are_handed_over(
     for changed in sizes:
         inputs = drawn("selection_blocks", distribution, **{**BLOCKS, **changed})
         assert_right(call, "selection_blocks", inputs)
+
+
+def test_its_own_block_is_given_to_no_kernel_that_adds_it(stand_ins: None) -> None:
+    for changed in ({}, {"B": 2, "T": 75}):
+        inputs = drawn("selection_blocks", "local", **{**BLOCKS, **changed})
+        assert_right(nsa_pytorch.nsa_pytorch, "selection_blocks", inputs)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "changed", "says"),
+    [
+        ("packed", {}, "no packed sequences"),
+        ("random", {"HQ": 6}, "groups of 1, 2"),
+        ("random", {"D": 256}, "128 at most"),
+        ("random", {"block_size": 24}, "blocks of 16, 32"),
+    ],
+)
+def test_nsa_pytorch_declines_what_its_kernels_are_not_for(
+    stand_ins: None, distribution: str, changed: dict[str, int], says: str
+) -> None:
+    inputs = drawn("selection_blocks", distribution, **{**BLOCKS, "T": 40, **changed})
+    with pytest.raises(Unsupported, match=says):
+        nsa_pytorch.nsa_pytorch(*inputs.tensors.values(), **inputs.options)
 
 
 @pytest.mark.parametrize("distribution", ["random", "packed"])
