@@ -159,10 +159,15 @@ def wheelhouse(combo: str, folder: Path | None, links: str) -> None:
 @click.option("--max-jobs", default=4, show_default=True, help="Compilers at once for flash-attn.")
 @click.option("--flash-attn-archs", default="80;90", show_default=True)
 @click.option(
+    "--flash-attn-head-dims",
+    default="",
+    help="Compile the kernels of these alone, such as '64 128'. Default: all six.",
+)
+@click.option(
     "--devel-base",
     default="",
     help="CUDA devel image that compiles flash-attn; its CUDA has the combo's major version. "
-    "Default: the one pinned in combos.yaml.",
+    "Default: the one pinned in combos.yaml for that.",
 )
 @click.option(
     "--evidence",
@@ -179,6 +184,7 @@ def build(
     flash_attn: bool,
     max_jobs: int,
     flash_attn_archs: str,
+    flash_attn_head_dims: str,
     devel_base: str,
     evidence: Path,
     verbose: bool,
@@ -193,7 +199,7 @@ def build(
         combo,
         base=base,
         wheelhouse=wheelhouse,
-        flash_attn=building.FlashAttn(devel_base, max_jobs, flash_attn_archs)
+        flash_attn=building.FlashAttn(devel_base, max_jobs, flash_attn_archs, flash_attn_head_dims)
         if flash_attn
         else None,
         say=say if verbose else lambda line: None,

@@ -20,11 +20,13 @@ from nsabench.signing.signer import load_signer
 
 @dataclass(frozen=True)
 class FlashAttn:
-    """How flash-attn is compiled. No `devel_base`: the one in combos.yaml."""
+    """How flash-attn is compiled. No `devel_base`: the one in combos.yaml. head_dims: such as
+    "64 128"; none: all that it has."""
 
     devel_base: str = ""
     max_jobs: int = 4
     archs: str = "80;90"
+    head_dims: str = ""
 
 
 def build(
@@ -56,9 +58,10 @@ def build(
         image, target = f"{image}-{FLASH_ATTN}", FLASH_ATTN
         locks.append(checkout.lock(FLASH_ATTN))
         arguments = {
-            "DEVEL_BASE": flash_attn.devel_base or combos.bases.devel,
+            "DEVEL_BASE": flash_attn.devel_base or combos.bases.devel_of(name, combo),
             "MAX_JOBS": str(flash_attn.max_jobs),
             "FLASH_ATTN_ARCHS": flash_attn.archs,
+            "FLASH_ATTN_HEAD_DIMS": flash_attn.head_dims,
         }
     with daemon.in_words(base), tempfile.TemporaryFile() as packed:
         context.pack(checkout, name, wheelhouse, flash_attn is not None, packed)

@@ -32,10 +32,22 @@ class Combo(BaseModel):
 
 
 class Bases(BaseModel):
+    """devel: by the major version of CUDA."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     runtime: str
-    devel: str
+    devel: dict[str, str]
+
+    def devel_of(self, name: str, combo: Combo) -> str:
+        """The base that has the compiler of the combo's CUDA. Raises `UsageError` without one."""
+        major = (combo.cuda or "").partition(".")[0]
+        if major not in self.devel:
+            raise UsageError(
+                f"no CUDA devel base is known for the combo {name} (CUDA {combo.cuda or 'none'})",
+                f"choose a combo with CUDA {' or '.join(self.devel)}, or give --devel-base.",
+            )
+        return self.devel[major]
 
 
 class Combos(BaseModel):

@@ -16,7 +16,7 @@ from nsabench.images.lock import FLASH_ATTN
 from nsabench.images.wheelhouse import existing_lock
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "nsabench", "matrices", "kernels")
-SCRIPTS = ("docker/Dockerfile", "docker/install.sh")
+SCRIPTS = ("docker/Dockerfile", "docker/install.sh", "docker/head_dims.py")
 NOT_SOURCES = ("__pycache__", ".egg-info", ".pyc")
 
 

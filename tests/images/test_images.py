@@ -149,8 +149,19 @@ def test_a_tool_is_found_where_only_its_module_is(
 
 
 def test_bases_are_pinned_by_digest() -> None:
-    for base in (COMBOS.bases.runtime, COMBOS.bases.devel):
+    for base in (COMBOS.bases.runtime, *COMBOS.bases.devel.values()):
         assert re.search(r"@sha256:[0-9a-f]{64}$", base)
+
+
+@pytest.mark.parametrize("name", [n for n, c in COMBOS.combos.items() if c.cuda])
+def test_flash_attn_is_compiled_by_the_cuda_of_the_combo(name: str) -> None:
+    major = (COMBOS.get(name).cuda or "").split(".")[0]
+    assert f"nvidia/cuda:{major}." in COMBOS.bases.devel_of(name, COMBOS.get(name))
+
+
+def test_flash_attn_is_not_compiled_for_a_cpu() -> None:
+    with pytest.raises(UsageError, match="no CUDA devel base is known for the combo cpu"):
+        COMBOS.bases.devel_of("cpu", COMBOS.get("cpu"))
 
 
 @pytest.mark.parametrize("name", list(COMBOS.combos))

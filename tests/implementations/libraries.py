@@ -114,6 +114,31 @@ def parallel_nsa(
     return out
 
 
+def native_sparse_attend(
+    *,
+    fq: Tensor,
+    fk: Tensor,
+    fv: Tensor,
+    block_size: int,
+    selected_block_indices: Tensor,
+    fmask: Tensor,
+    include_block_causal: bool,
+) -> Tensor:
+    """lucidrains': [B,heads,T,D]; whole blocks under a mask, and the query's own causally."""
+    assert include_block_causal and fmask.dtype == torch.bool
+    assert fmask.shape == selected_block_indices.shape and selected_block_indices.min() >= 0
+    out = torch.empty_like(fq)
+    group = fq.shape[1] // fk.shape[1]
+    for b, h, t in itertools.product(*(range(n) for n in (fk.shape[0], fk.shape[1], fq.shape[2]))):
+        blocks = selected_block_indices[b, h, t][fmask[b, h, t]]
+        keys = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()
+        own = torch.arange(t // block_size * block_size, t + 1)
+        keys, heads = torch.cat([keys, own]), slice(h * group, (h + 1) * group)
+        scale = fq.shape[3] ** -0.5
+        out[b, heads, t] = attend(fq[b, heads, t], fk[b, h, keys], fv[b, h, keys], scale)
+    return out
+
+
 class PagedDecode:
     """FlashInfer's `BatchDecodeWithPagedKVCacheWrapper`, NHD."""
 
@@ -337,6 +362,7 @@ def named(name: str) -> Any:
 
 STAND_INS: dict[str, Any] = {
     "parallel_nsa": parallel_nsa,
+    "native_sparse_attend": native_sparse_attend,
     "topk_sparse_attention": topk_sparse_attention,
     "FSA_topk_sparse_attention": topk_sparse_attention,
     "selection_attention_wrapper": selection_attention_wrapper,

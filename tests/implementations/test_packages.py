@@ -23,6 +23,7 @@ from nsabench.implementations.packages import (
     flashinfer,
     flashinfer_spans,
     fsa,
+    nsa_pytorch,
     nsa_triton,
 )
 from nsabench.model.vocabulary import DType, Kind, Role
@@ -39,6 +40,8 @@ ADAPTERS = (
     flashinfer,
     flashinfer_spans,
     fsa,
+    nsa_pytorch,
+    nsa_pytorch,
     nsa_triton,
 )
 
@@ -86,6 +89,29 @@ def test_chosen_blocks_are_handed_over(
     for changed in sizes:
         inputs = drawn("selection_blocks", distribution, **{**BLOCKS, **changed})
         assert_right(call, "selection_blocks", inputs)
+
+
+def test_its_own_block_is_given_to_no_kernel_that_adds_it(stand_ins: None) -> None:
+    for changed in ({}, {"B": 2, "T": 75}):
+        inputs = drawn("selection_blocks", "local", **{**BLOCKS, **changed})
+        assert_right(nsa_pytorch.nsa_pytorch, "selection_blocks", inputs)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "changed", "says"),
+    [
+        ("packed", {}, "no packed sequences"),
+        ("random", {"HQ": 6}, "groups of 1, 2"),
+        ("random", {"D": 256}, "128 at most"),
+        ("random", {"block_size": 24}, "blocks of 16, 32"),
+    ],
+)
+def test_nsa_pytorch_declines_what_its_kernels_are_not_for(
+    stand_ins: None, distribution: str, changed: dict[str, int], says: str
+) -> None:
+    inputs = drawn("selection_blocks", distribution, **{**BLOCKS, "T": 40, **changed})
+    with pytest.raises(Unsupported, match=says):
+        nsa_pytorch.nsa_pytorch(*inputs.tensors.values(), **inputs.options)
 
 
 @pytest.mark.parametrize("distribution", ["random", "packed"])
@@ -282,6 +308,25 @@ def test_it_is_said_whether_keys_are_split(
     inputs = drawn("decode_dense", "random", B=1, HQ=4, H=2, D=16, S=20)
     found("decode_dense", name).call(*inputs.tensors.values(), **inputs.options)
     assert told == [splits]
+
+
+def test_a_head_dim_that_was_not_compiled_is_unsupported(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*given: Any, **options: Any) -> None:
+        raise RuntimeError(f"{flash_attn.BUILT} 64 128 alone")
+
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
+        monkeypatch.setitem(libraries.STAND_INS, name, refuses)
+    for op, sizes in (
+        ("causal_attention", BAND),
+        ("compressed", {**BAND, "block": 8, "stride": 4}),
+        ("selection_varlen", {"N": 2, "H": 2, "D": 16, "L": 8}),
+        ("decode_dense", {"B": 1, "HQ": 4, "H": 2, "D": 16, "S": 20}),
+    ):
+        inputs = drawn(op, ops.get(op).distributions[0], **sizes)
+        with pytest.raises(Unsupported, match="built for head dims 64 128 alone"):
+            found(op, "flash_attn").call(*inputs.tensors.values(), **inputs.options)
 
 
 def found(op: str, name: str) -> registry.Implementation:

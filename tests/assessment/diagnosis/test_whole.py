@@ -12,6 +12,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.assessment.diagnosis import diagnose, diagnose_gradient, gradients, search
 from nsabench.implementations.baselines.nsa_attention import attend
+from nsabench.implementations.baselines.nsa_without_window import attend_without_window
 from nsabench.model.vocabulary import DType
 from nsabench.ops import Inputs, rows_left_out
 
@@ -66,6 +67,25 @@ def test_a_mistake_in_the_whole_is_named(says: str, mistake: Callable[[Inputs], 
     op = ops.get("nsa_attention")
     assert rows_left_out.counts(op.oracle(inputs))[1] > 0, "some rows hang on rounding"
     text = diagnose(op, inputs, nsa(mistake(inputs)))
+    assert says in text and "against that hypothesis" in text
+
+
+@pytest.mark.parametrize(
+    ("says", "mistake"),
+    {
+        "leaves out the selected branch": gated(lambda g: g * g.new_tensor([1.0, 0.0])),
+        "the gates of the compressed and the selected branch exch": gated(lambda g: g.flip(-1)),
+        "selects 3 blocks instead of 4": lambda i: changed(i, {}, n_selected=3),
+    }.items(),
+)
+def test_a_mistake_in_the_whole_without_a_window_is_named(
+    says: str, mistake: Callable[[Inputs], Inputs]
+) -> None:
+    op = ops.get("nsa_without_window")
+    inputs = draw(op.name, B=1, T=120, **SIZES, block_size=16, n_selected=4)
+    of = mistake(inputs)
+    output = attend_without_window(*of.tensors.values(), **of.options)
+    text = diagnose(op, inputs, output)
     assert says in text and "against that hypothesis" in text
 
 
