@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 
-from nsabench.packages.catalogue import FLA, FSA, NSA_TRITON
+from nsabench.packages.catalogue import FLA, FLASH_NSA, FSA, NSA_TRITON
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,16 @@ _FSA = Claim(
     times=(3.5, 1.6),
     conditions="forward and backward, in the paper that its README names",
 )
+_FLASH_NSA = Claim(
+    package=FLASH_NSA.name,
+    op="nsa_attention",
+    direction="forward",
+    gpu="an H800",
+    shape={"HQ": 64, "H": 4, "D": 128},
+    beside="FlashAttention-3",
+    site="https://github.com/mdy666/Scalable-Flash-Native-Sparse-Attention#benchmark",
+    made=date(2025, 10, 27),
+)
 
 CLAIMS: tuple[Claim, ...] = (
     *_rows(_NSA_TRITON, {8192: (3.39688, 3.043744), 65536: (24.511856, 187.234375)}),
@@ -108,6 +118,24 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     _FSA,
     replace(_FSA, direction="backward"),
+    *_rows(
+        _FLASH_NSA,
+        {
+            8192: (2.629667, 1.693475),
+            16384: (5.659996, 6.690040),
+            32768: (13.236773, 26.711466),
+            65536: (34.162239, 105.494339),
+        },
+    ),
+    *_rows(
+        replace(_FLASH_NSA, direction="backward"),
+        {
+            8192: (5.570735, 5.013627),
+            16384: (12.322220, 18.735635),
+            32768: (28.959669, 74.799133),
+            65536: (73.688576, 292.343994),
+        },
+    ),
 )
 
 
