@@ -203,7 +203,7 @@ class WorkerExecutor:
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
         request = Measure(case=case, implementations=implementations, session=session)
-        # Parity, diagnosis and warm-up of each, and a few of the case.
+        # Parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 4 * len(implementations) + 8
         measured = self._ask(request, Measured, case.timeout_s, max_steps)
         assert self._worker is not None
