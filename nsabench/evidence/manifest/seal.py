@@ -81,6 +81,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
             samples=pq.read_metadata(folder / "samples.parquet").num_rows,
             controls_caught=controls_caught(_outcomes(table)),
             results_schema=SCHEMA_VERSION,
+            seen_from_outside=plan.device == "cpu",
         ),
     )
 

@@ -105,6 +105,9 @@ class Predicate(Part):
     samples: Count  # rows of samples.parquet
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
+    # Whether a clock and a judge of other processes looked at calls one at a time. None: of a run
+    # that was signed before it was said.
+    seen_from_outside: bool | None = None
 
 
 class Statement(BaseModel):

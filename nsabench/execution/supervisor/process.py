@@ -368,6 +368,13 @@ def _tell_reaper(line: str) -> None:
         _reaper.stdin.write(line.encode() + b"\n")
 
 
+def own() -> set[int]:
+    """The workers that are there now, and what they started."""
+    with _births:
+        workers = _workers | templates.pids()
+    return workers.union(*map(family.descendants, workers))
+
+
 def reap_orphans(siblings: set[int], born: float) -> None:
     """Kill what a worker left behind: children given to us since it was born, by whole groups.
 
