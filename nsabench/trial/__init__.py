@@ -14,7 +14,7 @@ from pathlib import Path
 from nsabench import registry
 from nsabench.assessment.caution import GREAT, NO_SPECIALISED
 from nsabench.assessment.checks.clocks import disturbances
-from nsabench.assessment.checks.finding import Effect, Finding
+from nsabench.assessment.checks.finding import Finding
 from nsabench.assessment.checks.outside import is_no_faster
 from nsabench.assessment.results import Results, assemble
 from nsabench.errors import EnvironmentRefused, UsageError
@@ -147,12 +147,7 @@ def _try(
     outcomes = [o.model_copy(update={"session": SESSION}) for o in beside.outcomes]
     own.apart, own.beside = apart, [*cached.values(), *outcomes]
     entry = _measured(plan, planned, own, [i.name for i in infos if not known.keeps(i)])
-    conditions = dict(entry.conditions)
-    if states := beside.conditions_that_count:
-        conditions[SESSION] = states[-1]
-    entry = entry.model_copy(
-        update={"outcomes": [*entry.outcomes, *own.beside], "conditions": conditions}
-    )
+    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *own.beside]})
     results = _assembled(plan, planned, entry, known.described)
     records = {record.implementation: record for record in results.records}
     timed = [
@@ -207,15 +202,9 @@ def _undisturbed(
 
 
 def _doubt(record: Record, findings: Sequence[Finding]) -> str:
-    """Why its time says nothing: the device was not its normal self, or our clock, which nobody
-    reaches, disagrees."""
-    doubts = (
-        f.sentence
-        for f in findings
-        if f.concerns(record)
-        and (f.check == "outside" or (f.check == "clocks" and f.effect is Effect.INCONCLUSIVE))
-    )
-    return record.time_doubt or next(doubts, "")
+    """Why its time says nothing; a clock that it could reach does not where ours disagrees."""
+    outside = (f.sentence for f in findings if f.check == "outside" and f.concerns(record))
+    return record.time_doubt or next(outside, "")
 
 
 def _measured(

@@ -3,12 +3,24 @@ nothing."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from nsabench.model.vocabulary import Status, Verdict
-from tests.attacks.test_attacks import ATTACKS, Attack, measured, planned
+from nsabench.assessment.checks.outside import longest_ms
+from nsabench.execution.supervisor import examiner
+from nsabench.execution.supervisor.executor import WorkerExecutor
+from nsabench.model.vocabulary import Role, Status, Verdict
+from tests.attacks.test_attacks import (
+    ATTACKS,
+    BASELINE,
+    OP,
+    Attack,
+    case_of,
+    measured,
+    planned,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -16,10 +28,27 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 TIMEOUT_S = 60.0  # a context is made, and kernels are compiled
-ON_CUDA = [one for one in ATTACKS if one.device == "cuda"]
+OF_CUDA = [one for one in ATTACKS if one.device == "cuda"]
 
 
-@pytest.mark.parametrize("attack", ON_CUDA, ids=lambda one: f"{one.family}-{one.name}")
+def test_calls_on_a_gpu_are_seen_from_outside_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Off by default: this shows whether it may be on."""
+    monkeypatch.setenv(examiner.ON_CUDA, "1")
+    names = ("sdpa_heads_as_queries", BASELINE)
+    with closing(WorkerExecutor("cuda")) as executor:
+        known = {(i.op, i.name): i for i in executor.discover()}
+        mine = known[OP, names[0]].model_copy(update={"role": Role.CANDIDATE})
+        executor.infos = {**known, (OP, names[0]): mine}
+        outcome, _ = executor.measure(case_of(512, TIMEOUT_S), list(names), 1).outcomes
+    assert outcome.status is Status.OK, outcome.reason
+    seen = outcome.outside
+    assert seen is not None and not seen.reason and seen.baseline == BASELINE, seen
+    assert seen.time_ms <= longest_ms(min(outcome.samples.time_ms), seen), seen
+
+
+@pytest.mark.parametrize("attack", OF_CUDA, ids=lambda one: f"{one.family}-{one.name}")
 def test_it_gains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Attack) -> None:
     folder = tmp_path / "run"
     monkeypatch.setenv("NSABENCH_TEST_RUN", str(folder))
