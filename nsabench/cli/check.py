@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.errors import NsabenchError
 from nsabench.execution import run
+from nsabench.execution.protocol import Step
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.output.terminal import trial as shown
 from nsabench.trial import Question, answer
@@ -70,41 +72,62 @@ def command(
 
     Example: nsabench check mine.py --shape N=1024,H=8,D=128,L=512
     """
-    if ops_file is not None:
-        from nsabench import ops
 
-        ops_file = ops_file.absolute()
-        ops.load_file(ops_file)
-    question = Question(
-        file=file.absolute(),
-        device=run.choose_device(device),
-        op=op,
-        shapes=shapes,
-        dtype=DType(dtype),
-        direction=Direction(direction),
-        ops_file=ops_file,
-        sandboxed=not no_sandbox,
-        fresh=fresh,
-    )
-    if not watch:
+    def checked() -> int:
+        if ops_file is not None:
+            from nsabench import ops
+
+            ops.load_file(ops_file.absolute())
+        question = Question(
+            file=file.absolute(),
+            device=run.choose_device(device),
+            op=op,
+            shapes=shapes,
+            dtype=DType(dtype),
+            direction=Direction(direction),
+            ops_file=ops_file.absolute() if ops_file is not None else None,
+            sandboxed=not no_sandbox,
+            fresh=fresh,
+        )
         return _check(question, as_json)
+
+    if not watch:
+        return _told(checked) if as_json else checked()
     code = 0
-    for _ in _saves(question.file):
+    for _ in _saves(file.absolute()):
+        if as_json:
+            code = _told(checked)
+            continue
         try:
-            code = _check(question, as_json)
+            code = checked()
         except NsabenchError as error:  # the next save may mend it
             say(f"nsabench: {error}\n{error.remedy}", err=True)
     return code
 
 
+def _told(checked: Callable[[], int]) -> int:
+    """The exit code. What cannot be asked is told to a program, too."""
+    try:
+        return checked()
+    except NsabenchError as error:
+        say(json.dumps(shown.refusal(error), indent=1))
+        return error.exit_code
+
+
 def _check(question: Question, as_json: bool) -> int:
-    answers = answer(question)
+    # A person need not wait for its times to know that it is wrong.
+    waits = not as_json and sys.stderr.isatty()
+    answers = answer(question, on_found=_say_found if waits else lambda step: None)
     if as_json:
         say(json.dumps(shown.as_json(answers), indent=1))
     else:
         for line in shown.lines(answers):
             say(line)
     return 1 if shown.failed(answers) else 0
+
+
+def _say_found(step: Step) -> None:
+    say(shown.found(step), err=True)
 
 
 def _saves(file: Path) -> Iterator[None]:

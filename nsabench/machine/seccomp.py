@@ -35,6 +35,9 @@ class _Calls:
     affinity: sched_setaffinity(2).
     modes: chmod(2), chown(2) and the like.
     attributes: setxattr(2), removexattr(2) and the like.
+    signals: kill(2), tkill(2), tgkill(2), rt_sigqueueinfo(2) and rt_tgsigqueueinfo(2), which name a
+      process first; by_descriptor: pidfd_send_signal(2), which names none.
+    fcntl, ioctl: have the kernel send SIGIO to whomever they name.
     """
 
     audit: int  # AUDIT_ARCH
@@ -45,6 +48,10 @@ class _Calls:
     affinity: int
     modes: tuple[int, ...]
     attributes: tuple[int, ...]
+    signals: tuple[int, ...]
+    fcntl: int
+    ioctl: int
+    by_descriptor: int = 424
 
 
 _CALLS = {
@@ -57,6 +64,9 @@ _CALLS = {
         affinity=203,
         modes=(*range(90, 95), 260, 268, 452),
         attributes=(*range(188, 191), *range(197, 200), 463, 466),
+        signals=(62, 200, 234, 129, 297),
+        fcntl=72,
+        ioctl=16,
     ),
     "aarch64": _Calls(
         0xC00000B7,
@@ -67,10 +77,15 @@ _CALLS = {
         affinity=122,
         modes=(52, 53, 54, 55, 452),
         attributes=(5, 6, 7, 14, 15, 16, 463, 466),
+        signals=(129, 130, 131, 138, 240),
+        fcntl=25,
+        ioctl=29,
     ),
 }
 # "All of this user", in setpriority(2) and ioprio_set(2).
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
+_OWNERS = (8, 15)  # F_SETOWN and F_SETOWN_EX, in fcntl(2)
+_OWNERS_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN and SIOCSPGRP
 
 
 class _Instruction(ctypes.Structure):
@@ -86,7 +101,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
 
 
-def restrict() -> None:
+def restrict(*, signals: bool = False) -> None:
     """Have this thread, and what it starts, open no sockets but local ones, leave nothing in the
     kernel that outlives it (EACCES), and set nothing of other processes, nor attributes of files
     (EPERM).
@@ -96,11 +111,15 @@ def restrict() -> None:
     filter tells from another process's. And modes and owners of files: Landlock leaves them open to
     whose files they are, and what copies a file, or links one, sets its mode.
 
+    signals: keep signals to its own process and group (EPERM), too, as Landlock does from ABI 6 on.
+    Its children are not among them, since no filter knows their numbers.
+
     Raises `OSError` where the kernel, or the architecture, has no such filter.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
-    lines = _lines(_CALLS[platform.machine()])
+    calls = _CALLS[platform.machine()]
+    lines = _lines(calls, _own_signals(calls) if signals else [])
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
     no_new_privileges()
@@ -110,7 +129,20 @@ def restrict() -> None:
         raise OSError(error, os.strerror(error))
 
 
-def _lines(calls: _Calls) -> list[Line]:
+def _own_signals(calls: _Calls) -> list[Line]:
+    """Who may be named by a signal: this process, 0 for its group, and the group by its number."""
+    pid, denied = os.getpid(), _ERRNO | errno.EPERM
+    # A group of others is no process's own, so that its number is left out.
+    own = (0, pid, -pid & 0xFFFFFFFF) if os.getpgid(0) == pid else (pid,)
+    lines: list[Line] = []
+    for number in calls.signals:
+        lines += _where(number, _only(0, own, denied))
+    lines += _where(calls.by_descriptor, [(_RETURN, 0, 0, denied)])
+    lines += _where(calls.fcntl, _but(1, _OWNERS, denied))
+    return lines + _where(calls.ioctl, _but(1, _OWNERS_BY_IOCTL, denied))
+
+
+def _lines(calls: _Calls, more: list[Line]) -> list[Line]:
     denied = _ERRNO | errno.EACCES
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -139,7 +171,7 @@ def _lines(calls: _Calls) -> list[Line]:
         lines += _where(number, [(_RETURN, 0, 0, _ERRNO)])
     for number in calls.attributes:
         lines += _where(number, [(_RETURN, 0, 0, foreign)])
-    return [*lines, (_RETURN, 0, 0, _ALLOW)]
+    return [*lines, *more, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _where(number: int, block: list[Line]) -> list[Line]:
@@ -151,6 +183,12 @@ def _only(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
     """Allow a call whose argument is one of these."""
     jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_argument(argument), *jumps, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, _ALLOW)]
+
+
+def _but(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
+    """Allow a call whose argument is none of these."""
+    jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [_argument(argument), *jumps, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, otherwise)]
 
 
 def _argument(place: int) -> Line:

@@ -181,10 +181,11 @@ class Compiler:
             worker.stop()
 
     def _program(self) -> Program:
-        options = ["--arch", self._task.architecture.name, *self._foreign.options]
+        # The cache is an option, since environments that differ have templates that differ.
+        options = ["--arch", self._task.architecture.name, "--cache", self._cache]
+        options += self._foreign.options
         environment = worker_environment("cuda")
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        environment["TRITON_CACHE_DIR"] = self._cache
         if self._task.folder is not None:
             path = [str(self._task.folder), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,12 +39,14 @@ from nsabench.registry import Implementation
 def main() -> None:
     parser = argparse.ArgumentParser(prog="nsabench.preflight.worker")
     parser.add_argument("--arch", choices=list(ARCHITECTURES), required=True)
+    parser.add_argument("--cache", required=True)
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--ops", type=Path)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
     die_with(options.parent)
+    os.environ["TRITON_CACHE_DIR"] = options.cache
     try:
         foreign = Foreign(options.kernels, options.ops)
         Worker(ARCHITECTURES[options.arch], foreign, channel).serve()

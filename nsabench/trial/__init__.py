@@ -13,13 +13,17 @@ from pathlib import Path
 
 from nsabench import registry
 from nsabench.assessment.caution import GREAT, NO_SPECIALISED
+from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Finding
+from nsabench.assessment.checks.outside import is_no_faster
 from nsabench.assessment.results import Results, assemble
-from nsabench.errors import EnvironmentRefused
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.execution import discovery
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.family import StillRuns
 from nsabench.execution.supervisor.group import Group, find_culprit
+from nsabench.machine import pressure
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Entry, Header
@@ -31,6 +35,8 @@ from nsabench.trial.known_baselines import SESSION, KnownBaselines
 from nsabench.trial.question import Question, plan
 
 __all__ = ["Answer", "Question", "answer"]
+
+_STATUSES = frozenset(status.value for status in Status)
 
 
 @dataclass(frozen=True)
@@ -73,17 +79,27 @@ class Answer:
         return NO_SPECIALISED if self.general and (self.speedup or 0) > GREAT else ""
 
 
-def answer(question: Question, on_step: Callable[[Step], None] = lambda step: None) -> list[Answer]:
+def answer(
+    question: Question, on_found: Callable[[Step], None] = lambda step: None
+) -> list[Answer]:
     """Measure what is asked, a case after another; what is installed in a process that never
     imports the file, so that its times are its own, and may be kept.
+
+    on_found: told what became of an implementation of the file, a status by the name of the step,
+    before any is timed.
 
     Raises `UsageError` for a file that cannot be imported or implements nothing that is asked, or
     for a bad shape.
     """
     sources = registry.sources(question.file, question.ops_file)
     clean = discovery.without(question.file, sources)
+
+    def on_step(step: Step) -> None:
+        if step.phase in _STATUSES:
+            on_found(step)
+
     with (
-        closing(_workers(question, None, clean, on_step)) as apart,
+        closing(_workers(question, None, clean)) as apart,
         closing(_workers(question, question.file, sources, on_step)) as own,
     ):
         infos = discovery.joined(question.file, sources, discovery.of(apart), discovery.of(own))
@@ -103,7 +119,7 @@ def _workers(
     question: Question,
     file: Path | None,
     sources: Mapping[str, str],
-    on_step: Callable[[Step], None],
+    on_step: Callable[[Step], None] = lambda step: None,
 ) -> WorkerExecutor:
     return WorkerExecutor(
         question.device,
@@ -125,14 +141,13 @@ def _try(
     """own: imports the file. apart: does not, and measures what is installed."""
     infos = [plan.info(planned.case.op, name) for name in planned.implementations]
     cached = {i.name: o for i in infos if (o := known.outcome(planned.case, i)) is not None}
-    entry = _measured(plan, planned, own, [i.name for i in infos if not known.keeps(i)])
     installed = [i.name for i in infos if known.keeps(i) and i.name not in cached]
-    outcomes = list(cached.values())
-    for outcome in _measured(plan, planned, apart, installed).outcomes:
-        known.keep(planned.case, plan.info(planned.case.op, outcome.implementation), outcome)
-        # Samples of another process form no ratio with those of the file.
-        outcomes.append(outcome.model_copy(update={"session": SESSION}))
-    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *outcomes]})
+    beside = _undisturbed(plan, planned, own, apart, known, installed)
+    # Samples of another process form no ratio with those of the file.
+    outcomes = [o.model_copy(update={"session": SESSION}) for o in beside.outcomes]
+    own.apart, own.beside = apart, [*cached.values(), *outcomes]
+    entry = _measured(plan, planned, own, [i.name for i in infos if not known.keeps(i)])
+    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *own.beside]})
     results = _assembled(plan, planned, entry, known.described)
     records = {record.implementation: record for record in results.records}
     timed = [
@@ -151,8 +166,39 @@ def _try(
             is_known = best is not None and best.implementation in cached
             record = records[info.name]
             doubts = [_doubt(one, results.findings) for one in (record, best) if one is not None]
+            if best is not None and (record.median_ms or 0) < (best.median_ms or 0):
+                doubts.append(is_no_faster(outcome.outside))
             doubt = next(filter(None, doubts), "")
             yield Answer(planned.case, record, best, is_known, log, general, doubt)
+
+
+def _undisturbed(
+    plan: Plan,
+    planned: PlannedCase,
+    own: WorkerExecutor,
+    apart: WorkerExecutor,
+    known: KnownBaselines,
+    installed: Sequence[str],
+) -> Entry:
+    """What is installed, measured while nothing of the file runs; kept, where nothing else did.
+
+    Raises `UsageError` for a file of which something always runs.
+    """
+    try:
+        with own.stopped():
+            was_busy = pressure.watch()
+            beside = _measured(plan, planned, apart, installed)
+            busy = was_busy()
+    except StillRuns as running:
+        raise UsageError(
+            f"{plan.kernels} cannot be held up while the baselines are timed: {running}",
+            "have it start no processes.",
+        ) from None
+    if not busy and not any(disturbances(beside.conditions_that_count)):
+        for outcome in beside.outcomes:
+            info = plan.info(planned.case.op, outcome.implementation)
+            known.keep(planned.case, info, outcome)
+    return beside
 
 
 def _doubt(record: Record, findings: Sequence[Finding]) -> str:

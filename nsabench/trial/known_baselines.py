@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsabench.files import user_cache, whole
+from nsabench.machine.environment.identity import machine_of
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Outcome
@@ -30,11 +31,14 @@ class KnownBaselines:
     def __init__(self, described: Described, sources: Mapping[str, str], *, fresh: bool) -> None:
         """sources: of what is installed, with their digests; of others nothing is kept."""
         self.described = described
+        # Of two devices of a kind each has its own times.
+        self._machine = machine_of("baselines", described)
         self._sources = sources
         self._fresh = fresh
 
     def _key(self, case: Case, info: ImplementationInfo) -> str:
         parts = (
+            self._machine,
             self.described.model_dump_json(),
             __version__,
             case.model_dump_json(),
@@ -59,7 +63,7 @@ class KnownBaselines:
         return outcome.model_copy(update={"session": SESSION})
 
     def keep(self, case: Case, info: ImplementationInfo, outcome: Outcome) -> None:
-        """Keep what a baseline did, if that says something of every other time."""
+        """Keep what a baseline did, undisturbed, if that says something of every other time."""
         if self.keeps(info) and outcome.status in (Status.OK, Status.UNSUPPORTED):
             content = outcome.model_copy(update={"log": ""}).model_dump_json()
             with suppress(OSError):  # without a cache it takes longer, and is as right

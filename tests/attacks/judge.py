@@ -128,7 +128,7 @@ def reads_its_parents_memory(q, k, v, sm_scale):
 @attack("crashed", DENIED)
 def seeks_what_the_referee_wrote(q, k, v, sm_scale):
     for folder in Path(os.environ["TMPDIR"]).parent.parent.glob("nsabench-*"):
-        for path in folder.glob("*puts"):
+        for path in (*folder.glob("*.in"), *folder.glob("*puts")):
             path.read_bytes()
         folder.joinpath("inputs").open("ab")
 

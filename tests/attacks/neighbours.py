@@ -149,6 +149,15 @@ def fills_a_file(q, k, v, sm_scale):
         file.truncate(32 << 30)
 
 
+@attack("crashed", "started more than")
+def breeds(q, k, v, sm_scale):
+    """As many processes as a machine has numbers for; root is held by no limit of its own."""
+    for _ in range(100):
+        if not os.fork():
+            time.sleep(600)
+    time.sleep(600)
+
+
 framed = []
 
 

@@ -27,7 +27,7 @@ from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.description import Described
 from nsabench.model.journal import Header
 from nsabench.model.measurement import Ceilings
-from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status, Verdict
 from nsabench.output import report
@@ -80,18 +80,23 @@ def file_of(family: str) -> Path:
 ATTACKS = [one for family in FAMILIES for one in marked(family)]
 
 
-def planned(family: str, *together: tuple[str, ...]) -> Plan:
+def planned(
+    family: str,
+    *together: tuple[str, ...],
+    device: Device = "cpu",
+    timeout_s: float = TIMEOUT_S,
+) -> Plan:
     """A case for each attack, or for each of those that are named `together`, with a baseline."""
-    attacks = [one for one in marked(family) if one.device == "cpu"]
+    attacks = [one for one in marked(family) if one.device == device]
     cases = [
         PlannedCase(id=case.id, case=case, implementations=(*names, BASELINE))
         for number, names in enumerate(together or [(one.name,) for one in attacks])
-        for case in [case_of(16 + 8 * number)]
+        for case in [case_of(16 + 8 * number, timeout_s)]
     ]
     return Plan(
         run_id="attacks",
         created=datetime(2026, 1, 1, tzinfo=UTC),
-        device="cpu",
+        device=device,
         kernels=str(file_of(family)),
         matrices=[],
         implementations=[
@@ -108,7 +113,7 @@ def planned(family: str, *together: tuple[str, ...]) -> Plan:
     )
 
 
-def case_of(length: int) -> Case:
+def case_of(length: int, timeout_s: float = TIMEOUT_S) -> Case:
     return Case(
         op=OP,
         shape={"N": 4, "H": 2, "D": 32, "Dv": 32, "L": length},
@@ -116,7 +121,7 @@ def case_of(length: int) -> Case:
         direction=Direction.FORWARD,
         distribution="dense",
         streams=1,
-        timeout_s=TIMEOUT_S,
+        timeout_s=timeout_s,
         seed=1,
         timing=Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=12)),
     )
@@ -144,6 +149,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
+        patch.setattr(process, "MOST_PROCESSES", 60)
 
         @cache
         def run(family: str) -> Attacked:
@@ -160,7 +166,8 @@ def measured(plan: Plan, folder: Path) -> Attacked:
     plan.write(folder / "plan.yaml")
     cells = first_look.cells(plan, dict)
     with closing(Journal(folder / "journal.jsonl")) as journal:
-        described = Described(software={"torch": "2"}, device={"type": "cpu"}, sandbox="signals")
+        software, device = {"torch": "2"}, {"type": plan.device}
+        described = Described(software=software, device=device, sandbox="signals")
         journal.append(
             Header(
                 run_id=plan.run_id,
@@ -186,6 +193,15 @@ def test_there_are_enough_of_every_family() -> None:
     assert {one.family for one in ATTACKS} == set(FAMILIES)
 
 
+def test_those_that_need_a_gpu_are_planned_for_one() -> None:
+    """`tests/gpu/test_attacks_on_cuda.py` runs them."""
+    wanted = {one.name for one in ATTACKS if one.device == "cuda"}
+    plans = [planned(family, device="cuda") for family in FAMILIES]
+    found = {n for plan in plans for p in plan.cases for n in p.implementations}
+    assert found == {*wanted, BASELINE} and len(wanted) >= 4
+    assert {plan.device for plan in plans} == {"cuda"}
+
+
 @needs_landlock
 def test_a_rival_is_not_framed(tmp_path: Path) -> None:
     """It is examined again where nobody else is, before it is called wrong."""
@@ -200,7 +216,7 @@ def test_a_rival_is_not_framed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda one: f"{one.family}-{one.name}")
 def test_it_gains_nothing(attacked, attack: Attack) -> None:
     if attack.device == "cuda":
-        pytest.skip("it needs a CUDA device")
+        pytest.skip("it needs a CUDA device: tests/gpu/test_attacks_on_cuda.py")
     run = attacked(attack.family)
     record, baseline = run.of(attack.name)
     said = [f.sentence for f in run.results.findings if f.concerns(record) and f.check == "outside"]

@@ -368,3 +368,17 @@ def test_whatever_ends_it_keeps_what_is_complete(
         done = CliRunner().invoke(group, ["preflight", "--out", str(out)])
         assert isinstance(done.exception, error)
         assert pq.read_table(out).num_rows == 4
+
+
+def test_tasks_of_one_triton_share_a_template() -> None:
+    """A template is of an environment; each task has a cache of its own, which is an option."""
+    programs = []
+    for name in ("sm_80", "sm_90"):
+        task = compile_all.Task(ARCHITECTURES[name], "3.6.0", None, ahead=False)
+        compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda row: None)
+        compiler._cache = f"/of/{name}"
+        programs.append(compiler._program())
+    one, other = programs
+    assert one.environment == other.environment
+    caches = [program.options[program.options.index("--cache") + 1] for program in programs]
+    assert caches == ["/of/sm_80", "/of/sm_90"]

@@ -82,6 +82,7 @@ def describe(folder: Path, signer: Signer) -> Statement:
             bursts=_rows_of(folder / "bursts.parquet"),
             controls_caught=controls_caught(_outcomes(table)),
             results_schema=SCHEMA_VERSION,
+            seen_from_outside=plan.device == "cpu",
         ),
     )
 

@@ -21,6 +21,7 @@ from nsabench.execution.protocol import (
     Measured,
     Step,
 )
+from nsabench.execution.supervisor import process, sensors
 from nsabench.execution.supervisor.classify import classify
 from nsabench.execution.supervisor.examiner import Examiner, examines, fastest, found_out
 from nsabench.execution.supervisor.look import Looker
@@ -203,9 +204,11 @@ class WorkerExecutor:
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
         request = Measure(case=case, implementations=implementations, session=session)
-        # Parity, diagnosis and warm-up of each, and a few of the case.
+        # Parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 4 * len(implementations) + 8
-        measured = self._ask(request, Measured, case.timeout_s, max_steps)
+        with sensors.watching(self.device, process.own) as watch:
+            measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
+        measured.conditions = sensors.joined(measured.conditions, watch.seen)
         assert self._worker is not None
         said = len(measured.model_dump_json(exclude=_ELSEWHERE))
         if said > min(len(implementations) * MOST_SAID_BYTES, limits.JOURNAL_LINE // 2):

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import GO, REPLY, Refused, Sandbox, Step
-from nsabench.execution.supervisor import family, orphan_reaper, templates
+from nsabench.execution.supervisor import family, orphan_reaper, scratch, templates
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
@@ -42,6 +42,9 @@ TERM_GRACE_S = 2.0
 REAP_S = 10.0
 READ_TIMEOUT_S = 20.0  # of a worker that has answered and has nothing to do but to read
 POLL_S = 0.25
+SCRATCH_S = 2.0
+# RLIMIT_NPROC does not hold root. A compiler starts one for each core, now and then.
+MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
@@ -69,6 +72,7 @@ class Program:
     options: Sequence[str]
     environment: Mapping[str, str]
     replies: TypeAdapter[Any] = REPLY
+    scratch: str = ""  # which it may fill up to a limit
 
 
 def measuring(
@@ -88,7 +92,12 @@ def measuring(
         options += ["--sources", json.dumps(sources)]
     if sandbox is not None:
         options += ["--sandbox", sandbox.model_dump_json()]
-    return Program("nsabench.execution.worker", options, worker_environment(device))
+    return Program(
+        "nsabench.execution.worker",
+        options,
+        worker_environment(device),
+        scratch=sandbox.scratch if sandbox is not None else "",
+    )
 
 
 class WorkerProcess:
@@ -115,7 +124,8 @@ class WorkerProcess:
         self.log = Log()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
-        self._weighed_at = time.monotonic()
+        self._weighed_at = self._measured_at = time.monotonic()
+        self._scratch = program.scratch
         self._buffer = bytearray()
         # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
         with contextlib.suppress(OSError):
@@ -202,9 +212,7 @@ class WorkerProcess:
                     raise WorkerTimedOut(self._step, limit_s)
                 if now - self._weighed_at >= POLL_S:  # it takes milliseconds
                     self._weighed_at = now
-                    if self._is_too_large():
-                        self.stop()
-                        raise WorkerTooLarge(self._step, self._memory_limit)
+                    self._refuse_excess()
                 if not selector.select(min(left, POLL_S)):
                     continue
                 data = os.read(self._process.stdout.fileno(), 1 << 20)
@@ -240,8 +248,17 @@ class WorkerProcess:
         self._drain.join(TERM_GRACE_S)
         return WorkerDied(self._step, returncode, self.log.text())
 
-    def _is_too_large(self) -> bool:
-        return family.takes_more(self.pid, self._memory_limit)
+    def _refuse_excess(self) -> None:
+        """Raises a `WorkerLost` when it takes more of the machine than it may."""
+        if len(family.descendants(self.pid)) > MOST_PROCESSES:
+            raise self._broke(f"started more than {MOST_PROCESSES} processes")
+        if family.takes_more(self.pid, self._memory_limit):
+            self.stop()
+            raise WorkerTooLarge(self._step, self._memory_limit)
+        if self._scratch and self._weighed_at - self._measured_at >= SCRATCH_S:
+            self._measured_at = self._weighed_at
+            if scratch.holds_more(Path(self._scratch)):
+                raise self._broke(f"wrote more than {scratch.LIMIT} to its scratch")
 
     def children(self) -> list[psutil.Process]:
         """Processes the worker started and left."""
@@ -349,6 +366,13 @@ def _tell_reaper(line: str) -> None:
     assert _reaper is not None and _reaper.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the next worker finds it dead and starts another
         _reaper.stdin.write(line.encode() + b"\n")
+
+
+def own() -> set[int]:
+    """The workers that are there now, and what they started."""
+    with _births:
+        workers = _workers | templates.pids()
+    return workers.union(*map(family.descendants, workers))
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from nsabench.execution.protocol import Sandbox
 from nsabench.signing import run_keys
 from nsabench.signing.secrecy import variables
+
+MOST_BYTES = 16 << 30
+MOST_FILES = 1 << 18
+LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
+
+
+def holds_more(folder: Path) -> bool:
+    """Whether a folder takes more of its disk than a scratch may."""
+    taken = files = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            files += 1
+            with suppress(OSError):  # it is gone again
+                taken += Path(parent, name).lstat().st_blocks * 512
+        if taken > MOST_BYTES or files > MOST_FILES:
+            return True
+    return False
 
 
 class Scratch:

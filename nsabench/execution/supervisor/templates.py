@@ -125,18 +125,27 @@ class Template:
 
 
 _templates: dict[frozenset[tuple[str, str]], Template] = {}
+# Environments whose templates end whenever they are asked, or never come up: to find that out takes
+# seconds, which each worker would pay.
+_hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
 def fork(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
     """A worker that runs a module. A template that is gone is started anew, once.
 
-    Raises `NoTemplate` where no worker can be forked.
+    Raises `NoTemplate` where no worker can be forked, from then on at once.
     """
     key = frozenset(environment.items())
+    if key in _hopeless:
+        raise NoTemplate("it ended whenever it was asked")
     template = _templates.pop(key, None)
     for _ in range(2):
         if template is None:
-            template = Template(environment)
+            try:
+                template = Template(environment)
+            except NoTemplate:
+                _hopeless.add(key)
+                raise
         try:
             forked = template.fork(module, arguments)
         except NoTemplate:
@@ -146,6 +155,7 @@ def fork(module: str, arguments: Sequence[str], environment: Mapping[str, str]) 
         while len(_templates) > MOST_TEMPLATES:
             _templates.pop(next(iter(_templates))).stop()
         return forked
+    _hopeless.add(key)
     raise NoTemplate("it ends whenever it is asked")
 
 

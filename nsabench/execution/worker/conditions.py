@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
+from collections.abc import Collection
 from types import TracebackType
 
 from nsabench.machine.clock import now_s
@@ -21,6 +22,7 @@ class ConditionMonitor:
         self._device = device
         self._at: list[float] = []
         self._readings: list[nvml.Reading] = []
+        self._begun = 0  # the first reading that counts
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -55,8 +57,14 @@ class ConditionMonitor:
             clock = self._readings[max(i, 0)].sm_clock_mhz if self._readings else None
             samples.sm_clock_mhz.append(clock or 0)
 
-    def summary(self) -> Conditions:
-        readings = self._readings
+    def begin(self) -> None:
+        """Forget what was read so far, if this is the first time that it is asked."""
+        if not self._begun:
+            self._begun = len(self._readings)
+
+    def summary(self, own: Collection[int] = ()) -> Conditions:
+        """own: processes that are no others, beside this one."""
+        readings = self._readings[self._begun :] or self._readings[-1:]
         if not readings or self._device is None:
             return Conditions()
         clocks = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz]
@@ -69,5 +77,5 @@ class ConditionMonitor:
             ),
             power_w_max=max((r.power_w for r in readings if r.power_w), default=None),
             clock_event_reasons=sorted({x for r in readings for x in r.clock_event_reasons}),
-            competing_processes=len(self._device.process_ids() - {os.getpid()}),
+            competing_processes=len(self._device.process_ids() - {os.getpid(), *own}),
         )

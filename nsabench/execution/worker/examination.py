@@ -43,12 +43,12 @@ def examine(
         outputs = sheets.mapping(Path(request.outputs), sheets.size_of(request.answers), new=True)
         by_set = pickle.loads(base64.b64decode(request.options))  # of the referee, which is ours
         posed = [
-            {one.name: sheets.tensor_of(inputs, one) for one in question}
+            {one.name: sheets.tensor_of(inputs, one).to(device) for one in question}
             for question in request.questions
         ]
         made = _Made(request, item, posed, by_set, device)
         warm_up_s = made.warm_up_s() if request.again else 0.0
-        gradients = _gradients(request, made, report)
+        gradients = _gradients(request, made, device, report)
         for index, answer in enumerate(request.answers):
             rooms = {sheet.name: sheets.tensor_of(outputs, sheet) for sheet in answer}
             results = made.results(index, gradients)
@@ -77,7 +77,7 @@ def _of_the_referee(path: str) -> mmap.mmap:
 
 
 def _gradients(
-    request: Examine, made: _Made, report: Callable[[Step], None]
+    request: Examine, made: _Made, device: str, report: Callable[[Step], None]
 ) -> Sequence[Tensor | None]:
     """Of the outputs, by set. In a backward the forwards come first, which are not its time."""
     if not request.gradients:
@@ -86,7 +86,7 @@ def _gradients(
         made.forwards()
         report(Step(phase=NEW_GRADIENTS, implementation=request.implementation))
     gradient = _of_the_referee(request.gradient)
-    return [sheets.tensor_of(gradient, one) for one in request.gradients]
+    return [sheets.tensor_of(gradient, one).to(device) for one in request.gradients]
 
 
 class _Made:

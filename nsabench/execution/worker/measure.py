@@ -72,9 +72,11 @@ def measure(
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
+            report(Step(phase=failure.status.value, implementation=item.name))
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
             sets.repair()  # while it is its own time, and no other need be watched for it
         else:
+            report(Step(phase=Status.OK.value, implementation=item.name))
             outcomes[item.name] = _outcome(arm, session)
             if device == "cuda" or Runs.CPU in item.devices:
                 arms.append(arm)

@@ -34,6 +34,7 @@ _CACHES = {
     "TMPDIR": "tmp",
 }
 _MAX_FILE_BYTES = 16 << 30
+_MAX_OPEN_FILES = 1 << 14  # a machine has a few hundred thousand for all
 
 _held = ""
 
@@ -48,15 +49,20 @@ def enter(sandbox: Sandbox) -> None:
         os.environ[variable] = str(scratch / name)
     tempfile.tempdir = None  # whatever was imported may have asked for it already
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    limit = _MAX_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILE_BYTES)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    for what, most in (
+        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
+    ):
+        hard = resource.getrlimit(what)[1]
+        limit = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(what, (limit, limit))
     # Root reads other files as any user does; CAP_PERFMON alone shows the memory of others, and
     # CAP_DAC_READ_SEARCH opens files without a path.
     capabilities.keep(
         capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_IPC_LOCK, capabilities.CAP_SYS_NICE
     )
-    _held = ", ".join([*_files(scratch, sandbox.hidden), *_sockets()])
+    scoped = landlock.abi() >= landlock.SCOPE_ABI
+    _held = ", ".join([*_files(scratch, sandbox.hidden), *_calls(signals=not scoped)])
 
 
 def held() -> str:
@@ -86,13 +92,14 @@ def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
     yield f"files{network}{signals} (Landlock {version})"
 
 
-def _sockets() -> Iterator[str]:
+def _calls(*, signals: bool) -> Iterator[str]:
+    """signals: whether Landlock does not keep them."""
     try:
-        seccomp.restrict()
+        seccomp.restrict(signals=signals)
     except OSError as error:
         yield f"all sockets open ({error.strerror})"
     else:
-        yield "sockets (seccomp)"
+        yield "sockets, signals (seccomp)" if signals else "sockets (seccomp)"
 
 
 def _devices() -> Iterator[Path]:

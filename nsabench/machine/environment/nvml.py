@@ -101,6 +101,22 @@ class Device:
         handles = [attempt(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
         return [cls(handle) for handle in handles if handle is not None]
 
+    @classmethod
+    def visible(cls) -> Device | None:
+        """The first that CUDA_VISIBLE_DEVICES leaves to a process; None where that cannot be told,
+        as of a slice of a device, or where CUDA may number devices that differ by their speed."""
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        if not initialised():
+            return None
+        if first.isdecimal():
+            kinds = {attempt(pynvml.nvmlDeviceGetName, one.handle) for one in cls.all()}
+            if len(kinds) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+                return None
+            handle = attempt(pynvml.nvmlDeviceGetHandleByIndex, int(first))
+        else:
+            handle = attempt(pynvml.nvmlDeviceGetHandleByUUID, first) if first else None
+        return cls(handle) if handle is not None else None
+
     def index(self) -> int | None:
         """Its place in NVML's order, the same in every process that sees the same devices."""
         return attempt(pynvml.nvmlDeviceGetIndex, self.handle)

@@ -14,7 +14,7 @@ from nsabench import bounds, ops
 from nsabench.assessment import pays, threshold
 from nsabench.assessment.caution import beside, recalled
 from nsabench.assessment.checks import Effect, Finding
-from nsabench.assessment.failures import failures, unproven
+from nsabench.assessment.failures import failures, unproven, unseen
 from nsabench.assessment.pays import Payment
 from nsabench.assessment.results import Results, assemble
 from nsabench.assessment.statistics import geometric_mean
@@ -196,6 +196,11 @@ class Facts:
     def unproven(self) -> list[str]:
         """Which checks stand behind verdicts and were not shown to work there."""
         return unproven(self.results)
+
+    @property
+    def unseen(self) -> str:
+        """What is said of verdicts on calls that nobody looked at from outside."""
+        return unseen(self.results.records)
 
     @property
     def valid(self) -> bool:

@@ -8,11 +8,15 @@ from itertools import groupby
 from typing import Any
 
 from nsabench.assessment import labels
+from nsabench.errors import NsabenchError
+from nsabench.execution.protocol import Step
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Status
 from nsabench.trial import Answer
 
 LOG_LINES = 40
+FORM = 1  # of what programs read; another one where a field means something else
+RIGHT = "RIGHT"
 _NOT_RUN = (Status.SKIPPED, Status.UNSUPPORTED)
 
 
@@ -34,6 +38,8 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """The same for programs; fields are only ever added (docs/how-to/check-a-kernel.md)."""
     return [
         {
+            "version": FORM,
+            "error": "",
             "implementation": answer.record.implementation,
             "op": answer.case.op,
             "case": labels.of_case(answer.case),
@@ -58,6 +64,19 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     ]
 
 
+def refusal(error: NsabenchError) -> list[dict[str, Any]]:
+    """Why nothing was tried, for programs."""
+    told = {"version": FORM, "error": str(error), "remedy": error.remedy, "right": False}
+    return [told | {"exit_code": error.exit_code}]
+
+
+def found(step: Step) -> str:
+    """What became of an implementation before it is timed."""
+    word = _word(Status(step.phase))
+    more = "; timed calls are next" if word == RIGHT else ""
+    return f"{step.implementation}: {word} in its first calls{more}"
+
+
 def failed(answers: Sequence[Answer]) -> bool:
     """Whether one of them is not right, where it can run at all."""
     return any(_has_failed(answer) for answer in answers)
@@ -78,8 +97,12 @@ def _head(answers: Sequence[Answer]) -> str:
         return "NOT TRIED"
     if wrong:
         [(status, count)] = Counter(a.record.status for a in wrong).most_common(1)
-        return f"{status.value.replace('_', ' ').upper()} {count} of {len(run)}"
-    return f"RIGHT {len(run)} of {len(run)}"
+        return f"{_word(status)} {count} of {len(run)}"
+    return f"{RIGHT} {len(run)} of {len(run)}"
+
+
+def _word(status: Status) -> str:
+    return RIGHT if status is Status.OK else status.value.replace("_", " ").upper()
 
 
 def _outcome(answer: Answer) -> str:

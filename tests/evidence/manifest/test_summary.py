@@ -35,6 +35,7 @@ def lie(run: Path, signer: Signer, **change: Any) -> None:
         ({"environment": {"torch": "9.9.9"}}, "environment: environment.json: torch is"),
         ({"environment": {"commits": {"nsabench": "0" * 40}}}, "environment.json: commits is"),
         ({"environment": {"complete": True}}, "environment.json: complete is False"),
+        ({"seen_from_outside": True}, "what was signed: seen_from_outside is True"),
         ({"controls_caught": False}, "records: what was signed: controls_caught is False"),
     ],
 )

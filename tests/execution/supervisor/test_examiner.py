@@ -16,7 +16,7 @@ from nsabench.execution.protocol import OF_A_REFEREE, Judge, Pose, Posed, Sandbo
 from nsabench.execution.referee import sheets
 from nsabench.execution.referee.__main__ import Referee
 from nsabench.execution.supervisor import look
-from nsabench.execution.supervisor.examiner import examines
+from nsabench.execution.supervisor.examiner import ON_CUDA, examines
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.look import Looker
 from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
@@ -118,12 +118,20 @@ def test_the_referee_imports_no_implementation(tmp_path: Path, make_plan: MakePl
     assert "registry" not in source and "implementations" not in source
 
 
-def test_what_cannot_be_looked_at_is_left(make_plan: MakePlan) -> None:
+def test_what_cannot_be_looked_at_is_left(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = make_plan(["x"]).cases[0].case
+    monkeypatch.delenv(ON_CUDA, raising=False)
     assert examines("cpu", case)
     assert not examines("cuda", case)
     assert examines("cpu", case.model_copy(update={"direction": Direction.BACKWARD}))
     assert not examines("cpu", case.model_copy(update={"streams": 2}))
+    monkeypatch.setenv(ON_CUDA, "1")
+    assert examines("cuda", case)
+    large = {**case.shape, "N": 1 << 20, "L": 1 << 10}
+    assert not examines("cuda", case.model_copy(update={"shape": large}))
+    assert not examines("cuda", case.model_copy(update={"streams": 2}))
 
 
 DECEIVERS = Path(__file__).with_name("deceivers.py")

@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from nsabench.execution.supervisor import orphan_reaper, process
+from nsabench.execution.protocol import Discover
+from nsabench.execution.supervisor import orphan_reaper, process, scratch
+from nsabench.execution.supervisor.loss import WorkerBrokeProtocol
+from nsabench.execution.supervisor.process import WorkerProcess, measuring
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -138,3 +142,31 @@ def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.M
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "TRITON_INTERPRET" not in process.worker_environment("cuda")
     assert process.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
+
+
+@pytest.mark.parametrize(("most_bytes", "most_files"), [(1 << 16, 99), (1 << 30, 3)])
+def test_a_scratch_holds_no_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, most_files: int
+) -> None:
+    monkeypatch.setattr(scratch, "MOST_BYTES", most_bytes)
+    monkeypatch.setattr(scratch, "MOST_FILES", most_files)
+    (tmp_path / "deep").mkdir()
+    for number in range(3):
+        (tmp_path / "deep" / str(number)).write_bytes(bytes(1 << 13))
+    with (tmp_path / "holes").open("wb") as sparse:
+        sparse.truncate(1 << 40)  # takes no room
+    (tmp_path / "holes").rename(tmp_path / "deep" / "0")
+    assert not scratch.holds_more(tmp_path)
+    (tmp_path / "more").write_bytes(bytes(1 << 16))
+    assert scratch.holds_more(tmp_path)
+
+
+def test_what_fills_its_scratch_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process, "SCRATCH_S", 0.0)
+    monkeypatch.setattr(scratch, "MOST_BYTES", 1)
+    (tmp_path / "x").write_bytes(b"x")
+    worker = WorkerProcess(replace(measuring("cpu", None), scratch=str(tmp_path)))
+    with pytest.raises(WorkerBrokeProtocol, match="start") as lost:
+        worker._weighed_at = 0.0
+        list(worker.ask(Discover(), 60))
+    assert "to its scratch" in lost.value.how

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +98,26 @@ def test_without_a_template_a_worker_is_started_the_long_way(
     process = WorkerProcess(replace(program, environment=environment))
     assert isinstance(process._process, subprocess.Popen)
     process.stop()
+
+
+def test_that_an_environment_has_no_template_is_found_out_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To start one that is not clean takes seconds, and two of them for each worker took twice."""
+    started = []
+
+    class Unclean:
+        def __init__(self, environment: Mapping[str, str]) -> None:
+            started.append(environment)
+
+        def fork(self, module: str, arguments: Sequence[str]) -> ForkedProcess:
+            raise NoTemplate("it is not what it was")
+
+    monkeypatch.setattr(templates, "Template", Unclean)
+    for _ in range(3):
+        with pytest.raises(NoTemplate):
+            templates.fork("any", [], {"OF": "an unclean template"})
+    assert len(started) == 2
 
 
 def test_templates_of_many_environments_are_not_all_kept(program: Program) -> None:

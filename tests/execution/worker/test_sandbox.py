@@ -9,12 +9,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.worker import sandbox
-from nsabench.machine import landlock
+from nsabench.machine import landlock, seccomp
 from nsabench.packages import repository
 
 CAP_SYS_PTRACE, CAP_MKNOD = 19, 27
@@ -63,7 +64,8 @@ ALLOWED = {
     "names a thread": "open('/proc/self/comm', 'w').write('x')",
 }
 SCRIPT = """
-import ctypes, json, os, resource, shutil, socket, subprocess, sys, tempfile
+import ctypes, fcntl, json, os, resource, shutil, signal, socket, struct, subprocess, sys
+import tempfile, termios
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.worker import sandbox
 given = json.loads(sys.argv[1])
@@ -71,9 +73,13 @@ globals().update(given["names"])
 if given["uid"]:
     os.setgid(given["uid"]); os.setuid(given["uid"])
     ctypes.CDLL(None).prctl(4, 1)  # dumpable again, as what was started by that user is
+if given["abi"]:
+    from nsabench.machine import landlock
+    os.setsid()  # as a worker has
+    landlock.abi = lambda: given["abi"]
 sandbox.enter(Sandbox.model_validate(given["sandbox"]))
 TMP = tempfile.gettempdir()
-LIBC = ctypes.CDLL(None)
+LIBC, TO_PARENT = ctypes.CDLL(None), struct.pack("i", PARENT)
 def done(result):
     if result < 0:
         raise OSError
@@ -110,10 +116,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tried(place: Path, attempts: dict[str, str], uid: int = 0) -> dict[str, object]:
+def tried(place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0) -> dict[str, object]:
+    """abi: of Landlock, as an older kernel has it; 0 for that of this one."""
     run = place / "results" / "run"
     given = {
         "uid": uid,
+        "abi": abi,
         "attempts": attempts,
         "names": {
             "RUN": str(run),
@@ -153,6 +161,74 @@ def test_a_worker_writes_to_its_scratch_and_sees_no_run_and_no_key(place: Path, 
     assert str(answer["tmp"]).startswith(str(place / "scratch"))
 
 
+# What was sent to others before; here to a process that waits, and to none that could be hurt.
+SIGNALS = {
+    "asks for its parent": "os.kill(PARENT, 0)",
+    "asks for all": "os.kill(-1, 0)",
+    "asks for another group": "os.killpg(os.getpgid(PARENT), 0)",
+    "signals a thread": "done(LIBC.syscall(234, PARENT, PARENT, 0))",
+    "signals by descriptor": "signal.pidfd_send_signal(os.pidfd_open(PARENT), 0)",
+    "has others signalled": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, PARENT)",
+    "has them signalled otherwise": "fcntl.fcntl(os.pipe()[0], 15, struct.pack('ii', 1, PARENT))",
+    "has them signalled by ioctl": "fcntl.ioctl(socket.socketpair()[0], 0x8901, TO_PARENT)",
+}
+OWN_SIGNALS = {
+    "signals itself": "os.kill(os.getpid(), 0)",
+    "signals its group": "os.killpg(0, 0)",
+    "signals its group by number": "os.killpg(os.getpgid(0), 0)",
+    "signals its thread": "done(LIBC.syscall(234, os.getpid(), os.getpid(), 0))",
+    "raises": "signal.raise_signal(signal.SIGCHLD)",
+    "sets a flag of a file": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETFL, os.O_NONBLOCK)",
+    "asks what can be read": "fcntl.ioctl(os.pipe()[0], termios.FIONREAD, b'0000')",
+}
+
+
+@needs_landlock
+def test_below_landlocks_scopes_signals_are_kept_by_seccomp(place: Path) -> None:
+    """Most hosts of GPUs have such a kernel."""
+    answer = tried(place, {**SIGNALS, **OWN_SIGNALS, **ALLOWED}, abi=5)
+    found = answer["found"]
+    assert isinstance(found, dict)
+    assert {name for name in SIGNALS if found[name] == "done"} == set()
+    kept = {**OWN_SIGNALS, **ALLOWED}
+    assert {name: found[name] for name in kept if found[name] != "done"} == {}
+    assert answer["held"] == "files, TCP (Landlock 5), sockets, signals (seccomp)"
+
+
+@pytest.mark.parametrize(
+    ("abi", "size", "rights", "held"),
+    [
+        (1, 8, 0x1FFF, "files (Landlock 1), sockets, signals (seccomp)"),
+        (2, 8, 0x3FFF, "files (Landlock 2), sockets, signals (seccomp)"),
+        (3, 8, 0x7FFF, "files (Landlock 3), sockets, signals (seccomp)"),
+        (4, 16, 0x7FFF, "files, TCP (Landlock 4), sockets, signals (seccomp)"),
+        (5, 16, 0xFFFF, "files, TCP (Landlock 5), sockets, signals (seccomp)"),
+        (6, 24, 0xFFFF, "files, TCP, signals (Landlock 6), sockets (seccomp)"),
+    ],
+)
+def test_each_version_is_asked_for_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abi: int, size: int, rights: int, held: str
+) -> None:
+    """A kernel refuses a right, or an attribute, that it does not know."""
+    asked: list[tuple[int, int]] = []
+
+    def call(what: str, number: int, *given: Any) -> int:
+        if number == landlock._CREATE_RULESET:
+            asked.append((given[1], given[0]._obj.handled_access_fs))
+        if number == landlock._ADD_RULE:
+            assert given[2]._obj.allowed_access & ~rights == 0
+        return os.open("/dev/null", os.O_RDONLY)
+
+    filters = []
+    monkeypatch.setattr(landlock, "abi", lambda: abi)
+    monkeypatch.setattr(landlock, "_checked", call)
+    monkeypatch.setattr(landlock, "no_new_privileges", lambda: None)
+    monkeypatch.setattr(seccomp, "restrict", lambda *, signals: filters.append(signals))
+    parts = [*sandbox._files(tmp_path, []), *sandbox._calls(signals=abi < landlock.SCOPE_ABI)]
+    assert ", ".join(parts) == held
+    assert asked == [(size, rights)] and filters == [abi < 6]
+
+
 def test_outside_each_attempt_succeeds(place: Path) -> None:
     """What a sandbox refuses could be done without: no attempt fails for another reason."""
     powers = int(re.search(r"CapEff:\s+(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
@@ -167,8 +243,8 @@ def test_outside_each_attempt_succeeds(place: Path) -> None:
     }
     # Nothing listens, and the run is renamed: these would fail, or disturb the others.
     left_out = ("connects", "renames it")
-    attempts = {name: line for name, line in ATTEMPTS.items() if name not in left_out}
-    given = {"uid": 0, "attempts": attempts, "names": names}
+    attempts = {n: line for n, line in {**ATTEMPTS, **SIGNALS}.items() if n not in left_out}
+    given = {"uid": 0, "abi": 0, "attempts": attempts, "names": names}
     given |= {"sandbox": {"scratch": str(place / "scratch"), "hidden": []}}
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(given)],
@@ -195,7 +271,7 @@ def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:
 
 def test_where_there_is_none_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: 0)
-    monkeypatch.setattr(sandbox, "_sockets", lambda: iter(["sockets (seccomp)"]))
+    monkeypatch.setattr(sandbox, "_calls", lambda signals: iter(["sockets (seccomp)"]))
     monkeypatch.setattr(sandbox, "_held", "")
     monkeypatch.setattr(sandbox.capabilities, "keep", lambda *given: None)
     monkeypatch.setattr(sandbox.resource, "setrlimit", lambda *given: None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from nsabench.assessment.failures import unseen
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
@@ -37,6 +39,17 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
     ]
     assert "`quick_one` (selection_rows): device: 8 faster of 8 cases" in text
     assert "There is no readable `environment.json`" in text
+
+
+def test_verdicts_on_a_gpu_are_not_seen_from_outside(run: Path, tmp_path: Path) -> None:
+    facts = Facts.read(run)
+    said = "These verdicts are not seen from outside"
+    assert said in write_markdown(facts, tmp_path).read_text()
+    assert "<strong>not seen from outside" in write_html(facts, tmp_path).read_text()
+    on_the_cpu = [replace(r, device="cpu") for r in facts.results.records]
+    assert not unseen(on_the_cpu)
+    unjudged = [replace(r, verdict=None) for r in facts.results.records]
+    assert not unseen(unjudged)
 
 
 def test_foreign_text_stays_text(run: Path, tmp_path: Path) -> None:
