@@ -12,6 +12,7 @@ from tests.preflight.test_preflight import preflight
 
 triton = pytest.importorskip("triton")
 NARROW = Path(__file__).parent / "narrow_values.py"
+ODD = Path(__file__).parent / "odd_addresses.py"
 LOOP = """
 .text.kernel:
         /*0000*/                   UMOV UR4, URZ ;
@@ -60,3 +61,22 @@ def test_a_kernel_that_ptxas_made_wrong_is_refused(tmp_path: Path) -> None:
     wrong = [r for r in rows if r["implementation"] == "as_wide_as_values"]
     assert code == 1 and {r["status"] for r in wrong} == {"compile_error"}, said
     assert "machine code is wrong" in wrong[0]["reason"] and "reads UR" in wrong[0]["reason"]
+
+
+def test_windows_and_blocks_at_odd_addresses_are_right(tmp_path: Path) -> None:
+    """The forward passes, of values half and a quarter as wide as keys."""
+    matrix = tmp_path / "odd.yaml"
+    matrix.write_text(
+        "op: sliding_window\naxes: {dtype: bfloat16}\n"
+        "include:\n- {B: 2, T: 64, HQ: 4, H: 1, D: 64, window: 16}\n---\n"
+        "op: selection_blocks\naxes: {dtype: bfloat16}\n"
+        "include:\n- {B: 1, T: 2048, HQ: 4, H: 1, D: 64, S: 4}\n"
+    )
+    code, rows, said = preflight(
+        tmp_path / "p.parquet", matrix, "--arch", "sm_90", "--kernels", ODD
+    )
+    assert code == 0 and {row["status"] for row in rows} == {"ok"}, said
+    kernels = {(row["implementation"], row["kernel"]) for row in rows}
+    for part in (2, 4):
+        assert (f"window_{part}", "band_forward_kernel") in kernels
+        assert (f"blocks_{part}", "forward_kernel") in kernels

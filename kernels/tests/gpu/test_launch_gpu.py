@@ -177,7 +177,7 @@ def whole(of: Draw) -> Call:
     packed = of.one_of(True, False) and b == 1 and t > 8
     cu = torch.tensor([0, t // 3, t], dtype=torch.int32, device="cuda") if packed else None
     d, dv = of.d, of.dv
-    if of.one_of(False, False, True):
+    if of.one_of(False, False, True) and of.dtype != torch.float32:
         d, dv = of.one_of((192, 128), (256, 256), (144, 64))
     x = of.tensor(b, t, hq, d), of.tensor(b, t, h, d), of.tensor(b, t, h, dv)
     gates = of.tensor(b, t, hq, 3)
