@@ -40,6 +40,7 @@ PACKABLE = (
     "sliding_window",
     "compressed_attention",
     "nsa_attention",
+    "nsa_attention with fewer queries",
     "NSAttention",
 )
 NO_BACKWARD = (
@@ -50,6 +51,8 @@ NO_BACKWARD = (
     "decode_window",
     "decode_scores",
     "decode_step",
+    "decode_step with cache_seqlens",
+    "decode_step with block_table",
     "gated_sum",
     "NSAttention with a cache",
 )
@@ -71,8 +74,11 @@ CALLS = (
     "decode_selected",
     "decode_scores",
     "decode_step",
+    "decode_step with cache_seqlens",
+    "decode_step with block_table",
     "gated_sum",
     "nsa_attention",
+    "nsa_attention with fewer queries",
     "NSAttention",
     "NSAttention with a cache",
 )
@@ -81,9 +87,12 @@ SPEAKS_FOR = {
     "decode_compressed": "selection_rows",
     "decode_window": "selection_rows",
     "decode_selected": "selection_ranges",
+    "decode_step with cache_seqlens": "decode_step",
+    "decode_step with block_table": "decode_step",
     "plan_blocks": "block_selection_attention",
     "compressed_attention_with_scores": "compressed_attention",
     "nsa_attention": "compressed_attention",
+    "nsa_attention with fewer queries": "compressed_attention",
     "NSAttention": "compressed_attention",
     "NSAttention with a cache": "compressed_attention",
 }
@@ -106,7 +115,9 @@ class Refusal:
 
     def of(self, call: str) -> str:
         """The sentence for a call."""
-        return self.sentence.replace("{op}", SPEAKS_FOR.get(call, call)).replace("{call}", call)
+        return self.sentence.replace("{op}", SPEAKS_FOR.get(call, call)).replace(
+            "{call}", call.partition(" ")[0]
+        )
 
     def matches(self, call: str, message: str) -> bool:
         """Whether a message is this sentence."""
@@ -162,6 +173,20 @@ REFUSALS = (
             "gated_sum",
         ),
         ("float64",),
+    ),
+    Refusal(
+        "ValueError",
+        "nsa_attention: queries behind cached keys have no backward and an input requires a "
+        "gradient; call it under torch.no_grad(), or with q, k and v of the same tokens",
+        ("nsa_attention with fewer queries",),
+        conditions=WANT_GRADIENTS,
+    ),
+    Refusal(
+        "ValueError",
+        "nsa_attention: q has … tokens and k …; packed sequences of queries behind cached keys "
+        "need cu_seqlens_k",
+        ("nsa_attention with fewer queries",),
+        conditions=("packed",),
     ),
     Refusal(
         "ValueError",

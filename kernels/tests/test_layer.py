@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import nsa_kernels
 import pytest
 import torch
@@ -84,11 +86,20 @@ def test_cache_grows_in_place() -> None:
     assert cache.k.data_ptr() != at and torch.equal(cache.k[:, :, :7], before)
 
 
+@pytest.mark.parametrize("compression", ["mean", "mlp"])
+def test_a_prompt_may_come_in_chunks_and_tokens_between(compression) -> None:
+    of, x = layer(compression), tokens(30)
+    with torch.no_grad():
+        whole, cache = of(x), of.cache(room=4)
+        edges = [0, 3, 4, 15, 16, 30]
+        parts = [of(x[:, begin:end], cache) for begin, end in pairwise(edges)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-4)
+    assert cache.tokens == 30
+
+
 def test_bad_use_is_refused() -> None:
     of, x, cache = layer(), tokens(6), layer().cache()
     of(x, cache)
-    with pytest.raises(ValueError, match="one token at a time"):
-        of(x, cache)
     with pytest.raises(ValueError, match="it holds"):
         of(tokens(1, b=1), cache)
     with pytest.raises(ValueError, match="multiple"):

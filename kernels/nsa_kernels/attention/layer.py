@@ -144,14 +144,14 @@ class NSAttention(nn.Module):
         """x [B,T,dim] -> [B,T,dim].
 
         Without a cache, or with an empty one, which it fills: prefill of T tokens. With a filled
-        one: decode of one token, without gradients. With ``cu_seqlens``, int32 [sequences + 1],
-        B = 1 and the sequences are packed along T; its values are never read on the host.
+        one, without gradients: decode of one token, or of more, a chunk of a prefill. With
+        ``cu_seqlens``, int32 [sequences + 1], B = 1 and the sequences are packed along T; its
+        values are never read on the host.
 
         Raises:
-            ValueError: more than one token for a cache that is not empty, a cache of another block
-                or stride, an x to decode that requires a gradient, packed sequences for a cache or
-                with another compression than the mean. After any error the cache holds what it
-                held before.
+            ValueError: a cache of another block or stride, an x for a filled one that requires a
+                gradient, packed sequences for a cache or with another compression than the mean.
+                After any error the cache holds what it held before.
         """
         require(
             cu_seqlens is None or cache is None,
@@ -171,11 +171,6 @@ class NSAttention(nn.Module):
             )
         q, k, v, gates = self.project(x)
         filled = cache is not None and cache.tokens > 0
-        if filled and x.shape[1] != 1:
-            raise ValueError(
-                f"NSAttention: {x.shape[1]} tokens for a cache that holds {cache.tokens}; "  # type: ignore[union-attr]
-                "after the prefill give one token at a time"
-            )
         require(
             not (filled and torch.is_grad_enabled() and x.requires_grad),
             "NSAttention: decoding has no backward and x requires a gradient; call it under "
@@ -190,12 +185,21 @@ class NSAttention(nn.Module):
             if cache is not None:
                 cache.append(k, v, self.compress_k, self.compress_v)
             out = (
-                self._decode(q, gates, cache)
+                self._attend_cached(q, gates, cache)
                 if filled
                 else self._prefill(q, k, v, gates, cu_seqlens)
             )
         result: torch.Tensor = self.to_out(out.flatten(-2))
         return result
+
+    def _sizes(self) -> dict[str, int]:
+        return {
+            "block": self.block,
+            "stride": self.stride,
+            "block_size": self.block_size,
+            "n_selected": self.n_selected,
+            "window": self.window,
+        }
 
     def _prefill(
         self,
@@ -205,35 +209,25 @@ class NSAttention(nn.Module):
         gates: torch.Tensor,
         cu_seqlens: torch.Tensor | None,
     ) -> torch.Tensor:
-        sizes = {
-            "block": self.block,
-            "stride": self.stride,
-            "block_size": self.block_size,
-            "n_selected": self.n_selected,
-            "window": self.window,
-        }
         means = (self.compress_k, self.compress_v)
         if all(isinstance(x, MeanCompression) for x in means):
-            return nsa_attention(q, k, v, gates, **sizes, cu_seqlens=cu_seqlens)
+            return nsa_attention(q, k, v, gates, **self._sizes(), cu_seqlens=cu_seqlens)
         require(
             cu_seqlens is None,
             'NSAttention: packed sequences need compression="mean"; an MLP takes one sequence a '
             "row of the batch",
         )
-        return attend_whole(q, k, v, self.compress_k(k), self.compress_v(v), gates, **sizes)
+        return attend_whole(q, k, v, self.compress_k(k), self.compress_v(v), gates, **self._sizes())
 
     @torch.no_grad()
-    def _decode(self, q: torch.Tensor, gates: torch.Tensor, cache: NSACache | None) -> torch.Tensor:
+    def _attend_cached(
+        self, q: torch.Tensor, gates: torch.Tensor, cache: NSACache | None
+    ) -> torch.Tensor:
+        """The last tokens of a cache: one by a decode step, several as a chunk of a prefill."""
         assert cache is not None
-        out = decode_step(
-            q[:, 0],
-            *cache.room,
-            gates[:, 0],
-            cache.seqlens,
-            block=self.block,
-            stride=self.stride,
-            block_size=self.block_size,
-            n_selected=self.n_selected,
-            window=self.window,
-        )
-        return out.unsqueeze(1)
+        if q.shape[1] == 1:
+            out = decode_step(q[:, 0], *cache.room, gates[:, 0], cache.seqlens, **self._sizes())
+            return out.unsqueeze(1)
+        held = (cache.k, cache.v, cache.k_cmp, cache.v_cmp)
+        k, v, k_cmp, v_cmp = (x.transpose(1, 2) for x in held)
+        return attend_whole(q, k, v, k_cmp, v_cmp, gates, **self._sizes())

@@ -21,6 +21,7 @@ from ..launch.mode import traced
 from ..launch.replay import replayed
 from ..scoring.top_n import LOCAL_BLOCKS
 from ..selection.blocks.checks import BLOCK_SIZES
+from .behind import run_behind
 from .launches import Sizes
 from .means import key_offsets, means_of_blocks
 from .operator import OP, run_whole
@@ -39,15 +40,18 @@ def nsa_attention(
     window: int = 512,
     sm_scale: float | None = None,
     cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Native Sparse Attention with compression by the mean (arXiv 2502.11089, section 3).
 
-    Differentiable in q, k, v and gates; the choice of blocks is not.
+    Differentiable in q, k, v and gates; the choice of blocks is not, nor are queries behind cached
+    keys.
 
     Args:
-        q: [B, T, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
-            multiple of H, D and Dv in 16..256.
-        gates: [B, T, HQ, 3], of compression, selection and window, of any floating dtype.
+        q: [B, Tq, HQ, D], float16, bfloat16 or float32. k: [B, T, H, D]. v: [B, T, H, Dv]. HQ is a
+            multiple of H, D and Dv in 16..256. Tq is T, or less: the queries are then the last Tq
+            tokens, a chunk of a prefill behind T - Tq cached keys.
+        gates: [B, Tq, HQ, 3], of compression, selection and window, of any floating dtype.
         block, stride: tokens of a compressed key, and from one to the next.
         block_size: tokens of a selection block: 16, 32, 64 or 128, a multiple of ``stride``, as
             ``block`` is.
@@ -57,17 +61,20 @@ def nsa_attention(
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
             must not decrease. Its values are never read on the host.
+        cu_seqlens_k: int32 [sequences + 1], with cu_seqlens, which then counts queries: where the
+            tokens of each sequence begin in k and v. The queries are the last of these tokens.
 
     Returns:
-        [B, T, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
+        [B, Tq, HQ, Dv] in q's dtype; 0 for tokens in no sequence.
 
     Raises:
         TypeError: unsupported or mixed dtypes.
-        ValueError: sizes that do not fit together.
+        ValueError: sizes that do not fit together, an input that requires a gradient where queries
+            are fewer than tokens.
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
-    return attend(q, k, v, gates, cu_seqlens, *sizes, sm_scale)
+    return attend(q, k, v, gates, cu_seqlens, cu_seqlens_k, *sizes, sm_scale)
 
 
 def _attend(
@@ -76,6 +83,7 @@ def _attend(
     v: torch.Tensor,
     gates: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
     block: int,
     stride: int,
     block_size: int,
@@ -84,15 +92,37 @@ def _attend(
     sm_scale: float | None,
 ) -> torch.Tensor:
     check_sizes(OP, block, stride, block_size, n_selected, window)
-    _check(q, k, v, gates)
+    _check(q, k, v, gates, packed=cu_seqlens_k is not None)
     scale = softmax_scale(OP, q, sm_scale)
-    cu_keys = None
     if cu_seqlens is not None:
         check_cu(OP, "cu_seqlens", cu_seqlens, q)
         cu_seqlens = cu_seqlens.contiguous()
-        cu_keys = key_offsets(cu_seqlens, q.shape[1], block, stride)
-    means = means_of_blocks(k, v, block, stride, cu_seqlens, cu_keys)
+    behind = q.shape[1] != k.shape[1]
+    cu_tokens = cu_seqlens
+    if cu_seqlens_k is not None:
+        require(
+            cu_seqlens is not None,
+            f"{OP}: cu_seqlens_k goes with cu_seqlens, where the queries of each sequence begin",
+        )
+        assert cu_seqlens is not None
+        check_cu(OP, "cu_seqlens_k", cu_seqlens_k, q)
+        require(
+            cu_seqlens.shape == cu_seqlens_k.shape,
+            f"{OP}: cu_seqlens and cu_seqlens_k differ in length",
+        )
+        behind, cu_tokens = True, cu_seqlens_k.contiguous()
+    require(
+        not behind or cu_seqlens is None or cu_seqlens_k is not None,
+        f"{OP}: q has {q.shape[1]} tokens and k {k.shape[1]}; packed sequences of queries behind "
+        "cached keys need cu_seqlens_k",
+    )
+    cu_keys = None
+    if cu_tokens is not None:
+        cu_keys = key_offsets(cu_tokens, k.shape[1], block, stride)
+    means = means_of_blocks(k, v, block, stride, cu_tokens, cu_keys)
     sizes = Sizes(block, stride, block_size, n_selected, window, scale)
+    if behind:
+        return run_behind((q, k, v, *means, gates), cu_seqlens, cu_tokens, cu_keys, sizes)
     return run_whole((q, k, v, *means, gates), cu_seqlens, cu_keys, sizes)
 
 
@@ -114,28 +144,35 @@ def attend_whole(
     window: int,
 ) -> torch.Tensor:
     """``nsa_attention`` on compressed keys k_cmp [B,Nc,H,D] and v_cmp that the caller has made."""
-    _check(q, k, v, gates)
+    _check(q, k, v, gates, packed=False)
     check_band(COMPRESSED, q, k_cmp, v_cmp)
     scale = softmax_scale(OP, q, None)
     sizes = Sizes(block, stride, block_size, n_selected, window, scale)
-    return run_whole((q, k, v, k_cmp, v_cmp, gates), None, None, sizes)
+    tensors = (q, k, v, k_cmp, v_cmp, gates)
+    if q.shape[1] < k.shape[1]:
+        return run_behind(tensors, None, None, None, sizes)
+    return run_whole(tensors, None, None, sizes)
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor) -> None:
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gates: torch.Tensor, packed: bool
+) -> None:
     """What the parts could not say of their own arguments."""
     require(
         q.dim() == k.dim() == v.dim() == 4
-        and q.shape[1] == k.shape[1] == v.shape[1]
+        and (packed or q.shape[1] <= k.shape[1])
+        and k.shape[1] == v.shape[1]
         and k.device == v.device == q.device
         and k.is_floating_point()
         and v.is_floating_point(),
-        f"{OP}: expected q [B,T,HQ,D], k [B,T,H,D], v [B,T,H,Dv] of numbers on one device; "
+        f"{OP}: expected q [B,Tq,HQ,D], k [B,T,H,D], v [B,T,H,Dv] of numbers on one device, of "
+        f"queries no more than tokens; "
         f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} on {q.device}, {k.device}, "
         f"{v.device}",
     )
     check_band(COMPRESSED, q, k, v)
     check_transforms(COMPRESSED, gates)
-    tokens = q.shape[0] * q.shape[1]
+    tokens = q.shape[0] * max(q.shape[1], k.shape[1])
     require(q.shape[2] >= 1, f"{OP}: expected at least one query head; got {tuple(q.shape)}")
     require(tokens < MAX_TOKENS, f"{OP}: {tokens} tokens are more than int32 positions can count")
     require(

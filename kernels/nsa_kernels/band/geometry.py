@@ -10,6 +10,7 @@ from ..launch.device import on_its_device
 from ..launch.launcher import launch
 from ..launch.sizes import cdiv
 from ..launch.tape import empty
+from .kernels.behind import queries_behind_kernel
 from .kernels.geometry import band_tables_kernel
 
 
@@ -68,6 +69,52 @@ def packed_band(
         num_warps=4,
     )
     return Band(block, stride, window, of_query, of_key, sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Queries that are the last of their sequences: ``first`` tokens lie before the first query.
+
+    Of packed sequences int32 [sequences + 1] instead: ``cu_queries``, where the queries of each
+    begin, and ``cu_tokens``, where its tokens do.
+    """
+
+    first: int
+    cu_queries: torch.Tensor | None = None
+    cu_tokens: torch.Tensor | None = None
+
+
+@on_its_device
+def band_behind(
+    q: torch.Tensor,
+    keys: int,
+    behind: Behind,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    window: int,
+) -> Band:
+    """The band of queries q [B,Tq,HQ,D] behind others, over ``keys`` keys: forward only."""
+    total = q.shape[1]
+    of_query = empty((2, total), torch.int32, q.device)
+    cu, tokens = behind.cu_queries, behind.cu_tokens
+    sequences = 1 if cu is None else cu.shape[0] - 1
+    tile = 128
+    launch(
+        queries_behind_kernel,
+        (max(1, cdiv(total, tile)),),
+        *(of_query if x is None else x.contiguous() for x in (cu, tokens, cu_keys)),
+        *(of_query[0], of_query[1]),
+        *(total, keys, sequences, behind.first if cu is None else 0, window),
+        BLOCK=block,
+        STRIDE=stride,
+        WINDOWED=window > 0,
+        PACKED=cu is not None,
+        STEPS=max(1, sequences.bit_length()),
+        TILE=tile,
+        num_warps=4,
+    )
+    return Band(block, stride, window, of_query, None, sequences)
 
 
 def tables_of(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..band.compressed import OP, attend_compressed
-from ..band.geometry import Band
+from ..band.geometry import Band, Behind
 from ..launch.checks import check_strides, softmax_scale
 from ..launch.device import on_its_device
 from ..launch.launcher import launch
@@ -82,6 +82,8 @@ def block_scores(
     cu_keys: torch.Tensor | None = None,
     visible: bool = False,
     tiles: ScoreTiles | None = None,
+    behind: Behind | None = None,
+    tokens: int = 0,
 ) -> torch.Tensor:
     """float32 [B, T, H, ceil(T / block_size)], 0 where a query sees no key of a block.
 
@@ -92,10 +94,11 @@ def block_scores(
         cu_seqlens, cu_keys: int32 [sequences + 1], of sequences packed in B = 1 and of their
             compressed keys; blocks are counted from the beginning of a query's sequence.
         visible: blocks that begin behind a query may be left unwritten.
+        behind: the queries are the last of so many ``tokens``, whose blocks are scored.
     """
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]
-    n_blocks = cdiv(t, block_size)
+    n_blocks = cdiv(t if behind is None else tokens, block_size)
     scores = empty((b, t, h, n_blocks), torch.float32, q.device)
     if scores.numel() == 0:
         return scores
@@ -107,12 +110,15 @@ def block_scores(
         chunks = cdiv(blocks * span + reach - 1, tiles.keys)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     packed = cu_seqlens is not None and cu_keys is not None
+    cu_tokens = None if behind is None else behind.cu_tokens
     launch(
         block_scores_kernel,
         (cdiv(t, tiles.queries), cdiv(n_blocks, blocks), b * h),
-        *(q, k, lse, cu_seqlens if packed else lse, cu_keys if packed else lse, scores),
+        *(q, k, lse, cu_seqlens if packed else lse, cu_keys if packed else lse),
+        *(lse if cu_tokens is None else cu_tokens, scores),
         *strides(q, k),
-        *(t, n, hq, hq // h, n_blocks, sequences, sm_scale * LOG2_E),
+        *(t, n, hq, hq // h, n_blocks, sequences),
+        *(0 if behind is None or packed else behind.first, sm_scale * LOG2_E),
         D=d,
         BLOCK_D=next_power_of_2(d),
         BLOCK_M=tiles.queries,
@@ -125,6 +131,7 @@ def block_scores(
         STRIDE=band.stride,
         PACKED=packed,
         STEPS=max(1, sequences.bit_length()),
+        BEHIND=behind is not None,
         VISIBLE=visible,
         PRECISION="ieee",
         num_warps=tiles.num_warps,

@@ -100,7 +100,6 @@ def _launch(
     return launch_top_n(
         *(scores, count, block_size, first_position, local),
         positions=positions,
-        last_position=min(blocks * block_size, MAX_TOKENS) - 1,
     )
 
 
@@ -133,7 +132,8 @@ def launch_top_n(
     cu_seqlens: torch.Tensor | None = None,
     tiles: RowTiles | None = None,
     positions: torch.Tensor | None = None,
-    last_position: int = 0,
+    last_position: int | None = None,
+    cu_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``select_blocks``; with a ``window``, for T = 1, int32 [B, 2, H, count, 2]: what is selected
     and, beside it, the last ``window`` keys as a span. ``pdl``: starts beside the launch before.
@@ -142,7 +142,9 @@ def launch_top_n(
     ``cu_seqlens``, int32 [sequences + 1], for B = 1, blocks are counted from the beginning of a
     query's sequence, and a query in no sequence selects none. With ``positions``, int32 [B], the
     queries of an entry begin at its position plus ``first_position``; what comes before 0 selects
-    none, and what comes behind ``last_position`` selects as that does.
+    none, and what comes behind ``last_position`` selects as that does. With ``cu_tokens`` beside
+    ``cu_seqlens``, int32 [sequences + 1], queries are the last tokens of their sequences, and spans
+    are counted through all of them.
     """
     b, t, h, n_blocks = scores.shape
     check_device("select_blocks", scores)
@@ -150,6 +152,8 @@ def launch_top_n(
         count > local, f"select_blocks: count must be over local={local} for the first; got {count}"
     )
     require(n_blocks <= MAX_BLOCKS, f"select_blocks: at most {MAX_BLOCKS} blocks; got {n_blocks}")
+    if last_position is None:
+        last_position = min(n_blocks * block_size, MAX_TOKENS) - 1
     sets = 2 if window else t
     shape = (b, sets, h, count, 2) if spans else (b, sets, h, count)
     chosen = empty(shape, torch.int32, scores.device)
@@ -162,6 +166,7 @@ def launch_top_n(
         select_blocks_kernel,
         (cdiv(rows, tiles.rows),),
         *(scores.contiguous(), chosen, chosen if cu_seqlens is None else cu_seqlens),
+        chosen if cu_tokens is None else cu_tokens,
         chosen if positions is None else positions,
         *(rows, t, h, n_blocks, sequences, first_position, last_position, window),
         COUNT=count,
@@ -174,6 +179,7 @@ def launch_top_n(
         ALIGNED=n_blocks % 16 == 0,
         PACKED=cu_seqlens is not None,
         STEPS=max(1, sequences.bit_length()),
+        BEHIND=cu_tokens is not None,
         POSITIONS=positions is not None,
         SPANS=spans,
         WITH_WINDOW=window > 0,

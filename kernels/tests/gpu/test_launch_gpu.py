@@ -162,7 +162,12 @@ def lengths(of: Draw) -> Call:
     gates = of.tensor(b, q.shape[1], 3)
     lse = of.tensor(b, q.shape[1], dtype=torch.float32)
     held = of.ints(b, least=-1, most=s + 3)
+    page = of.one_of(16, 64, 100)
+    pool_k, pool_v = (of.tensor(20, h, page, d) for d in (of.d, of.dv))
+    table = of.ints(b, -(-s // page), least=-1, most=20)
     return of.one_of(
+        lambda: nsa_kernels.decode_step(q, pool_k, pool_v, k_cmp, v_cmp, gates, held, table),
+        lambda: nsa_kernels.decode_window(q, pool_k, pool_v, held, table, window=512)[0],
         lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, held),
         lambda: nsa_kernels.decode_step(q, k, v, k_cmp, v_cmp, gates, held, n_selected=70),
         lambda: nsa_kernels.decode_compressed(q, k_cmp, v_cmp, held)[0],
@@ -186,6 +191,18 @@ def whole(of: Draw) -> Call:
     )
 
 
+def behind(of: Draw) -> Call:
+    t, h = of.one_of(100, 700), of.one_of(1, 2)
+    count = of.one_of(1, 33, 90)
+    hq = h * of.one_of(1, 4, 16)
+    packed = of.one_of(True, False)
+    cu = torch.tensor([0, count // 3, count], dtype=torch.int32, device="cuda") if packed else None
+    cu_k = torch.tensor([0, t // 2, t], dtype=torch.int32, device="cuda") if packed else None
+    x = of.tensor(1, count, hq, of.d), of.tensor(1, t, h, of.d), of.tensor(1, t, h, of.dv)
+    gates = of.tensor(1, count, hq, 3)
+    return lambda: nsa_kernels.nsa_attention(*x, gates, cu_seqlens=cu, cu_seqlens_k=cu_k)
+
+
 def differentiated(call: Callable[..., Any], of: Draw, tensors: tuple[torch.Tensor, ...]) -> Call:
     """The call, or its results and gradients."""
     if of.one_of(True, False):
@@ -201,7 +218,7 @@ def differentiated(call: Callable[..., Any], of: Draw, tensors: tuple[torch.Tens
     return both
 
 
-FAMILIES = (rows, varlen, ranges, band, compressed, top_n, blocks, decode, lengths, whole)
+FAMILIES = (rows, varlen, ranges, band, compressed, top_n, blocks, decode, lengths, whole, behind)
 
 
 def as_triton(call: Call) -> Any:

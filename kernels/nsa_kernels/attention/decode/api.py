@@ -58,6 +58,8 @@ def _check_step(
         "k_cmp [B,H,Nc,D], v_cmp [B,H,Nc,Dv] and gates [B,HQ,3] on one device; got "
         f"{', '.join(str(tuple(x.shape)) for x in (q, k, v, k_cmp, v_cmp, gates))}",
     )
+    if not gates.is_floating_point():
+        raise TypeError(f"decode_step: gates must be of a floating dtype; got {gates.dtype}")
     check_groups("decode_step", q.shape[1], k.shape[1])
     require(
         n_selected > LOCAL_BLOCKS,

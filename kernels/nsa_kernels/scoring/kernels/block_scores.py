@@ -83,6 +83,7 @@ def block_scores_kernel(
     lse_ptr,
     cu_ptr,
     cu_keys_ptr,
+    cu_tokens_ptr,
     scores_ptr,
     q_sb,
     q_st,
@@ -98,6 +99,7 @@ def block_scores_kernel(
     GROUP,
     n_blocks,
     sequences,
+    first_position,
     scale_log2,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -111,13 +113,16 @@ def block_scores_kernel(
     STRIDE: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
+    BEHIND: tl.constexpr,
     VISIBLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (query tile, BLOCKS blocks, batch and key head): scores [B,T,H,n_blocks].
 
     The keys of a tile are walked in CHUNKS times KEYS. PACKED: blocks and keys are counted from
-    the beginning of a query's sequence. VISIBLE: what no query of a tile sees is not written.
+    the beginning of a query's sequence. BEHIND: queries are the last of their sequences, and
+    ``first_position`` tokens, or those that a packed one has more, lie before them. VISIBLE: what
+    no query of a tile sees is not written.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     H = HQ // GROUP
@@ -153,8 +158,17 @@ def block_scores_kernel(
                 end = tl.load(cu_ptr + s + 1)
                 key0 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + s), 0), N)
                 n = tl.minimum(tl.load(cu_keys_ptr + s + 1), N) - key0
-            position = tl.where((t >= begin) & (t < end) & inside, t - begin, -1)
-            farthest = tl.maximum(farthest, tl.minimum(last, end - 1) - begin)
+            place = t - begin
+            last_place = tl.minimum(last, end - 1) - begin
+            if BEHIND:
+                before = first_position
+                if PACKED:
+                    tokens = tl.load(cu_tokens_ptr + s + 1) - tl.load(cu_tokens_ptr + s)
+                    before = tokens - (end - begin)
+                place += before
+                last_place += before
+            position = tl.where((t >= begin) & (t < end) & inside, place, -1)
+            farthest = tl.maximum(farthest, last_place)
             seen = tl.minimum(tl.maximum(position + 1 - REACH * STRIDE + STRIDE, 0) // STRIDE, n)
             most = tl.max(seen, 0)
             least = tl.min(tl.where(inside, seen, most), 0)

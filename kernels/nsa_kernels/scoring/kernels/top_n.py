@@ -23,12 +23,13 @@ def _rank(score, block, end):
 
 
 @triton.jit
-def _store(out_ptr, slot, block, position, real, SIZE: tl.constexpr, SPANS: tl.constexpr):
-    """A chosen ``block`` to a slot, as it is or as the span of its tokens up to ``position``."""
+def _store(out_ptr, slot, block, position, base, real, SIZE: tl.constexpr, SPANS: tl.constexpr):
+    """A chosen ``block`` to a slot, as it is or as the span of its tokens up to ``position``, both
+    counted from ``base``."""
     if SPANS:
         start = block * SIZE
-        tl.store(out_ptr + slot * 2, start, mask=real)
-        tl.store(out_ptr + slot * 2 + 1, tl.minimum(start + SIZE, position + 1), mask=real)
+        tl.store(out_ptr + slot * 2, base + start, mask=real)
+        tl.store(out_ptr + slot * 2 + 1, base + tl.minimum(start + SIZE, position + 1), mask=real)
     else:
         tl.store(out_ptr + slot, block, mask=real)
 
@@ -38,6 +39,7 @@ def _choose(
     row_ptr,
     out_ptr,
     position,
+    base,
     COUNT: tl.constexpr,
     SIZE: tl.constexpr,
     LOCAL: tl.constexpr,
@@ -62,7 +64,7 @@ def _choose(
     highest = tl.max(_rank(score, blocks, end), 1)
     slot = tl.arange(0, PAD_FORCED)
     local = tl.where(slot == 0, 0, tl.maximum(end - 1, 0) + slot)
-    _store(out_ptr, slot, local, position, slot < forced, SIZE, SPANS)
+    _store(out_ptr, slot, local, position, base, slot < forced, SIZE, SPANS)
     last = 0x7FFFFFFF
     chosen = -1
     for i in range(forced, tl.minimum(held, COUNT)):
@@ -75,7 +77,7 @@ def _choose(
         rest = tl.max(tl.where(block == chosen, -1, rank), 0)
         highest = tl.where(groups == group, rest, highest)
         last = best
-        _store(out_ptr, i, chosen, position, True, SIZE, SPANS)
+        _store(out_ptr, i, chosen, position, base, True, SIZE, SPANS)
     for i in range(tl.minimum(held, COUNT), COUNT):
         if SPANS:
             tl.store(out_ptr + i * 2, 0)
@@ -89,6 +91,7 @@ def select_blocks_kernel(
     scores_ptr,
     out_ptr,
     cu_ptr,
+    cu_tokens_ptr,
     positions_ptr,
     rows,
     T,
@@ -108,6 +111,7 @@ def select_blocks_kernel(
     ALIGNED: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
+    BEHIND: tl.constexpr,
     POSITIONS: tl.constexpr,
     SPANS: tl.constexpr,
     WITH_WINDOW: tl.constexpr,
@@ -117,7 +121,9 @@ def select_blocks_kernel(
     int32 [B,T,H,COUNT], or with SPANS their tokens [B,T,H,COUNT,2].
 
     A block that begins behind the query is never taken; what is left over is -1, or empty, (0, 0).
-    PACKED: positions are counted from where cu_seqlens begins the query's sequence. POSITIONS: to
+    PACKED: positions are counted from where cu_seqlens begins the query's sequence; BEHIND: its
+    queries are the last of its tokens, and spans are counted from where cu_tokens begins the first
+    sequence. POSITIONS: to
     those of an entry of the batch its own number is added; behind ``last_position`` is no query,
     and what is before 0 selects nothing. WITH_WINDOW, of
     one query: spans [B,2,H,COUNT,2], the second with the last ``window`` keys as its only span.
@@ -129,11 +135,19 @@ def select_blocks_kernel(
         if row < rows:
             t = ((row // H) % T).to(tl.int32)
             position = first_position + t
+            base = 0
             if PACKED:
                 sequence = sequence_of(cu_ptr, t, sequences, STEPS)
                 begin = tl.load(cu_ptr + sequence)
                 inside = (begin >= 0) & (begin <= t) & (t < tl.load(cu_ptr + sequence + 1))
-                position = tl.where(inside, t - begin, -1)
+                place = t - begin
+                if BEHIND:
+                    base = tl.load(cu_tokens_ptr + sequence)
+                    queries = tl.load(cu_ptr + sequence + 1) - begin
+                    place += tl.load(cu_tokens_ptr + sequence + 1) - base - queries
+                    # What is malformed must not lead out of the scores of a row.
+                    place = tl.minimum(place, last_position)
+                position = tl.where(inside, place, -1)
             if POSITIONS:
                 own = tl.load(positions_ptr + row // H // T)
                 own = tl.minimum(tl.maximum(own, -(1 << 30)), last_position + 1)
@@ -150,6 +164,7 @@ def select_blocks_kernel(
                 scores_ptr + row * n_blocks,
                 out_ptr + to * (COUNT * (2 if SPANS else 1)),
                 position,
+                base,
                 COUNT,
                 SIZE,
                 LOCAL,

@@ -1,0 +1,105 @@
+"""The whole attention of queries that are the last of their sequences: a chunk of a prefill behind
+keys that are cached. Forward only.
+
+The bands of compressed keys and of the window are tables, as those of packed sequences are, and the
+chosen blocks are read as spans, query by query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from ..band.forward import band_forward
+from ..band.geometry import Behind, band_behind
+from ..launch.checks import require
+from ..launch.mode import traced
+from ..launch.replay import replayed
+from ..scoring.block_scores import block_scores
+from ..scoring.top_n import launch_top_n
+from ..selection.ranges.forward import launch_ranges
+from .branches import launch_sum
+from .launches import Sizes
+
+OP = "nsa_attention"
+
+
+def run_behind(
+    tensors: tuple[torch.Tensor, ...],
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    sizes: Sizes,
+) -> torch.Tensor:
+    """The gated sum [B, Tq, HQ, Dv] of q, k, v, k_cmp, v_cmp and gates, q of the last Tq tokens.
+
+    Args:
+        cu_seqlens, cu_seqlens_k, cu_keys: int32 [sequences + 1], all or none: where the queries,
+            the tokens and the compressed keys of each packed sequence begin.
+
+    Raises:
+        ValueError: an input that requires a gradient.
+    """
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    require(
+        not wanted,
+        f"{OP}: queries behind cached keys have no backward and an input requires a gradient; call "
+        "it under torch.no_grad(), or with q, k and v of the same tokens",
+    )
+    attend = _operator if traced(tensors[0]) else _launch
+    arguments = (*tensors, cu_seqlens, cu_seqlens_k, cu_keys, *astuple(sizes))
+    out: torch.Tensor = attend(*arguments)
+    return out
+
+
+@replayed
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cmp: torch.Tensor,
+    v_cmp: torch.Tensor,
+    gates: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    cu_keys: torch.Tensor | None,
+    block: int,
+    stride: int,
+    block_size: int,
+    n_selected: int,
+    window: int,
+    sm_scale: float,
+) -> torch.Tensor:
+    if q.numel() == 0:
+        return q.new_empty((*q.shape[:3], v.shape[3]))
+    tokens = k.shape[1]
+    behind = Behind(tokens - q.shape[1], cu_seqlens, cu_seqlens_k)
+    of_keys = band_behind(q, k_cmp.shape[1], behind, cu_keys, block, stride, 0)
+    of_window = band_behind(q, tokens, behind, cu_seqlens_k, 1, 1, min(window, tokens))
+    compressed, lse = band_forward(q, k_cmp, v_cmp, of_keys, sm_scale)
+    scores = block_scores(
+        *(q, k_cmp, lse, of_keys, block_size, sm_scale, cu_seqlens, cu_keys),
+        visible=True,
+        behind=behind,
+        tokens=tokens,
+    )
+    first = behind.first if cu_seqlens is None else 0
+    spans = launch_top_n(
+        *(scores, n_selected, block_size, first), cu_seqlens=cu_seqlens, cu_tokens=cu_seqlens_k
+    )
+    near, _ = band_forward(q, k, v, of_window, sm_scale)
+    selected, _ = launch_ranges(
+        *(q.unflatten(2, (k.shape[2], -1)), k.transpose(1, 2), v.transpose(1, 2), spans, sm_scale),
+        min(n_selected * block_size, tokens),
+    )
+    return launch_sum(compressed, selected.flatten(2, 3), near, gates.contiguous())
+
+
+_operator = torch.library.custom_op("nsa_kernels::attend_behind", _launch, mutates_args=())
+
+
+@_operator.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> torch.Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[3]))

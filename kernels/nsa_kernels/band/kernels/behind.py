@@ -1,0 +1,58 @@
+"""The table of a band whose queries are the last of their sequences."""
+
+from __future__ import annotations
+
+from ...jit.compat import tl, triton
+from ...jit.sequences import sequence_of
+
+
+@triton.jit
+def queries_behind_kernel(
+    cu_ptr,
+    cu_tokens_ptr,
+    cu_keys_ptr,
+    lo_ptr,
+    hi_ptr,
+    T,
+    N,
+    sequences,
+    first,
+    window,
+    BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PACKED: tl.constexpr,
+    STEPS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program (TILE queries): query t, of which ``first`` tokens lie before the first, sees keys
+    lo[t] up to hi[t], [T]. PACKED: what lies before those of a sequence is how many more tokens it
+    has than queries; queries in no sequence see nothing.
+
+    Neither of the two decreases. Values of cu_keys are clamped to [0, N], as all that is written.
+    """
+    t = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    k0 = t * 0
+    k1 = k0 + N
+    position = t + first
+    behind_all = t < 0
+    if PACKED:
+        i = sequence_of(cu_ptr, t, sequences, STEPS)
+        begin = tl.load(cu_ptr + i)
+        end = tl.load(cu_ptr + i + 1)
+        before = tl.load(cu_tokens_ptr + i + 1) - tl.load(cu_tokens_ptr + i) - (end - begin)
+        position = tl.where(t >= begin, t - begin + before, -1)
+        k0 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i), 0), N)
+        k1 = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + i + 1), 0), N)
+        behind_all = t >= tl.load(cu_ptr + sequences)
+    seen = tl.maximum(position + (1 - BLOCK + STRIDE), 0) // STRIDE
+    hi = k0 + tl.minimum(seen, tl.maximum(k1 - k0, 0))
+    lo = k0
+    if WINDOWED:
+        lo = tl.maximum(k0, hi - window)
+    if PACKED:
+        last = tl.minimum(tl.maximum(tl.load(cu_keys_ptr + sequences), 0), N)
+        lo = tl.where(behind_all, last, lo)
+        hi = tl.where(behind_all, last, hi)
+    tl.store(lo_ptr + t, lo, mask=t < T)
+    tl.store(hi_ptr + t, hi, mask=t < T)
