@@ -28,14 +28,14 @@ mkdir -p "$lines"
 work=$(mktemp -d)
 chmod 755 "$work"
 combo=
-unfinished() { # what a build leaves: layers without a name that were not there before it
-    docker images --filter dangling=true --quiet --no-trunc | sort >"$work/after"
-    comm -13 "$work/before" "$work/after"
+unfinished() { # what a build leaves: images without a name that it says it made; not others' builds
+    docker images --filter dangling=true --quiet | sort >"$work/after"
+    sed -n 's/^ *---> \([0-9a-f]\{12\}\)$/\1/p' "$work/build.log" 2>/dev/null | sort -u >"$work/made"
+    comm -13 "$work/before" "$work/after" | comm -12 - "$work/made"
 }
 clear_up() {
-    if [ -n "$combo" ] && [ -z "$kept" ]; then
-        docker image rm "nsabench:$combo" >/dev/null 2>&1 || true
-    fi
+    [ -n "$combo" ] || return 0
+    [ -n "$kept" ] || docker image rm "nsabench:$combo" >/dev/null 2>&1 || true
     # One that others are made of goes with them, or stays.
     for image in $(unfinished); do
         docker image rm "$image" >/dev/null 2>&1 || true
@@ -57,7 +57,7 @@ shut() { # a container as runs have it, for ten minutes at most
 try() { # the line of one combo
     began=$(date +%s)
     code=0
-    timeout "$limit_s" "$python" -m nsabench images build "$1" --base "$base" --evidence "$work" \
+    timeout "$limit_s" "$python" -m nsabench images build "$1" --base "$base" --evidence "$work" --verbose \
         >"$work/build.log" 2>&1 || code=$?
     if [ "$code" -ne 0 ]; then
         why=$(grep -m 1 '^nsabench:' "$work/build.log" | tail -c 200 || true)
@@ -89,7 +89,7 @@ for name; do
         exit 3
     fi
     kept=$(docker images --quiet "nsabench:$name") # it was here before, and stays
-    docker images --filter dangling=true --quiet --no-trunc | sort >"$work/before"
+    docker images --filter dangling=true --quiet | sort >"$work/before"
     combo=$name
     try "$name" >"$lines/.$name.md"
     mv "$lines/.$name.md" "$lines/$name.md" # whole, or not at all

@@ -31,6 +31,8 @@ case "$1 $2" in
 "info --format") pwd ;;
 "image inspect") echo 1500000000 ;;
 "run --rm") echo 7 launches, 0 failed ;;
+"images --filter") cat dangling ;;
+"image rm") shift 2; echo "$@" >> removed ;;
 esac
 """
 PYTHON = """#!/bin/sh
@@ -39,6 +41,9 @@ shift 2
 echo "$@" >> calls
 case "$*" in
 "images list --json") echo '{"new": {"retired": ""}, "old": {"retired": "why"}}' ;;
+"images build good"*)
+    printf ' ---> 0123456789ab\n ---> ba9876543210\n'
+    printf '0123456789ab\nba9876543210\nffffffffffff\n' > dangling ;;
 "images build bad"*) echo "nsabench: no such wheel"; exit 1 ;;
 "images build slow"*) exec sleep 60 ;;
 esac
@@ -50,6 +55,7 @@ def every_combo(folder: Path, *combos: str, room: str = "0") -> subprocess.Compl
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     (folder / "calls").write_text("")
+    (folder / "dangling").write_text("ba9876543210\n")
     return subprocess.run(
         ["sh", CHECKOUT.docker / "every-combo.sh", "base", *combos],
         cwd=folder,
@@ -80,6 +86,12 @@ def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path: Path) ->
     every_combo(tmp_path)
     calls = (tmp_path / "calls").read_text()
     assert "images build new" in calls and "images build old" not in calls
+
+
+def test_what_a_build_left_goes_and_what_others_build_stays(tmp_path: Path) -> None:
+    """One of the images was there before, and one is of a build that runs beside this one."""
+    assert every_combo(tmp_path, "good").returncode == 0
+    assert (tmp_path / "removed").read_text().split() == ["nsabench:good", "0123456789ab"]
 
 
 def test_no_combo_is_built_where_there_is_no_room(tmp_path: Path) -> None:
