@@ -182,7 +182,7 @@ def query(location: str, sql: str, as_csv: bool, as_json: bool) -> None:
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
     archive = _open(location)
-    from nsabench.evidence.archive import query as ask
+    from nsabench.evidence.archive.query import query as ask
 
     answer = ask(archive, sql, _surveyed(archive).sound)
     if as_json:

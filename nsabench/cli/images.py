@@ -82,7 +82,7 @@ def command() -> None:
 @command.command("list")
 @_options.as_json
 def list_(as_json: bool) -> None:
-    """The combos, and which of them have a lock.
+    """The combos, which of them have a lock, and why some are retired.
 
     Example: nsabench images list --json
     """
@@ -102,6 +102,8 @@ def list_(as_json: bool) -> None:
             f"{name:20} torch {combo.torch:11} triton {combo.triton:6} {cuda:25} {locked:8} "
             f"{' '.join(combo.architectures)}"
         )
+        if combo.retired:
+            say(f"{'':20} retired: {combo.retired}")
 
 
 @command.command("lock")

@@ -29,6 +29,7 @@ class Combo(BaseModel):
     kernels: bool = True  # whether nsa_kernels is installed; --kernels FILE.py works without it
     packages: list[str] = []  # public libraries that implementations call, pinned
     index: str = ""  # where its torch comes from beside PyPI
+    retired: str = ""  # why it is not built any more; its lock stays, for whoever needs it
 
 
 class Bases(BaseModel):

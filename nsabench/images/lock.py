@@ -28,7 +28,10 @@ def requirements(checkout: Checkout, combo: Combo) -> list[str]:
     from packaging.requirements import Requirement  # of the extra `images`
 
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["report"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["report"]]
+    # What a shard needs to go into a bucket; an archive is asked from outside of an image.
+    wanted += [r for r in extras["archive"] if Requirement(r).name == "obstore"]
     wanted += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
     if combo.numpy == "<2":

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench.cli.all import command as all_
 from nsabench.evidence.manifest import seal
 from nsabench.signing import Signer
 from tests.runs import Made, make_run
@@ -81,12 +82,23 @@ def test_actionlint_finds_nothing() -> None:
     assert lint(WORKFLOW.read_text()) == []
 
 
+def test_it_measures_in_one_of_two_ways() -> None:
+    conditions = [step["if"] for step in steps().values() if "inputs.runner" in step.get("if", "")]
+    assert conditions == ["inputs.runner != 'ubuntu-latest'", "inputs.runner == 'ubuntu-latest'"]
+
+
 def test_what_it_calls_is_there() -> None:
-    script = steps()["Measure"]["run"]
+    script = steps()["Measure on rented GPUs"]["run"]
     words = [line.strip().split()[:3] for line in script.splitlines() if "nsabench fleet" in line]
     assert [word[:3] for word in words] == [
         ["nsabench", "fleet", "modal"],
         ["nsabench", "fleet", "collect"],
     ]
-    for name in ("Measure", "Verify", "Propose", "Pull request"):
+    own = steps()["Measure on GPUs of the runner"]["run"]
+    options = {option for parameter in all_.params for option in parameter.opts}
+    assert {word for word in own.split() if word.startswith("--")} <= options
+    for name in (
+        *("Measure on GPUs of the runner", "Measure on rented GPUs"),
+        *("Verify", "Propose", "Pull request"),
+    ):
         subprocess.run(["bash", "-n", "-c", steps()[name]["run"]], check=True)

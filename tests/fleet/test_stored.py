@@ -115,3 +115,13 @@ def test_the_number_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOB_COMPLETION_INDEX")
     with pytest.raises(UsageError, match="no pod of an Indexed Job"):
         number_of_pod()
+
+
+def test_a_shard_is_stored_without_duckdb(tmp_path: Path) -> None:
+    """An image has none: what it needs to send a shard away is obstore alone."""
+    code = (
+        "import sys; sys.modules['duckdb'] = None; from nsabench.fleet import stored; "
+        f"stored._store({str(tmp_path)!r}, create=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,6 +21,8 @@ from nsabench.errors import NsabenchError
 from nsabench.images import build as building
 from nsabench.images import combos, context, daemon, launch, lock, provenance
 from nsabench.images.revision import revision
+from tests.fleet import pod
+from tests.fleet.pod import Played
 
 BASE = os.environ.get("NSABENCH_TEST_BASE", "")
 OWNER = "1000:1000"
@@ -359,9 +361,9 @@ def test_a_gpu_where_there_is_no_runtime(image: str, results: Path) -> None:
     assert "no GPU runtime" in done.stderr and "Toolkit" in done.stderr
 
 
-@pytest.fixture
-def podman(image: str) -> Iterator[str]:
-    """The address of a podman of its own, which has the image."""
+@pytest.fixture(scope="module")
+def podman_tool(image: str) -> Iterator[list[str]]:
+    """The words that start a podman with folders of its own, which has the image."""
     if os.getuid() != 0 or shutil.which("podman") is None:
         pytest.skip("no podman, or not root")
     # A short name: the path of a socket has room for 107 characters.
@@ -372,9 +374,19 @@ def podman(image: str) -> Iterator[str]:
         saved = subprocess.Popen(["docker", "save", "nsabench:cpu"], stdout=subprocess.PIPE)
         subprocess.run([*tool, "load", "--quiet"], stdin=saved.stdout, check=True, timeout=400)
         assert saved.wait(60) == 0
+        try:
+            yield tool
+        finally:
+            subprocess.run([*tool, "rmi", "--all", "--force"], capture_output=True, timeout=120)
+
+
+@pytest.fixture
+def podman(podman_tool: list[str]) -> Iterator[str]:
+    """The address of its service."""
+    with tempfile.TemporaryDirectory(prefix="podman-", ignore_cleanup_errors=True) as folder:
         address = f"unix://{folder}/socket"
         service = subprocess.Popen(
-            [*tool, "system", "service", "--time=0", address], stderr=subprocess.DEVNULL
+            [*podman_tool, "system", "service", "--time=0", address], stderr=subprocess.DEVNULL
         )
         try:
             while not Path(folder, "socket").exists():
@@ -384,7 +396,6 @@ def podman(image: str) -> Iterator[str]:
         finally:
             service.terminate()
             service.wait(30)
-            subprocess.run([*tool, "rmi", "--all", "--force"], capture_output=True, timeout=120)
 
 
 def test_podman_through_its_socket(
@@ -401,3 +412,66 @@ def test_podman_through_its_socket(
     done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")
     assert done.returncode == 3, "podman forgets the request, and the run would have no GPU"
     assert "takes no requests for GPUs" in done.stderr and "--device nvidia.com" in done.stderr
+
+
+FEW = """
+op: selection_rows
+axes: {N: 4, H: [1, 2], D: 32, L: [8]}
+implementations: {only: [sdpa_gqa, bmm_softmax]}
+timing: {warmup_s: 0.005, stopping: {kind: fixed_count, rounds: 5}}
+"""
+
+
+@pytest.fixture
+def play(podman_tool: list[str], tmp_path: Path) -> Iterator[Callable[[str], Played]]:
+    """Plays the first pod of a fleet whose matrix says this by the time that it is read."""
+    matrix, fleet = tmp_path / "few.yaml", tmp_path / "fleet"
+    matrix.write_text(FEW)
+    words = ["--shards", 2, "--image", "nsabench:cpu", "--gpus", 0, "--device", "cpu"]
+    place = ["--out", fleet, "--results", "s3://bench/rows"]
+    done = nsabench("fleet", "kubernetes", matrix, *words, *place)
+    assert done.returncode == 0, done.stderr
+    played: list[Played] = []
+
+    def begin(text: str) -> Played:
+        parts = pod.documents(fleet, "localhost/nsabench:cpu", {"few.yaml": text})
+        played.append(Played(podman_tool, tmp_path, parts))
+        return played[-1]
+
+    yield begin
+    for one in played:
+        one.remove()
+
+
+def test_the_pod_of_a_fleet_measures_a_shard_and_sends_it(
+    play: Callable[[str], Played], tmp_path: Path
+) -> None:
+    running = play(FEW)
+    assert running.ended() == 0, running.said()
+    running.copy(pod.BUCKET, tmp_path / "bucket")
+    [run] = (tmp_path / "bucket" / "shards" / "1").iterdir()
+    assert nsabench("verify", run).returncode == 0
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["container"]["combo"] == "cpu"
+
+
+def test_the_pod_of_a_fleet_with_a_bad_matrix_fails_its_index(
+    play: Callable[[str], Played],
+) -> None:
+    running = play(FEW.replace("selection_rows", "no_such_op"))
+    assert running.ended() == 2, running.said()
+
+
+def test_a_pod_of_a_fleet_that_is_stopped_sends_what_it_has(
+    play: Callable[[str], Played], tmp_path: Path
+) -> None:
+    running = play(FEW)
+    deadline = time.monotonic() + 200
+    while "measured ceilings" not in running.said():  # and not yet all of the case
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    running.stop()
+    assert running.ended() in (130, 143), running.said()
+    running.copy(pod.BUCKET, tmp_path / "bucket")
+    [run] = (tmp_path / "bucket" / "unfinished" / "1").iterdir()
+    assert {path.name for path in run.glob("*/*")} >= {"journal.jsonl", "plan.yaml", "mark.json"}

@@ -18,7 +18,8 @@ from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
-from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.query import query
 from tests.evidence.archive.test_verified import archive as archive
 from tests.evidence.archive.test_verified import folder, resign
 

@@ -21,7 +21,8 @@ from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
-from nsabench.evidence.archive import Added, Archive, query
+from nsabench.evidence.archive import Added, Archive
+from nsabench.evidence.archive.query import query
 
 OLDER = Path(__file__).parent / "older"
 

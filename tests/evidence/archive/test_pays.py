@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal
 from nsabench.signing import load_signer
 from tests.runs import Made, make_run

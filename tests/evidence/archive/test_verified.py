@@ -23,8 +23,9 @@ from tests.evidence.archive.conftest import MakeSigned
 
 pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
-from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive import seen as seen_tables
+from nsabench.evidence.archive.query import query
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""Do two runs of one plan say the same? What the bars of a fleet ask of a run on two GPUs.
+
+    nsabench compare ONE TWO --json | python -m tests.gpu.agreement
+
+The verdicts of candidates must agree in 97 % of the cells, and the medians of everything that is
+not a control lie within 3 % of each other in 95 %; the timer's own share of them is left out, since
+it differs by host. Exits with 1 where they do not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+VERDICTS, MEDIANS = 0.97, 0.95
+APART = 0.03
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """cells, times: how many there were to be held to each other."""
+
+    verdicts: int
+    cells: int
+    medians: int
+    times: int
+
+    @property
+    def holds(self) -> bool:
+        return (
+            0 < VERDICTS * self.cells <= self.verdicts and 0 < MEDIANS * self.times <= self.medians
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"verdicts agree in {self.verdicts} of {self.cells} cells "
+            f"({self.verdicts / max(self.cells, 1):.1%}, at least {VERDICTS:.0%} is asked for); "
+            f"{self.medians} of {self.times} medians within {APART:.0%} "
+            f"({self.medians / max(self.times, 1):.1%}, {MEDIANS:.0%})"
+        )
+
+
+def of(comparison: Mapping[str, Any]) -> Agreement:
+    """What a comparison of two runs says. Raises `ValueError` for one of more or fewer."""
+    if len(comparison["runs"]) != 2:
+        raise ValueError(f"{len(comparison['runs'])} runs are compared, not two")
+    cells: Sequence[Mapping[str, Any]] = comparison["cells"]
+    judged = [
+        (one["verdict"], two["verdict"])
+        for one, two in (cell["runs"] for cell in cells)
+        if one["verdict"] is not None or two["verdict"] is not None
+    ]
+    ratios = [
+        cell["later"][0]["alone"]
+        for cell in cells
+        if cell["role"] != "control" and cell["later"][0]["alone"]
+    ]
+    return Agreement(
+        verdicts=sum(one == two for one, two in judged),
+        cells=len(judged),
+        medians=sum(max(ratio, 1 / ratio) <= 1 + APART for ratio in ratios),
+        times=len(ratios),
+    )
+
+
+if __name__ == "__main__":
+    found = of(json.load(sys.stdin))
+    print(found)
+    sys.exit(0 if found.holds else 1)

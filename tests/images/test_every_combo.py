@@ -1,0 +1,100 @@
+"""Combos that are retired, and the script that tries the image of every other one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from click.testing import CliRunner
+from packaging.version import Version
+
+from nsabench.cli.images import command
+from nsabench.images import combos
+from nsabench.preflight import architectures
+
+CHECKOUT = combos.checkout()
+
+
+def test_combos_that_preflight_cannot_compile_with_are_retired() -> None:
+    for name, combo in CHECKOUT.combos().combos.items():
+        old = Version(combo.triton).release[:2] < architectures.OLDEST_SUPPORTED
+        assert bool(combo.retired) == old, name
+        assert (combo.triton in combo.retired) == old, name
+    said = CliRunner().invoke(command, ["list"]).output
+    assert said.count("retired: nsabench preflight cannot compile with Triton 2.") == 2
+
+
+# A daemon with so many GB free, and an nsabench that lists two combos and builds what is not "bad".
+DOCKER = """#!/bin/sh
+case "$1 $2" in
+"info --format") pwd ;;
+"image inspect") echo 1500000000 ;;
+"run --rm") echo 7 launches, 0 failed ;;
+"images --filter") cat dangling ;;
+"image rm") shift 2; echo "$@" >> removed ;;
+esac
+"""
+PYTHON = """#!/bin/sh
+if [ "$1" = -c ]; then exec python3 "$@"; fi
+shift 2
+echo "$@" >> calls
+case "$*" in
+"images list --json") echo '{"new": {"retired": ""}, "old": {"retired": "why"}}' ;;
+"images build good"*)
+    printf ' ---> 0123456789ab\n ---> ba9876543210\n'
+    printf '0123456789ab\nba9876543210\nffffffffffff\n' > dangling ;;
+"images build bad"*) echo "nsabench: no such wheel"; exit 1 ;;
+"images build slow"*) exec sleep 60 ;;
+esac
+"""
+
+
+def every_combo(folder: Path, *combos: str, room: str = "0") -> subprocess.CompletedProcess[str]:
+    for name, text in (("docker", DOCKER), ("python", PYTHON)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "calls").write_text("")
+    (folder / "dangling").write_text("ba9876543210\n")
+    return subprocess.run(
+        ["sh", CHECKOUT.docker / "every-combo.sh", "base", *combos],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "PYTHON": "./python",
+            "LINES": "lines",
+            "LIMIT_S": "1",
+            "ROOM_GB": room,
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path: Path) -> None:
+    first = every_combo(tmp_path, "bad", "slow", "good")
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()[2:]
+    assert lines[0] == "| `bad` | failed: nsabench: no such wheel | | | | |"
+    assert lines[1] == "| `slow` | failed: given up after 1 s | | | | |"
+    assert lines[2].startswith("| `good` |") and "| 1.5 GB |" in lines[2]
+    assert lines[2].endswith("| 7 launches, 0 failed | ok |")
+    assert every_combo(tmp_path, "bad", "slow", "good").stdout == first.stdout
+    assert (tmp_path / "calls").read_text() == "", "what is done is not tried again"
+    every_combo(tmp_path)
+    calls = (tmp_path / "calls").read_text()
+    assert "images build new" in calls and "images build old" not in calls
+
+
+def test_what_a_build_left_goes_and_what_others_build_stays(tmp_path: Path) -> None:
+    """One of the images was there before, and one is of a build that runs beside this one."""
+    assert every_combo(tmp_path, "good").returncode == 0
+    assert (tmp_path / "removed").read_text().split() == ["nsabench:good", "0123456789ab"]
+
+
+def test_no_combo_is_built_where_there_is_no_room(tmp_path: Path) -> None:
+    refused = every_combo(tmp_path, "good", room="10000000")
+    assert refused.returncode == 3 and "it goes on with good" in refused.stderr
+    assert (tmp_path / "calls").read_text() == ""
