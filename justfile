@@ -159,7 +159,9 @@ site: install
 preflight *arguments: install
     .venv/bin/nsabench preflight "$@"
 
+# It asks a daemon, and needs neither torch nor what tests need.
+
 # Build the image of a combo: `just image torch2.11.0-cu130`, `nsabench images list` shows them
-image *arguments: install
+image *arguments:
     {{ pip }} -e '.[images]'
     .venv/bin/nsabench images build "$@"
