@@ -16,6 +16,7 @@ from ..band.forward import band_forward
 from ..band.geometry import Behind, band_behind
 from ..launch.checks import require
 from ..launch.mode import traced
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..scoring.block_scores import block_scores
 from ..scoring.top_n import launch_top_n
@@ -97,7 +98,7 @@ def _launch(
     return launch_sum(compressed, selected.flatten(2, 3), near, gates.contiguous())
 
 
-_operator = torch.library.custom_op("nsa_kernels::attend_behind", _launch, mutates_args=())
+_operator = operator("nsa_kernels::attend_behind", _launch)
 
 
 @_operator.register_fake

@@ -14,6 +14,7 @@ from ..band.compressed import OP
 from ..launch.checks import check_device, check_first_derivative, check_transforms
 from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import cdiv, head_dims, next_power_of_2, strides
 from ..launch.tape import empty
@@ -72,9 +73,7 @@ def _launch_key_offsets(
     return cu_keys
 
 
-_key_offsets = torch.library.custom_op(
-    "nsa_kernels::key_offsets", _launch_key_offsets, mutates_args=()
-)
+_key_offsets = operator("nsa_kernels::key_offsets", _launch_key_offsets)
 _key_offsets.register_fake(lambda cu_seqlens, tokens, block, stride: torch.empty_like(cu_seqlens))
 
 
@@ -199,7 +198,7 @@ class _Means(torch.autograd.Function):
         return (*gradients, None, None, None, None)
 
 
-@torch.library.custom_op("nsa_kernels::means_of_blocks", mutates_args=())
+@operator("nsa_kernels::means_of_blocks")
 def _means(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -225,7 +224,7 @@ def _(
     return k.new_empty((b, n, h, d)), v.new_empty((b, n, *v.shape[2:]))
 
 
-@torch.library.custom_op("nsa_kernels::means_of_blocks_backward", mutates_args=())
+@operator("nsa_kernels::means_of_blocks_backward")
 def _means_backward(
     dk_cmp: torch.Tensor,
     dv_cmp: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 from ..launch.checks import MAX_TOKENS, check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from .attend import attend, launch_attention_backward
 from .checks import check_band, check_cu
@@ -93,13 +94,13 @@ def _launch(
     return attend(q, k, v, cu_seqlens, cu_keys, block, stride, 0, sm_scale)
 
 
-_forward = torch.library.custom_op("nsa_kernels::compressed_attention", _launch, mutates_args=())
+_forward = operator("nsa_kernels::compressed_attention", _launch)
 
 
 _forward.register_fake(band_results)
 
 
-@torch.library.custom_op("nsa_kernels::compressed_attention_backward", mutates_args=())
+@operator("nsa_kernels::compressed_attention_backward")
 def _backward(
     q: torch.Tensor,
     k: torch.Tensor,

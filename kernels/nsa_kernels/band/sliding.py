@@ -9,6 +9,7 @@ import torch
 from ..launch.checks import check_first_derivative, check_whole, require, softmax_scale
 from ..launch.fakes import band_results, gradients
 from ..launch.mode import traced
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from .attend import attend, launch_attention_backward
 from .checks import check_band, check_cu
@@ -67,13 +68,13 @@ def _launch(
     return attend(q, k, v, cu_seqlens, cu_seqlens, 1, 1, window, sm_scale)
 
 
-_forward = torch.library.custom_op("nsa_kernels::sliding_window", _launch, mutates_args=())
+_forward = operator("nsa_kernels::sliding_window", _launch)
 
 
 _forward.register_fake(band_results)
 
 
-@torch.library.custom_op("nsa_kernels::sliding_window_backward", mutates_args=())
+@operator("nsa_kernels::sliding_window_backward")
 def _backward(
     q: torch.Tensor,
     k: torch.Tensor,

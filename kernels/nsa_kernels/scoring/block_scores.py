@@ -12,6 +12,7 @@ from ..launch.checks import check_strides, softmax_scale
 from ..launch.device import on_its_device
 from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import LOG2_E, cdiv, next_power_of_2, strides
 from ..launch.tape import empty
@@ -153,7 +154,7 @@ def _launch_scores(
     return block_scores(q, k, lse, Band(block, stride, 0), block_size, sm_scale)
 
 
-_scores = torch.library.custom_op("nsa_kernels::block_scores", _launch_scores, mutates_args=())
+_scores = operator("nsa_kernels::block_scores", _launch_scores)
 
 
 @_scores.register_fake

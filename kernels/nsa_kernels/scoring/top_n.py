@@ -22,6 +22,7 @@ from ..launch.checks import (
 from ..launch.device import device_limits, launch_options, on_its_device
 from ..launch.launcher import launch
 from ..launch.mode import traced
+from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import cdiv, next_power_of_2
 from ..launch.tape import empty
@@ -191,7 +192,7 @@ def launch_top_n(
     return chosen
 
 
-_operator = torch.library.custom_op("nsa_kernels::select_blocks", _launch, mutates_args=())
+_operator = operator("nsa_kernels::select_blocks", _launch)
 
 
 @_operator.register_fake

@@ -23,6 +23,7 @@ from ...launch.checks import (
     softmax_scale,
 )
 from ...launch.mode import traced
+from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...scoring.top_n import LOCAL_BLOCKS
 from .branches import check_groups
@@ -186,7 +187,7 @@ def _step(
     return launch_step(q, k, v, k_cmp, v_cmp, gates, *sizes, sm_scale, cache_seqlens, block_table)
 
 
-_operator = torch.library.custom_op("nsa_kernels::decode_step", _step, mutates_args=())
+_operator = operator("nsa_kernels::decode_step", _step)
 
 
 @_operator.register_fake

@@ -27,6 +27,7 @@ from ...launch.checks import (
 from ...launch.fakes import rows_results
 from ...launch.launcher import launch
 from ...launch.mode import traced
+from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.sizes import next_power_of_2
 from ...launch.tape import empty
@@ -124,9 +125,7 @@ def _compressed(
     return out.view(b, hq, dv), lse.view(b, hq)
 
 
-_compressed_operator = torch.library.custom_op(
-    "nsa_kernels::decode_compressed", _compressed, mutates_args=()
-)
+_compressed_operator = operator("nsa_kernels::decode_compressed", _compressed)
 
 
 _compressed_operator.register_fake(rows_results)
@@ -258,9 +257,7 @@ def _launch_spans(
     return out.view(b, hq, v.shape[3]), lse.view(b, hq)
 
 
-_spans_operator = torch.library.custom_op(
-    "nsa_kernels::decode_spans", _launch_spans, mutates_args=()
-)
+_spans_operator = operator("nsa_kernels::decode_spans", _launch_spans)
 
 
 _spans_operator.register_fake(rows_results)
@@ -335,7 +332,7 @@ def _scores(
     )
 
 
-_scores_operator = torch.library.custom_op("nsa_kernels::decode_scores", _scores, mutates_args=())
+_scores_operator = operator("nsa_kernels::decode_scores", _scores)
 
 
 @_scores_operator.register_fake
@@ -401,7 +398,7 @@ def _sum(
     return out
 
 
-_sum_operator = torch.library.custom_op("nsa_kernels::gated_sum", _sum, mutates_args=())
+_sum_operator = operator("nsa_kernels::gated_sum", _sum)
 
 
 @_sum_operator.register_fake

@@ -9,6 +9,7 @@ import torch
 
 from ...launch.checks import check_first_derivative
 from ...launch.fakes import gradients, rows_results
+from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.sizes import scale_log2
 from ...launch.tape import empty
@@ -63,7 +64,7 @@ def run_plan(
     return plan.entries, plan.places, plan.first, plan.count, plan.edges
 
 
-_plan = torch.library.custom_op("nsa_kernels::block_plan", run_plan, mutates_args=())
+_plan = operator("nsa_kernels::block_plan", run_plan)
 
 
 @_plan.register_fake
@@ -105,9 +106,7 @@ def run_query_major(
     return out, lse
 
 
-_query_major = torch.library.custom_op(
-    "nsa_kernels::block_query_major", run_query_major, mutates_args=()
-)
+_query_major = operator("nsa_kernels::block_query_major", run_query_major)
 
 
 _query_major.register_fake(rows_results)
@@ -145,7 +144,7 @@ def run_block_major(
     return out, lse
 
 
-_block_major = torch.library.custom_op("nsa_kernels::block_major", run_block_major, mutates_args=())
+_block_major = operator("nsa_kernels::block_major", run_block_major)
 
 
 _block_major.register_fake(rows_results)
@@ -185,9 +184,7 @@ def _launch_backward(
     return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
 
-_backward = torch.library.custom_op(
-    "nsa_kernels::block_major_backward", _launch_backward, mutates_args=()
-)
+_backward = operator("nsa_kernels::block_major_backward", _launch_backward)
 
 
 _backward.register_fake(gradients)

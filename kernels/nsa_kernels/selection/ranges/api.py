@@ -23,6 +23,7 @@ from ...launch.checks import (
 from ...launch.config import Config
 from ...launch.fakes import gradients, rows_results
 from ...launch.mode import traced
+from ...launch.operators import operator
 from .backward import launch_ranges_backward
 from .forward import launch_ranges
 
@@ -89,7 +90,7 @@ class _Ranges(torch.autograd.Function):
         return _gradients(ctx, grad_out, grad_lse, launch_ranges_backward)
 
 
-@torch.library.custom_op("nsa_kernels::selection_ranges", mutates_args=())
+@operator("nsa_kernels::selection_ranges")
 def ranges_operator(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -105,7 +106,7 @@ def ranges_operator(
 ranges_operator.register_fake(rows_results)
 
 
-@torch.library.custom_op("nsa_kernels::selection_ranges_backward", mutates_args=())
+@operator("nsa_kernels::selection_ranges_backward")
 def backward_operator(
     q: torch.Tensor,
     k: torch.Tensor,

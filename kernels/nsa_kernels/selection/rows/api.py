@@ -15,6 +15,7 @@ from ...launch.device import dependent_launch
 from ...launch.fakes import rows_results
 from ...launch.launcher import launch
 from ...launch.mode import traced
+from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
@@ -89,7 +90,7 @@ def _launch(
     return shares.out, shares.lse
 
 
-@torch.library.custom_op("nsa_kernels::selection_rows", mutates_args=())
+@operator("nsa_kernels::selection_rows")
 def _operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,9 +184,7 @@ def _launch_per_head(
     return out, lse
 
 
-_per_head_operator = torch.library.custom_op(
-    "nsa_kernels::selection_rows_per_head", _launch_per_head, mutates_args=()
-)
+_per_head_operator = operator("nsa_kernels::selection_rows_per_head", _launch_per_head)
 
 
 _per_head_operator.register_fake(rows_results)

@@ -26,6 +26,7 @@ from ...launch.device import dependent_launch
 from ...launch.fakes import rows_results
 from ...launch.launcher import launch
 from ...launch.mode import traced
+from ...launch.operators import operator
 from ...launch.replay import replayed
 from ...launch.shares import merge, workspace
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, scale_log2, strides
@@ -159,7 +160,7 @@ def _launch(
     return out, lse
 
 
-@torch.library.custom_op("nsa_kernels::selection_varlen", mutates_args=())
+@operator("nsa_kernels::selection_varlen")
 def _operator(
     q: torch.Tensor,
     k: torch.Tensor,
