@@ -18,7 +18,7 @@ from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
 from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
-from nsabench.assessment.verdict import Judgement, Key, judge, look_again
+from nsabench.assessment.verdict import Judgement, Key, by_the_supervisor, judge, look_again
 from nsabench.errors import UsageError
 from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
@@ -56,7 +56,8 @@ class Assessed:
     first_in_queue: dict[Key, Judgement]
 
     def judgements(self, contents: Contents) -> dict[Key, Judgement]:
-        """The verdicts, after what other processes saw of the same cases."""
+        """The verdicts after what other processes saw of the same cases, by which later passes
+        are chosen; before what the supervisor saw."""
         return self._look_again(
             self._checked(contents, PassName.SECOND_LOOK),
             self._checked(contents, PassName.ISOLATED_BASELINES),
@@ -74,6 +75,13 @@ class Assessed:
         own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
         queue = seen(self.first_in_queue, Regime.QUEUE)
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
+
+    def _by_the_supervisor(self, key: Key, judgement: Judgement) -> Judgement:
+        """The judgement in both regimes, held to what the supervisor saw."""
+        seen, queue = self.outcomes[key].outside, judgement.queue
+        if queue is not None:
+            queue = by_the_supervisor(queue, seen)
+        return replace(by_the_supervisor(judgement, seen), queue=queue)
 
     def _checked(self, contents: Contents, name: PassName) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""
@@ -96,9 +104,12 @@ class Assessed:
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
         second_looks = self._checked(contents, PassName.SECOND_LOOK)
-        judgements = self._look_again(
-            second_looks, self._checked(contents, PassName.ISOLATED_BASELINES)
-        )
+        judgements = {
+            key: self._by_the_supervisor(key, one)
+            for key, one in self._look_again(
+                second_looks, self._checked(contents, PassName.ISOLATED_BASELINES)
+            ).items()
+        }
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
         failed = _failed_again(self.rows, second_looks)

@@ -20,7 +20,7 @@ from nsabench.assessment.statistics import (
     ratio_of_medians,
 )
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Bursts, Conditions, Samples
+from nsabench.model.measurement import Bursts, Conditions, Outside, Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
@@ -116,6 +116,16 @@ def look_again(
     return judged
 
 
+def by_the_supervisor(judgement: Judgement, seen: Outside | None) -> Judgement:
+    """The judgement of a regime, or `inconclusive` where it is `faster` and not so by the
+    supervisor's clock. It comes last: which baselines are timed where no candidate was imported
+    does not hang on it, or what a slowed one took would stand as a speed-up."""
+    no_faster = is_no_faster(seen)
+    if judgement.verdict is not Verdict.FASTER or not no_faster:
+        return judgement
+    return replace(judgement, verdict=Verdict.INCONCLUSIVE, why=no_faster)
+
+
 def _judge(
     row: Row,
     case: Sequence[Row],
@@ -146,8 +156,6 @@ def _judge(
     except TooFewRounds as few:
         return Judgement(Verdict.INCONCLUSIVE, str(few))
     verdict, why = from_interval(ratio, regime)
-    if verdict is Verdict.FASTER and (no_faster := is_no_faster(row.outside)):
-        verdict, why = Verdict.INCONCLUSIVE, no_faster
     for finding in concerning:
         if finding.effect is Effect.INCONCLUSIVE:
             verdict, why = Verdict.INCONCLUSIVE, finding.sentence

@@ -8,7 +8,7 @@ from nsabench.assessment.checks.finding import Effect
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.outside import check
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.verdict import judge
+from nsabench.assessment.verdict import by_the_supervisor, judge
 from nsabench.model.measurement import Outside, Samples
 from nsabench.model.vocabulary import DType, Role, Status, Verdict
 
@@ -94,7 +94,7 @@ def test_faster_is_who_is_so_by_the_supervisors_clock(
         ("a", one.implementation): Samples(round=list(range(12)), time_ms=[one.median_ms or 0] * 12)
         for one in (mine, theirs)
     }
-    judged = judge([mine, theirs], samples, [])["a", "mine"]
+    judged = by_the_supervisor(judge([mine, theirs], samples, [])["a", "mine"], beside)
     expected = Verdict.INCONCLUSIVE if is_no_faster_ else Verdict.FASTER
     assert judged.verdict is expected, judged.why
     assert ("it is no faster" in judged.why) is is_no_faster_
