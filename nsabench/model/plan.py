@@ -41,6 +41,7 @@ class ImplementationInfo(BaseModel):
     devices: tuple[Runs, ...]
     caught_by: str = ""
     wraps: str = ""
+    computes_by: str = ""  # of a control: the baseline whose work it does
     source: Source
     distributions: tuple[str, ...] = ()  # where it is the op's function; all, if none is named
     directions: tuple[Direction, ...] = ()  # likewise

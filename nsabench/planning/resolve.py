@@ -112,8 +112,8 @@ def _with_controls(
 ) -> list[PlannedCase]:
     """Add each control, and the baseline that it wraps, to the least and the most work of each
     direction and mode, in formats of two bytes and in float32, on one stream and on several, among
-    the cases that it concerns; among those that a baseline is measured in anyway, if there are
-    such.
+    the cases that it concerns; among those that the baseline it computes by is measured in anyway,
+    if there are such.
 
     What catches a control is the bench, not the shape; on every case they would take longer than
     what is measured, and so they would where a matrix leaves baselines out because they are slow.
@@ -132,8 +132,8 @@ def _with_controls(
                 key = (case.dtype.itemsize, case.direction, case.timing.mode, case.streams > 1)
                 groups.setdefault(key, []).append(planned)
         for group in groups.values():
-            # Whether it says so or not, it computes by a baseline.
-            by = {control.wraps} if control.wraps else baselines
+            own = control.wraps or control.computes_by
+            by = {own} if own else baselines
             ids = [c.id for c in group if by.intersection(c.implementations)]
             ids = ids or [c.id for c in group]
             for watched in {ids[0], ids[-1]}:

@@ -63,6 +63,7 @@ class Implementation:
     kind: Kind = Kind.SPECIALISED
     package: Package | None = None
     compiled_by: str = ""
+    computes_by: str = ""
 
     @property
     def origin(self) -> Origin:

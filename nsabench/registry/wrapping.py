@@ -61,6 +61,7 @@ def _around(baseline: Implementation, op: Op, trick: Trick) -> Implementation:
         source=trick.source,
         call=partial(trick.call, honest),
         wraps=baseline.name if trick.wraps else "",
+        computes_by=baseline.name,
         distributions=trick.distributions,
         directions=trick.directions,
         modes=trick.modes,

@@ -16,7 +16,7 @@ from tests.published import backward_run, decode_run
 
 WHOLE = Path(__file__).parents[2] / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-whole"
 # Since the older runs were signed.
-ADDED = ("modes", "least", "computes", "kind", "origin", "compiled_by")
+ADDED = ("modes", "least", "computes", "kind", "origin", "compiled_by", "computes_by")
 
 
 def test_a_file_by_its_name_and_digest() -> None:
@@ -38,7 +38,7 @@ def test_a_distribution_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("published", "added"),
-    [(backward_run, ADDED), (decode_run, ADDED), (lambda _: WHOLE, ())],
+    [(backward_run, ADDED), (decode_run, ADDED), (lambda _: WHOLE, ("computes_by",))],
     ids=["backward", "decode", "whole"],
 )
 def test_plans_hold_the_text(

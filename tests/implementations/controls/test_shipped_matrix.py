@@ -27,6 +27,8 @@ REQUIRED = (
     "rows_left_out_made_up",
 )
 
+WITHOUT_WINDOW = tuple(name for name in REQUIRED if name != "window_one_short")
+
 
 @cache
 def items() -> dict[tuple[str, str], Implementation]:
@@ -40,11 +42,16 @@ def planned(name: str) -> tuple[PlannedCase, ...]:
     return tuple(resolve.resolve(matrix.load(found), infos, device="cuda").cases)
 
 
-def with_control(name: str, direction: Direction, mode: Mode = Mode.STREAM) -> list[PlannedCase]:
+def with_control(
+    name: str, direction: Direction, mode: Mode = Mode.STREAM, op: str = "nsa_attention"
+) -> list[PlannedCase]:
+    """Those of the matrix that has the name of the op."""
     return [
         p
-        for p in planned("nsa_attention")
-        if name in p.implementations and (p.case.direction, p.case.timing.mode) == (direction, mode)
+        for p in planned(op)
+        if p.case.op == op
+        and name in p.implementations
+        and (p.case.direction, p.case.timing.mode) == (direction, mode)
     ]
 
 
@@ -55,21 +62,24 @@ def test_it_is_planned_in_every_direction_and_in_a_graph(name: str) -> None:
     assert with_control(name, Direction.FORWARD, Mode.GRAPH)
 
 
+@pytest.mark.parametrize(
+    ("op", "required"), [("nsa_attention", REQUIRED), ("nsa_without_window", WITHOUT_WINDOW)]
+)
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_it_is_wrong_there(direction: Direction) -> None:
+def test_it_is_wrong_there(direction: Direction, op: str, required: tuple[str, ...]) -> None:
     """A window that holds all keys lacks none that is one short, and where all blocks are selected
     nobody's scores matter: there they would decline. What is drawn of one seed is the same in each
     direction and mode."""
-    cases = {p.id: p.case for name in REQUIRED for p in with_control(name, direction)}
+    cases = {p.id: p.case for name in required for p in with_control(name, direction, op=op)}
     (case,) = cases.values()
     sets = InputSets(case, "cpu")
     found = {}
-    for name in REQUIRED:
+    for name in required:
         with pytest.raises(Failure) as caught:
-            CaseArm(items()["nsa_attention", name], case, "cpu", sets, Random(0)).check()
+            CaseArm(items()[op, name], case, "cpu", sets, Random(0)).check()
         found[name] = caught.value.status
         sets.repair()
-    assert found == dict.fromkeys(REQUIRED, Status.WRONG)
+    assert found == dict.fromkeys(required, Status.WRONG)
 
 
 def test_a_time_that_cannot_be_is_put_to_the_proof_in_each_way() -> None:
