@@ -158,6 +158,15 @@ class Core(torch.nn.Module):
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
         self.window = config.window_size
+        Helper.set_hyperparameters(
+            config.num_init_blocks,
+            config.num_local_blocks,
+            kernel_size=config.kernel_size,
+            stride=config.stride,
+            block_size=config.block_size,
+            window_size=config.window_size,
+            top_n=config.top_n,
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, cu_seqlens: Tensor) -> Tensor:
         Helper.init_cu_seqlens(cu_seqlens)
@@ -204,6 +213,7 @@ def test_the_whole_is_the_op(library: dict[str, Any], call: Callable[..., Tensor
     cases = [
         ("dense", {}),
         ("dense", {"window": 7, "n_selected": 3}),
+        ("dense", {"stride": 16}),
         ("dense", {"B": 2, "T": 77}),
         ("packed", {"B": 3, "T": 60}),
     ]
@@ -214,6 +224,24 @@ def test_the_whole_is_the_op(library: dict[str, Any], call: Callable[..., Tensor
         legal = oracle.isfinite().all(-1)  # rows that hang on rounding are left out
         assert legal.float().mean() > 0.9
         torch.testing.assert_close(out.double()[legal], oracle[legal], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("call", [flash_nsa.flash_nsa, flash_nsa.flash_nsa_fa4])
+def test_sequences_that_change_in_place_are_seen(
+    library: dict[str, Any], call: Callable[..., Tensor]
+) -> None:
+    """It keeps the tensor that it is given; inputs of a case are swapped in place."""
+    op = ops.get("nsa_attention")
+    sizes = {**WHOLE, "B": 3, "T": 60}
+    shape = op.shape_model.model_validate(sizes)
+    first, second = (op.draw(shape, DType.FLOAT32, "packed", seed, "cpu") for seed in (5, 6))
+    assert not torch.equal(first.tensors["cu_seqlens"], second.tensors["cu_seqlens"])
+    call(*first.tensors.values(), **first.options)
+    for name, x in first.tensors.items():
+        x.copy_(second.tensors[name])
+    out, oracle = call(*first.tensors.values(), **second.options), op.oracle(second)
+    legal = oracle.isfinite().all(-1)
+    torch.testing.assert_close(out.double()[legal], oracle[legal], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("distribution", ["random", "packed", "skewed"])

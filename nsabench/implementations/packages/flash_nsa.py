@@ -60,7 +60,7 @@ def _prepared(cu_seqlens: Tensor, **sizes: int) -> None:
         state = {name: getattr(helper, name) for name in kept} | sizes
         helper.set_hyperparameters(**state, num_init_blocks=FIRST, num_local_blocks=LOCAL)
         helper.x_cu_seqlens = None  # what it derived of these is of other sizes
-    helper.init_cu_seqlens(cu_seqlens)
+    helper.init_cu_seqlens(cu_seqlens.clone())  # it keeps them, to compare the next ones with
 
 
 def _packed(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -116,16 +116,17 @@ def flash_nsa(
         raise Unsupported(
             f"{FLASH_NSA.name} takes its window from flash-attn: {FLASH_ATTN.install}"
         )
-    core = _core(
-        q.device, block, stride, q.shape[3], v_head_dim=v.shape[3], num_heads=q.shape[2],
-        num_kv_heads=k.shape[2], block_size=block_size, top_n=n_selected, window_size=window - 1,
-    )  # fmt: skip
-    core.sm_scale = sm_scale
     packed = _packed(q, cu_seqlens)
     _prepared(
         packed, kernel_size=block, stride=stride, block_size=block_size, top_n=n_selected,
         window_size=window - 1,
     )  # fmt: skip
+    # After that: as it is made it sets the same sizes, which would then not be seen to be new.
+    core = _core(
+        q.device, block, stride, q.shape[3], v_head_dim=v.shape[3], num_heads=q.shape[2],
+        num_kv_heads=k.shape[2], block_size=block_size, top_n=n_selected, window_size=window - 1,
+    )  # fmt: skip
+    core.sm_scale = sm_scale
     out: Tensor = core(*_flat(q, k, v, _logits(gates)), packed)
     return out.view(*q.shape[:3], v.shape[3])
 
