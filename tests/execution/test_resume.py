@@ -152,7 +152,7 @@ def test_all_looks_at_the_machine_first_and_run_does_not(
 ) -> None:
     seen: list[bool] = []
 
-    def start(plan: Plan, out: Path | None, view: object, *, signer: object, fit: bool) -> None:
+    def start(plan: Plan, out: Path | None, view: object, *, fit: bool, **others: object) -> None:
         seen.append(fit)
         raise EnvironmentRefused("enough was seen")
 

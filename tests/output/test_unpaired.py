@@ -13,7 +13,8 @@ from rich.console import Console
 
 from nsabench.assessment import threshold
 from nsabench.cli.archive import command as archive_command
-from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.pairs import belongs
