@@ -10,7 +10,8 @@ import pytest
 from nsabench.assessment.statistics import paired, ratio_of_medians
 from nsabench.assessment.tables import read_records
 from nsabench.errors import VerificationFailed
-from nsabench.evidence.archive import Archive, query
+from nsabench.evidence.archive import Archive
+from nsabench.evidence.archive.query import query
 from nsabench.evidence.manifest import seal, verify
 from nsabench.model.vocabulary import Role
 from nsabench.signing import Signer, load_signer
