@@ -11,10 +11,9 @@ from nsabench import ops
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.verdict import Judgement
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Kind, Regime, Role, Status
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role, Status
 
 GREAT = 3.0  # a ratio above it is asked whom it is over
-NO_SPECIALISED = "no specialised baseline"
 # The baselines that ship and are general, by op: what a run that was made before kinds were
 # recorded says of them. `decode` is an op that was retired since.
 _SHIPPED_GENERAL = {

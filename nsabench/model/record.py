@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from nsabench.model.plan import Device
 from nsabench.model.vocabulary import (
     L2,
+    NO_SPECIALISED,
     Catch,
     Direction,
     DType,
@@ -330,7 +331,8 @@ class Record:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Record:
         """From a row of this or an older records.parquet: what it does not have gets its default,
-        and every further number in it is a size, whichever ops are installed.
+        and every further number in it is a size, whichever ops are installed. A caution that no
+        version writes is left out: it would be the words of whoever made the table.
 
         Raises `ValueError` when it lacks what no record lacks, or holds a word that is none.
         """
@@ -347,6 +349,8 @@ class Record:
                     values[name] = word(value)
                 except ValueError:
                     raise ValueError(f"has the {name} {value!r}, which is none") from None
+        if values.get("caution") != NO_SPECIALISED:
+            values.pop("caution", None)
         values[SHAPE] = {
             name: value for name, value in row.items() if name not in fixed and type(value) is int
         }

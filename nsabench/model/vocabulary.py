@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Self
 
+NO_SPECIALISED = "no specialised baseline"  # the caution that a record may have
+
 
 class Word(StrEnum):
     """A word with its meaning, which `nsabench explain` and the report print."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from nsabench.machine.environment.pairs import belongs
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Role, Status
 from nsabench.packages.catalogue import CATALOGUE
-from nsabench.text import code, markdown
+from nsabench.text import code, fenced, markdown, shown
 
 MOST = 6  # cases that an entry lists
 
@@ -83,7 +84,8 @@ def _entry(key: _Key, rows: Sequence[Record], records: Sequence[Record], run: st
         "case alone:"
     )
     yield ""
-    yield f"    nsabench profile {run} {first.case_id} {implementation} --script alone.py"
+    named = " ".join(shlex.quote(shown(x)) for x in (run, first.case_id, implementation))
+    yield fenced(f"nsabench profile {named} --script alone.py", "sh")
     yield ""
 
 

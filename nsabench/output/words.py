@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsabench.assessment.caution import NO_SPECIALISED
 from nsabench.evidence.manifest.statement import Trust
+from nsabench.model.vocabulary import NO_SPECIALISED
 
 TRUST = {
     Trust.UNSIGNED: "nothing shows that it was not altered",

@@ -57,12 +57,14 @@ def _rows(claim: Claim, times: Mapping[int, tuple[float, float]]) -> tuple[Claim
     )
 
 
+# Of both of these: the heads are stated, and a table over the length alone is of one sequence.
+_HEADS = {"B": 1, "HQ": 64, "H": 4, "D": 128}
 _NSA_TRITON = Claim(
     package=NSA_TRITON.name,
     op="selection_blocks",
     direction="forward",
     gpu="an H100",
-    shape={"HQ": 64, "H": 4, "D": 128, "S": 16},
+    shape={**_HEADS, "S": 16, "block_size": 64},
     beside="FlashAttention",
     site="https://github.com/XunhaoLai/native-sparse-attention-triton#benchmarks",
     made=date(2025, 3, 31),
@@ -80,7 +82,7 @@ _FLA = Claim(
 )
 _FSA = Claim(
     package=FSA.name,
-    op="nsa_attention",
+    op="selection_blocks",
     direction="forward",
     gpu="an H20 and an H200",
     shape={},
@@ -88,14 +90,14 @@ _FSA = Claim(
     site="https://arxiv.org/abs/2508.18224",
     made=date(2025, 8, 25),
     times=(3.5, 1.6),
-    conditions="forward and backward, in the paper that its README names",
+    conditions="kernels of the selection, forward and backward, in the paper that its README names",
 )
 _FLASH_NSA = Claim(
     package=FLASH_NSA.name,
     op="nsa_attention",
     direction="forward",
     gpu="an H800",
-    shape={"HQ": 64, "H": 4, "D": 128},
+    shape={**_HEADS, "block": 32, "stride": 16, "block_size": 64, "n_selected": 16},
     beside="FlashAttention-3",
     site="https://github.com/mdy666/Scalable-Flash-Native-Sparse-Attention#benchmark",
     made=date(2025, 10, 27),

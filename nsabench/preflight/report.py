@@ -42,7 +42,7 @@ def _row(launch: CompiledLaunch) -> tuple[str, str, str]:
 
 def _grids(compiled: Sequence[CompiledLaunch]) -> list[Table]:
     """One grid, or one an architecture where that would be too wide for a terminal."""
-    if len({(c.triton, c.architecture) for c in compiled}) <= MOST_COLUMNS:
+    if len({_column(c) for c in compiled}) <= MOST_COLUMNS:
         return [_grid(compiled, "launches compiled")]
     architectures = dict.fromkeys(c.architecture for c in compiled)
     return [
@@ -55,18 +55,17 @@ def _grid(compiled: Sequence[CompiledLaunch], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("implementation", no_wrap=True)
     table.add_column("kernel", no_wrap=True)
-    columns = sorted({(numbers(c.triton), c.triton, c.architecture) for c in compiled}, key=_column)
-    for _, triton, architecture in columns:
-        torch = next(c.torch for c in compiled if c.triton == triton)
+    columns = sorted({_column(c) for c in compiled}, key=_order)
+    torches = Counter(triton for _, triton in {column[:2] for column in columns})
+    for torch, triton, architecture in columns:
         mark = "*" if belongs(torch, triton) else ""
-        table.add_column(f"{triton}{mark}\n{architecture}", justify="right")
+        of = f"\ntorch {torch}" if torches[triton] > 1 else ""
+        table.add_column(f"{triton}{mark}{of}\n{architecture}", justify="right")
     rows = sorted({_row(c) for c in compiled})
     ops = Counter(name for name, _ in {row[:2] for row in rows})
     for row in rows:
         texts = [
-            _count(
-                [c for c in compiled if _row(c) == row and (c.triton, c.architecture) == column[1:]]
-            )
+            _count([c for c in compiled if _row(c) == row and _column(c) == column])
             for column in columns
         ]
         name, op, kernel = row
@@ -84,8 +83,13 @@ def _unpaired(compiled: Sequence[CompiledLaunch]) -> list[Text]:
     ]
 
 
-def _column(column: tuple[Any, str, str]) -> tuple[Any, int]:
-    return column[0], int(column[2].removeprefix("sm_"))
+def _column(launch: CompiledLaunch) -> tuple[str, str, str]:
+    return launch.torch, launch.triton, launch.architecture
+
+
+def _order(column: tuple[str, str, str]) -> tuple[Any, ...]:
+    torch, triton, architecture = column
+    return numbers(triton), int(architecture.removeprefix("sm_")), triton, numbers(torch), torch
 
 
 def _count(compiled: Sequence[CompiledLaunch]) -> Text:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsabench import registry
-from nsabench.assessment.caution import GREAT, NO_SPECIALISED
+from nsabench.assessment.caution import GREAT
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Finding
 from nsabench.assessment.checks.outside import is_no_faster
@@ -30,7 +30,7 @@ from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Kind, PassName, Role, Status
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind, PassName, Role, Status
 from nsabench.trial.known_baselines import SESSION, KnownBaselines
 from nsabench.trial.question import Question, plan
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from nsabench.assessment import caution, threshold
-from nsabench.assessment.caution import NO_SPECIALISED, beside, recalled
+from nsabench.assessment.caution import beside, recalled
 from nsabench.assessment.tables import read_records
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.archive.tables import records_of
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Kind, Regime, Role
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role
 from nsabench.registry.loading import load
 from tests.published import ARCHIVE, backward_run
 from tests.runs import Made, make_run

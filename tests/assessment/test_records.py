@@ -17,7 +17,16 @@ from nsabench.errors import UsageError
 from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Status, Verdict
+from nsabench.model.vocabulary import (
+    NO_SPECIALISED,
+    Catch,
+    Direction,
+    DType,
+    Mode,
+    Role,
+    Status,
+    Verdict,
+)
 from tests.published import backward_run
 from tests.runs import make_run
 
@@ -110,6 +119,13 @@ def test_an_older_record_has_the_defaults_of_what_was_added_since() -> None:
     assert (record.reason, record.config, record.device_ms) == ("", "", None)
     assert record.shape == {"N": 64, "H": 8, "D": 128, "Dv": 128, "L": 512}
     assert labels.named(record) == "selection_rows N64 H8 D128 L512 bf16 [c]"
+
+
+@pytest.mark.parametrize("text", ["[news](https://evil.example)", "no specialised baseline\n# x"])
+def test_a_caution_that_no_version_writes_is_none(text: str) -> None:
+    """Pages and Markdown show it as words of their own."""
+    assert Record.from_row({**OLDEST, "caution": text}).caution == ""
+    assert Record.from_row({**OLDEST, "caution": NO_SPECIALISED}).caution == NO_SPECIALISED
 
 
 def test_a_newer_record_is_read_as_far_as_it_is_known() -> None:

@@ -141,7 +141,11 @@ def test_fla_is_given_gates_and_chooses_blocks(stand_ins: None, op: str, distrib
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"n_selected": 5}, "chooses 1, 2, 4"),
+        ({"n_selected": 5}, "chooses 1, 2, 4, … blocks a query, not 5"),
+        (
+            {"block_size": 48, "block": 48, "stride": 48},
+            "chooses blocks of 16, 32, 64, … tokens, not of 48",
+        ),
         ({"n_selected": 16}, "at most 8 blocks of 16"),
         ({"H": 2}, "groups of 16"),
         ({"block": 32}, "a key is of 32 tokens, one every 16"),

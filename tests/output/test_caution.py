@@ -9,17 +9,17 @@ from xml.etree import ElementTree as Xml
 import pytest
 from rich.console import Console
 
-from nsabench.assessment.caution import NO_SPECIALISED
 from nsabench.assessment.results import assemble
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import seal
 from nsabench.execution import journal
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Kind
+from nsabench.model.vocabulary import NO_SPECIALISED, Kind
 from nsabench.output import ci, site, trends
 from nsabench.output.compare import compare, document, markdown, page, read, tables
 from nsabench.output.report import Facts
 from nsabench.output.report.markdown import render as report
+from nsabench.output.report.sections import faster
 from nsabench.signing import load_signer
 from tests.runs import Made, make_run
 
@@ -50,6 +50,15 @@ def test_a_comparison(runs: list[Path]) -> None:
     assert [m["caution"] for m in cell["runs"]] == [NO_SPECIALISED] * 2
     tests = ci.of_comparison(comparison, slower=True)
     assert sum(NO_SPECIALISED in test.said for test in tests) == 8
+
+
+@pytest.mark.parametrize(("device", "said"), [(1.5, []), (4.0, [NO_SPECIALISED])])
+def test_the_legend_of_a_report(tmp_path: Path, device: float, said: list[str]) -> None:
+    """It explains the mark of cells, which are of one regime."""
+    made = Made(kind=Kind.GENERAL, ratio=lambda _: device, queue_ratio=lambda _: 4.0)
+    facts = Facts.read(make_run(tmp_path / "run", made))
+    assert all(r.caution for r in facts.candidates)
+    assert faster.context(facts)["cautions"] == said
 
 
 def test_a_site_and_an_archive(runs: list[Path], tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def test_a_verification(signed: Path) -> None:
 
 
 def test_a_preflight() -> None:
-    def launch(triton: str) -> CompiledLaunch:
+    def launch(triton: str, torch: str = "2.13.0") -> CompiledLaunch:
         words = ("op", "implementation", "kernel", "signature", "constants", "options", "example")
         return CompiledLaunch(
             triton=triton,
-            torch="2.13.0",
+            torch=torch,
             architecture="sm_90",
             declared=True,
             cases=1,
@@ -118,3 +118,8 @@ def test_a_preflight() -> None:
     text = console.export_text()
     assert f"* Triton 3.6.0 with torch 2.13.0 is {SAID}" in text
     assert "3.6.0*" in text and "3.7.1*" not in text
+    for first, second in (("2.13.0", "2.11.0"), ("2.11.0", "2.13.0")):
+        console.print(report.render([launch("3.6.0", first), launch("3.6.0", second)]))
+        marks, torches = console.export_text().splitlines()[1:3]
+        assert marks.split() == ["3.6.0", "3.6.0*"]
+        assert torches.split() == ["torch", "2.11.0", "torch", "2.13.0"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Role, Status
 from nsabench.output import upstream
+from nsabench.text import shown
 from tests.runs import Made, make_run
 
 WRONG = {
@@ -42,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = Plan.read(folder / "plan.yaml")
     results = assemble(plan, journal.read(folder / "journal.jsonl"))
     records = [spoilt(r) for r in results.records]
-    write(Results(records, results.samples, [], {}), plan.run_id, folder)
+    write(Results(records, results.samples, {}, [], {}), plan.run_id, folder)
     return folder
 
 
@@ -66,6 +69,18 @@ def test_an_entry_has_what_an_author_needs(run: Path) -> None:
     assert text.count("| N256 ") == upstream.MOST and "and 2 more." in text
     first = next(r for r in read_records(run) if r.status is Status.WRONG and r.package)
     assert f"nsabench profile {run} {first.case_id} sdpa_gqa --script alone.py" in text
+
+
+def test_its_command_can_be_copied(run: Path) -> None:
+    """The names in it are those of whoever made the run."""
+    hostile = "x; touch y `z` $(w)\n```\n# a heading \x1b[31m"
+    named = [replace(r, implementation=hostile) for r in read_records(run)]
+    text = upstream.render(named, "a run")
+    [block] = re.findall(r"^````sh\n(.*)\n````$", text, re.M | re.S)
+    words = shlex.split(block)
+    assert words[:3] == ["nsabench", "profile", "a run"] and words[5:] == ["--script", "alone.py"]
+    assert words[4] == shown(hostile) and "\n" not in block
+    assert not re.search(r"^# a heading", text, re.M)
 
 
 def test_what_no_known_mistake_reproduces_says_so_and_a_crash_has_its_reason(run: Path) -> None:

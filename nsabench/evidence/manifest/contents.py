@@ -19,6 +19,7 @@ from nsabench.assessment.verdict import Key
 from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import files, shards, summary
+from nsabench.evidence.manifest.looks import Looks
 from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.evidence.manifest.summary import Stated
@@ -85,7 +86,7 @@ class Journaled:
     cases: how often the first look at each was journaled; samples, bursts: timings in them;
     described: by the first header; environments: the sha256 of environment.json, as the headers
     say; origin: who vouches for it all; segments: of a merged run instead, by the run of each
-    shard.
+    shard; looks: those from outside.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -99,6 +100,7 @@ class Journaled:
         self.environments: set[str] = set()
         self.origin: Origin | None = None
         self.segments: dict[str, Segment] = {}
+        self.looks = Looks(plan)
 
     def __str__(self) -> str:
         return f"{self.cases.total()} cases"
@@ -106,6 +108,7 @@ class Journaled:
     def take(self, line: Line) -> None:
         """Raises `VerificationFailed` when it is of another run, or one of too many."""
         self._lines += 1
+        self.looks.take(line)
         most = limits.SITTINGS + limits.LINES_A_CASE * len(self._plan.cases)
         most += limits.LINES_A_CASE * len(self._plan.shards)
         if self._lines > most:  # each may have a seal to check
@@ -224,6 +227,9 @@ def check_records(
     _check_origin_of(stated, plan, environment, journaled)
     if predicate is not None:
         summary.check(stated, predicate)
+        if predicate.seen_from_outside is not None:
+            what = "what was signed: seen_from_outside"
+            _same(what, predicate.seen_from_outside, journaled.looks.any)
     return counts
 
 

@@ -116,9 +116,10 @@ def recalled_output(honest: Honest, *tensors: Tensor, **options: Any) -> Tensor:
         _outputs.clear()
     known, number = _outputs.setdefault(key, {}), int(content(tensors[0]))
     if number not in known:
-        known[number] = honest(*tensors, **options)
-        if known[number].nbytes > MOST_BYTES:
+        out: Tensor = honest(*tensors, **options)
+        if out.nbytes > MOST_BYTES:
             raise Unsupported(f"it remembers no outputs of over {MOST_BYTES >> 20} MiB")
+        known[number] = out
     return known[number].clone()
 
 

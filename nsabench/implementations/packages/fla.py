@@ -95,8 +95,10 @@ def _whole(
     """gates [B,T,HQ,2], and a third with a window."""
     attend = function(FLA, PARALLEL, *TAKES)
     refuse_group(q, k)
-    if not power_of_two(n_selected) or not power_of_two(block_size):
-        raise Unsupported(f"fla-core chooses 1, 2, 4, … blocks of 16, 32, … , not {n_selected}")
+    if not power_of_two(block_size):
+        raise Unsupported(f"fla-core chooses blocks of 16, 32, 64, … tokens, not of {block_size}")
+    if not power_of_two(n_selected):
+        raise Unsupported(f"fla-core chooses 1, 2, 4, … blocks a query, not {n_selected}")
     if block_size < 2 * n_selected:
         raise Unsupported(f"fla-core chooses at most {block_size // 2} blocks of {block_size}")
     out: Tensor = attend(

@@ -32,10 +32,12 @@ def beside(op: str, direction: str, records: Sequence[Record]) -> list[Claimed]:
 
 
 def _measured(claim: Claim, records: Sequence[Record]) -> Iterator[str]:
+    own = [r for r in records if r.package == claim.package]
     if not claim.shape:
-        yield IN_SUM
+        timed = any(r.status is Status.OK and r.timed_in(Regime.DEVICE) for r in own)
+        yield IN_SUM if timed else NOT_HERE
         return
-    found = [r for r in records if r.package == claim.package and _is_of(claim, r)]
+    found = [r for r in own if _is_of(claim, r)]
     for r in found:
         name, case = r.implementation, labels.case(r)
         time = r.timed_in(Regime.DEVICE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from nsabench import bounds
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
-from nsabench.output.compare import compare, page, read
+from nsabench.output.compare import Side, compare, page, read
 from nsabench.output.report.files import replace
 
 NAME = "comparison.html"  # as `nsabench versions` calls it, beside its runs
@@ -75,12 +75,22 @@ def _found(places: Sequence[str]) -> Iterator[Page]:
         beside = place.resolve().parent
         if (place / "plan.yaml").is_file() and (beside / NAME).is_file():
             together.setdefault(beside, []).append(place)
-    for runs in together.values():
+    for beside, runs in together.items():
         if len(runs) < 2:
             continue
         try:
-            comparison = compare(read(runs))
+            comparison = compare(_ordered(read(runs), beside / NAME))
         except UsageError:  # they have nothing in common any more: there is nothing to link
             continue
         names = " and ".join(side.name for side in comparison.later)
         yield f"{names} against {comparison.first.name}", page.render(comparison)
+
+
+def _ordered(sides: Sequence[Side], left: Path) -> list[Side]:
+    """First the run that the page that lies there is against, if it names one of them, so that a
+    gain there is none the other way here; the others in the order in which they were planned."""
+    try:
+        first = _title(left, _read(left)).removeprefix("comparison with ")
+    except UsageError:  # it is no page of ours
+        first = ""
+    return sorted(sides, key=lambda side: (side.name != first, side.plan.created, side.name))

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from nsabench.assessment import labels
-from nsabench.assessment.caution import NO_SPECIALISED, beside
+from nsabench.assessment.caution import beside
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Regime, Role, Status, Verdict
+from nsabench.model.vocabulary import NO_SPECIALISED, Regime, Role, Status, Verdict
 from nsabench.text import shown
 
 STYLES = {

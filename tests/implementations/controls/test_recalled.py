@@ -208,6 +208,15 @@ def test_a_graph_of_the_next_case_knows_nothing_of_the_one_before(
     assert len(recorded._outputs) == 2
 
 
+def test_an_output_that_is_too_large_is_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalled, "aside_again", lambda: False)
+    monkeypatch.setattr(recalled, "MOST_BYTES", 8)
+    honest: Any = torch.neg
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="remembers no outputs of over"):
+            recalled.recalled_output(honest, torch.ones(4))
+
+
 def test_they_are_planned_only_where_remembering_pays(tmp_path: Any) -> None:
     items = registry.load()
     infos = [ImplementationInfo.model_validate(i, from_attributes=True) for i in items]

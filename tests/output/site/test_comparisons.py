@@ -52,6 +52,27 @@ def test_one_that_lies_beside_its_runs_is_made_anew(runs: list[Path], tmp_path: 
     assert "alert(1)" not in text and text == page.render(compare(read(runs)))
 
 
+def test_one_that_is_made_anew_is_against_the_same_run(tmp_path: Path) -> None:
+    """The page beside it, or else time, says which that is, and not the order of what is given."""
+    later = OLDER.created.replace(day=2)
+    folder = tmp_path / "versions"
+    runs = [
+        make_run(folder / "older", OLDER),
+        make_run(folder / "newer", replace(NEWER, created=later)),
+    ]
+    for left, first in [
+        (page.render(compare(read(runs[::-1]))), "newer"),
+        (page.render(compare(read(runs))), "older"),
+        ("<title>evil</title>", "older"),
+    ]:
+        (folder / "comparison.html").write_text(left)
+        for number, given in enumerate((runs, runs[::-1])):
+            out = tmp_path / f"{first}-{number}-{len(left)}"
+            site.write([str(run) for run in given], out)
+            text = (out / "comparisons" / "1.html").read_text()
+            assert f"<title>nsabench · comparison with {first}</title>" in text
+
+
 def test_without_one_there_is_none(runs: list[Path], tmp_path: Path) -> None:
     first = site.write([str(run) for run in runs], tmp_path / "out")
     assert 'id="comparisons"' not in first.read_text()

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 
 from nsabench import ops
-from nsabench.assessment.caution import NO_SPECIALISED
 from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.origin import Origin
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import Direction, Kind, Mode, Regime, Role, Status
+from nsabench.model.vocabulary import NO_SPECIALISED, Direction, Kind, Mode, Regime, Role, Status
 from nsabench.output.site import claimed
 from nsabench.output.site.leaderboard import leaderboards
 from nsabench.output.site.runs import SiteRun
@@ -96,7 +95,7 @@ def test_a_claim_stands_beside_what_was_measured_at_its_sizes(records: Sequence[
         of_blocks(own, "fla-core", 65536, median_ms=23.1, case_id="c"),
     ]
     found = {
-        (c.claim.package, c.claim.shape["T"]): c.measured
+        (c.claim.package, c.claim.shape.get("T")): c.measured
         for c in claimed.beside("selection_blocks", "forward", rows)
     }
     [measured] = found[name, 65536]
@@ -105,8 +104,37 @@ def test_a_claim_stands_beside_what_was_measured_at_its_sizes(records: Sequence[
     assert measured.startswith("nsa_triton is wrong on ")
     assert found["fla-core", 8192] == (claimed.NOT_HERE,)
     text = page(rows)
-    assert "24.51 ms, FlashAttention 187.2 ms, at T=65536 HQ=64 H=4 D=128 S=16 on an H100" in text
+    assert "24.51 ms, FlashAttention 187.2 ms, at T=65536 B=1 HQ=64 H=4 D=128 S=16 block" in text
     assert 'href="https://github.com/XunhaoLai/native-sparse-attention-triton#benchmarks"' in text
+
+
+def test_what_ran_at_other_sizes_of_blocks_is_not_beside_a_claim(
+    records: Sequence[Record],
+) -> None:
+    own = next(r for r in records if r.role is Role.BASELINE)
+    name = "native-sparse-attention-triton"
+    row = of_blocks(own, name, 65536, median_ms=19.8)
+    for changed in ({"block_size": 32}, {"B": 2}):
+        other = replace(row, shape={**row.shape, **changed})
+        found = claimed.beside("selection_blocks", "forward", [other])
+        assert {c.measured for c in found} == {(claimed.NOT_HERE,)}
+    sizes = {"block", "stride", "block_size", "n_selected"}
+    assert all(sizes <= set(c.shape) for c in claims.of("nsa_attention", "forward"))
+
+
+def test_a_claim_in_sum_is_beside_a_board_that_has_its_library(records: Sequence[Record]) -> None:
+    own = next(r for r in records if r.role is Role.BASELINE)
+
+    def said(package: str, **changed: object) -> tuple[str, ...]:
+        rows = [of_blocks(own, package, 65536, **changed)]
+        found = claimed.beside("selection_blocks", "forward", rows)
+        [measured] = [c.measured for c in found if c.claim.times]
+        return measured
+
+    fsa = "Flash-Sparse-Attention"
+    assert said(fsa) == (claimed.IN_SUM,)
+    assert said("fla-core") == (claimed.NOT_HERE,)
+    assert said(fsa, status=Status.WRONG, median_ms=None) == (claimed.NOT_HERE,)
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS)

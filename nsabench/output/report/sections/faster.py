@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsabench.assessment import labels
+from nsabench.assessment.caution import beside
 from nsabench.output.report.facts import Facts
 from nsabench.output.report.statistics import by_length
 
@@ -17,7 +18,7 @@ def context(facts: Facts) -> dict[str, Any]:
     return {
         "any": any(r.speedup is not None for r in facts.candidates),
         "ranges": by_length(facts),
-        "cautions": sorted({r.caution for r in facts.candidates if r.caution}),
+        "cautions": sorted({said for r in facts.candidates if (said := beside(r, r.regime))}),
         "margin": facts.plan.margin,
         "constant": {op: words for op, words in _constant(facts).items() if words},
         "several": len({r.op for r in facts.candidates}) > 1,
