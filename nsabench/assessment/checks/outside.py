@@ -44,8 +44,13 @@ def _besides(calls: int) -> float:
 
 def is_no_faster(seen: Outside | None) -> str:
     """Why a call is not faster than a baseline, if it is not by the supervisor's clock; or ''."""
-    if seen is None or not seen.baseline or seen.baseline_ms is None:
+    if seen is None or not seen.baseline:
         return ""
+    if seen.baseline_ms is None:
+        return (
+            f"the supervisor's clock saw nothing of {seen.baseline} on the same inputs: whether it "
+            "is faster is not known"
+        )
     if NEAR * seen.time_ms < seen.baseline_ms:
         return ""
     return (
