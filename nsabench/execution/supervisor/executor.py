@@ -285,6 +285,10 @@ class WorkerExecutor:
     def log(self) -> str:
         return self._last_log
 
+    def retire(self) -> None:
+        """End its worker, with what it left on the device. The next request starts another."""
+        self._retire()
+
     def _retire(self) -> str:
         worker, self._worker = self._worker, None
         if worker is None:
