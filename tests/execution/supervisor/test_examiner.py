@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -352,3 +353,23 @@ def test_who_is_held_to_what_a_clean_process_has(
         made.apart = WorkerExecutor("cpu", sources={"nsabench": "digest"})
         made._examine(case, Measured(outcomes=outcomes, conditions=Conditions(), measuring_s=0.0))
     assert found == ["sdpa"] * 2
+
+
+def test_the_referee_keeps_no_inputs(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It holds the truth about them until it is asked again, which may be long."""
+    drawn: list[weakref.ref[Any]] = []
+    write = sheets.write
+
+    def seen(path: Path, sets: Any) -> Any:
+        drawn.extend(weakref.ref(one) for tensors in sets for one in tensors.values())
+        return write(path, sets)
+
+    monkeypatch.setattr(sheets, "write", seen)
+    referee = Referee()
+    case = make_plan(["x"]).cases[0].case
+    posed = referee.pose(Pose(case=case, computes="", count=2, path=str(tmp_path / "in")))
+    assert not posed.reason and len(drawn) == 6
+    assert [one() for one in drawn] == [None] * 6
+    assert referee._truth
