@@ -71,7 +71,8 @@ class Outside(Message):
 
     calls: in one look; time_ms: of a call at most, the least of all looks, with all that a look
     takes besides. baseline_ms: that of `baseline` on the same inputs, in a process that imports no
-    candidate, and baseline_claim_ms: what it takes by the clock there; None: nobody was asked.
+    candidate, and baseline_claim_ms: what it takes by the clock there; None: nobody was asked,
+    or `baseline` failed.
     reason: why nothing was seen.
     """
 

@@ -184,6 +184,8 @@ def _undisturbed(
 
     Raises `UsageError` for a file of which something always runs.
     """
+    if plan.device == "cuda" and installed:
+        own.retire()  # a kernel goes on although the process that launched it is stopped
     try:
         with own.stopped():
             was_busy = pressure.watch()

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -24,7 +25,7 @@ from nsabench.model.description import Described
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Conditions
 from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Direction, DType, Role, Runs
+from nsabench.model.vocabulary import Direction, DType, PassName, Role, Runs
 from nsabench.output.terminal.trial import found
 from nsabench.trial import known_baselines
 
@@ -318,6 +319,27 @@ def test_nothing_of_the_file_runs_while_baselines_are_timed(
     assert check(two, *SMALL).return_value == 1
     [(before, after)] = seen
     assert 0 < before == after
+
+
+@pytest.mark.parametrize(("device", "installed"), [("cuda", "x"), ("cuda", ""), ("cpu", "x")])
+def test_no_kernel_of_the_file_runs_on_while_baselines_are_timed(
+    monkeypatch: pytest.MonkeyPatch, device: str, installed: str
+) -> None:
+    """A process that is stopped leaves its kernels on the device."""
+    done: list[str] = []
+    own, apart = (mock.MagicMock(spec=WorkerExecutor) for _ in range(2))
+    own.retire.side_effect = lambda: done.append("retire")
+
+    def measured(plan: Any, planned: Any, executor: Any, names: Any) -> Entry:
+        done.append("measure")
+        return Entry(pass_name=PassName.FIRST_LOOK, case_id="a", outcomes=[])
+
+    monkeypatch.setattr(trial, "_measured", measured)
+    of: Any = SimpleNamespace(device=device)
+    nothing: Any = None
+    trial._undisturbed(of, nothing, own, apart, nothing, list(filter(None, [installed])))
+    spared = device == "cpu" or not installed
+    assert done == ["measure"] if spared else ["retire", "measure"]
 
 
 @pytest.mark.parametrize("how", ["busy", "throttled"])

@@ -25,7 +25,7 @@ IMPOSSIBLE = 5.0  # beyond which what else a machine did is no explanation
 AS_MUCH_AGAIN = 3.0  # times what a baseline took beyond its own time
 LONG_MS = 1.0  # of a baseline whose time is more than what a call takes besides
 BESIDES = 2.0  # what a look takes besides is so many times that of a baseline at most
-NEAR = 1.02  # times that of a baseline: no clock tells them apart
+NEAR = 1.02  # times as long: what differs by less differs by chance
 
 
 def longest_ms(claim_ms: float, seen: Outside) -> float:
@@ -44,13 +44,18 @@ def _besides(calls: int) -> float:
 
 def is_no_faster(seen: Outside | None) -> str:
     """Why a call is not faster than a baseline, if it is not by the supervisor's clock; or ''."""
-    if seen is None or not seen.baseline or seen.baseline_ms is None:
+    if seen is None or not seen.baseline:
         return ""
-    if seen.time_ms < NEAR * seen.baseline_ms:
+    if seen.baseline_ms is None:
+        return (
+            f"the supervisor's clock saw nothing of {seen.baseline} on the same inputs: whether it "
+            "is faster is not known"
+        )
+    if NEAR * seen.time_ms < seen.baseline_ms:
         return ""
     return (
         f"by the supervisor's clock a call takes {seen.time_ms:.3g} ms on inputs that it had not "
-        f"seen, and one of {seen.baseline} {seen.baseline_ms:.3g} ms: it is no faster"
+        f"seen, and one of {seen.baseline} {seen.baseline_ms:.3g} ms: it is no faster beyond chance"
     )
 
 

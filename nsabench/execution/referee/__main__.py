@@ -87,7 +87,6 @@ class Referee:
     def __init__(self) -> None:
         self._random = SystemRandom()
         self._case: Case | None = None
-        self._given: list[dict[str, Tensor]] = []
         self._truth: dict[int, Truth] = {}
         self._answers: list[list[Sheet]] = []
 
@@ -112,15 +111,15 @@ class Referee:
                 index: Truth.of(op, drawn[index], grads[index] if grads else None)
                 for index in judged
             }
-            self._given = [{n: t.contiguous() for n, t in one.tensors.items()} for one in drawn]
-            questions = sheets.write(Path(pose.path), self._given)
+            given_sets = [{n: t.contiguous() for n, t in one.tensors.items()} for one in drawn]
+            questions = sheets.write(Path(pose.path), given_sets)
             gradients = []
             if grads:
                 of_sets = [{GRAD_OUT: grad.contiguous()} for grad in grads]
                 gradients = [one[0] for one in sheets.write(Path(pose.gradient), of_sets)]
         except (NsabenchError, Failure, sheets.NoSheet, MemoryError, pickle.PicklingError) as error:
             return Posed(reason=str(error) or type(error).__name__)
-        given = next(iter(self._given[0].values()))
+        given = next(iter(given_sets[0].values()))
         truth = next(iter(self._truth.values())).results
         results = {n: t.new_empty(t.shape, dtype=given.dtype) for n, t in truth.items()}
         self._case = case

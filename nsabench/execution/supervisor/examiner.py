@@ -50,13 +50,14 @@ def found_out(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True)
 class Rival:
-    """The fastest baseline, by what it says; '' where there is none."""
+    """A baseline, and what it says."""
 
-    name: str = ""
-    claim_ms: float = math.inf
+    name: str
+    claim_ms: float
 
 
-def fastest(outcomes: Sequence[Outcome], infos: Infos) -> Rival:
+def rivals(outcomes: Sequence[Outcome], infos: Infos) -> list[Rival]:
+    """The baselines among `infos` that are right, the fastest first."""
     found = [
         Rival(o.implementation, claim)
         for o in outcomes
@@ -65,7 +66,7 @@ def fastest(outcomes: Sequence[Outcome], infos: Infos) -> Rival:
         and o.status is Status.OK
         and (claim := _claim_ms(o))
     ]
-    return min(found, key=lambda rival: rival.claim_ms, default=Rival())
+    return sorted(found, key=lambda rival: rival.claim_ms)
 
 
 class Examiner:
@@ -84,17 +85,17 @@ class Examiner:
         outcomes: Sequence[Outcome],
         infos: Infos,
         by: Examinee,
-        rival: Rival,
+        rivals: Sequence[Rival],
     ) -> None:
         """Look at the candidates among `outcomes`: what was seen, or that they are wrong, is put
-        there. by: who calls them; rival: what they want to beat."""
+        there. by: who calls them; rivals: what they want to beat, the fastest first."""
         for outcome in outcomes:
             info = infos.get(outcome.implementation)
             if info is None or info.role is not Role.CANDIDATE or outcome.status is not Status.OK:
                 continue
             outcome.outside = Outside()
             try:
-                self._watch(case, info, outcome, by, rival)
+                self._watch(case, info, outcome, by, rivals)
             except Fault as fault:
                 _condemn(outcome, fault)
             except Unseen as unseen:
@@ -106,31 +107,39 @@ class Examiner:
         info: ImplementationInfo,
         outcome: Outcome,
         by: Examinee,
-        rival: Rival,
+        rivals: Sequence[Rival],
     ) -> None:
         """The least times of several looks; one is enough where it agrees with the claim."""
         claim = _claim_ms(outcome)
         count = 1 if claim is None else _count(case, max(claim, LEAST_MS))
+        left = [] if claim is None else [rival.name for rival in rivals]
         for number in range(LOOKS):
             if number:
                 time.sleep(PAUSE_S)
-            beside = claim is not None and rival.name
-            yardstick = Yardstick(self._beside(), rival.name) if beside else None
+            rival = left[0] if left else ""
+            yardstick = Yardstick(self._beside(), rival) if rival else None
             seen = self._looker.look(case, info, count, by, yardstick)
             _tell(outcome, seen)
             assert outcome.outside is not None
-            outcome.outside = _joined(outcome.outside, seen, rival.name)
-            if claim is None or _settled(claim, outcome.outside, rival):
+            outcome.outside = _joined(outcome.outside, seen, rival)
+            if claim is None or _settled(claim, outcome.outside, rivals):
                 return
-            if seen.beside_ms is None:  # one that is not there, or fails, shows nothing
-                rival = Rival()
+            if outcome.outside.baseline_ms is None:  # it failed: the next may not
+                left = left[1:]
             count = _count(case, seen.time_ms)
 
 
 def _joined(before: Outside, seen: Look, rival: str) -> Outside:
-    """The least of both: whatever else a machine does makes a time longer."""
+    """The least of both: whatever else a machine does makes a time longer. A rival that failed
+    takes away nothing that was seen of it, and has a name, if nothing was."""
     times = [seen.time_ms, *([before.time_ms] if before.calls else [])]
-    joined = Outside(calls=seen.calls, time_ms=min(times))
+    joined = Outside(
+        calls=seen.calls,
+        time_ms=min(times),
+        baseline=before.baseline or rival,
+        baseline_ms=before.baseline_ms,
+        baseline_claim_ms=before.baseline_claim_ms,
+    )
     if seen.beside_ms is None or seen.beside_own_ms is None:
         return joined
     beside, own = seen.beside_ms, seen.beside_own_ms
@@ -141,11 +150,12 @@ def _joined(before: Outside, seen: Look, rival: str) -> Outside:
     return joined
 
 
-def _settled(claim_ms: float, seen: Outside, rival: Rival) -> bool:
+def _settled(claim_ms: float, seen: Outside, rivals: Sequence[Rival]) -> bool:
     """Whether nothing hangs on another look."""
     if seen.time_ms > longest_ms(claim_ms, seen):
         return False
-    return rival.claim_ms <= claim_ms or not is_no_faster(seen)
+    wants_to_beat = all(claim_ms < rival.claim_ms for rival in rivals)
+    return not wants_to_beat or not is_no_faster(seen)
 
 
 def _condemn(outcome: Outcome, fault: Fault) -> None:

@@ -23,7 +23,7 @@ from nsabench.execution.protocol import (
 )
 from nsabench.execution.supervisor import process, sensors
 from nsabench.execution.supervisor.classify import classify
-from nsabench.execution.supervisor.examiner import Examiner, examines, fastest, found_out
+from nsabench.execution.supervisor.examiner import Examiner, examines, found_out, rivals
 from nsabench.execution.supervisor.look import Looker
 from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
@@ -259,10 +259,18 @@ class WorkerExecutor:
             return False
         if self._looker is None:
             self._looker = Looker(self._own_scratch(), self.ops_file)
-        rival = fastest([*measured.outcomes, *self.beside], infos)
+        clean = {name: info for name, info in infos.items() if self._is_apart(info)}
+        found = rivals([*measured.outcomes, *self.beside], clean)
         examiner = Examiner(self._looker, self._beside)
-        examiner.examine(case, measured.outcomes, infos, self, rival)
+        examiner.examine(case, measured.outcomes, infos, self, found)
         return any(found_out(outcome) for outcome in measured.outcomes)
+
+    def _is_apart(self, info: ImplementationInfo) -> bool:
+        """Whether workers that import no candidate have it."""
+        if self.apart is not None and self.apart.sources is not None:
+            return info.source in self.apart.sources
+        candidates = (i for i in self.infos.values() if i.role is Role.CANDIDATE)
+        return info.source not in {candidate.source for candidate in candidates}
 
     def _beside(self) -> _Beside:
         if self.apart is None:
@@ -276,6 +284,10 @@ class WorkerExecutor:
 
     def log(self) -> str:
         return self._last_log
+
+    def retire(self) -> None:
+        """End its worker, with what it left on the device. The next request starts another."""
+        self._retire()
 
     def _retire(self) -> str:
         worker, self._worker = self._worker, None

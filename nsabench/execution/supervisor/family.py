@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,11 @@ import psutil
 STOPPING_S = 2.0  # a process that has not stopped by then is held by the kernel, or forks others
 PATIENCE = 50  # looks at a process without a pause
 PAUSE_S = 2e-4
+# Of a thread after it shows that it stopped: it may be switched off once more, and on a machine
+# that takes its turns with others that takes a while.
+SWITCHES = 1
+SWITCHING_S = 2e-3
+TICKS = 2
 _LISTED = Path("/proc/thread-self/children").exists()
 _AT_REST = b"TtZX"  # stopped, stopped by a tracer, dead
 
@@ -96,7 +102,8 @@ def _shared_once(process: psutil.Process) -> int:
 def stopped(leader: int, others: Callable[[], set[int]]) -> Iterator[None]:
     """Nothing of a family runs meanwhile: not its leader, nor those of whom `others` tells then.
 
-    Raises `StillRuns` when that cannot be had.
+    Raises `StillRuns` when that cannot be had, and at the end when one of them ran nevertheless: a
+    timer of its own may wake a process.
     """
     held: list[int] = []
     deadline = time.monotonic() + STOPPING_S
@@ -109,10 +116,55 @@ def stopped(leader: int, others: Callable[[], set[int]]) -> Iterator[None]:
             for pid in new:
                 _await_rest(pid, deadline)
             new = others().difference(held)
+        before = {pid: _turns(pid) for pid in held}
         yield
+        _refuse_runners(before)
     finally:
         for pid in held:
             _send(pid, signal.SIGCONT)
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """What a thread had of a processor. switches: how often it got one; None: not known."""
+
+    seconds: float
+    switches: int | None
+
+    def ran_since(self, before: _Turns) -> bool:
+        seconds = self.seconds - before.seconds
+        if self.switches is None or before.switches is None:
+            return seconds > (TICKS + 0.5) / os.sysconf("SC_CLK_TCK")
+        return seconds > SWITCHING_S or self.switches - before.switches > SWITCHES
+
+
+def _turns(pid: int) -> dict[str, _Turns]:
+    """Of all threads of a process that are there."""
+    found = {}
+    for thread in _threads(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[thread.name] = _turns_of(thread)
+    return found
+
+
+def _turns_of(thread: Path) -> _Turns:
+    with contextlib.suppress(OSError, ValueError):  # a kernel may have no such file
+        nanoseconds, _, switches = map(int, (thread / "schedstat").read_bytes().split())
+        return _Turns(nanoseconds / 1e9, switches)
+    content = (thread / "stat").read_bytes()
+    user, system = content[content.rindex(b")") + 2 :].split()[11:13]
+    return _Turns((int(user) + int(system)) / os.sysconf("SC_CLK_TCK"), None)
+
+
+def _refuse_runners(before: dict[int, dict[str, _Turns]]) -> None:
+    """Raises `StillRuns` when one of these processes ran since then."""
+    for pid, threads in before.items():
+        now = _turns(pid)
+        ran = any(now[name].ran_since(threads[name]) for name in now.keys() & threads.keys())
+        if ran or now.keys() - threads.keys() or not _is_at_rest(pid):
+            raise StillRuns(f"process {pid} went on by itself")
+        if children(pid) - before.keys():
+            raise StillRuns(f"process {pid} started another")
 
 
 def _send(pid: int, signum: int) -> None:

@@ -132,7 +132,8 @@ class Looker:
                 limit = size(MOST_ANSWER_BYTES)
                 raise Unseen(f"its outputs would take more than {limit}")
             if yardstick is not None:
-                posed_at.copy(kept_at)
+                with _room():
+                    posed_at.copy(kept_at)
             calls, beside = len(posed.answers), None
             request = _request(case, info.name, posed)
             with _called(by, request, posed_at) as called:
@@ -281,10 +282,28 @@ def _beside(yardstick: Yardstick, request: Examine, kept_at: _Files) -> tuple[fl
 
 
 def _taken(outputs: Path, to: Path, size: int) -> None:
-    """Copy the outputs. Raises `Fault` when they are not there as they should be."""
+    """Copy the outputs. Raises `Fault` when they are not there as they should be, and `Unseen` when
+    the copy cannot be written."""
+    with _room(), to.open("wb") as copy:
+        for part in _parts(outputs, size):
+            copy.write(part)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """For what is our own. Raises `Unseen` when there is none."""
     try:
-        with bounds.opened(outputs, size, flags=os.O_NOFOLLOW) as file, to.open("wb") as copy:
-            shutil.copyfileobj(file, copy, READ_BYTES)
+        yield
+    except OSError as error:
+        raise Unseen(f"a copy of it cannot be written: {error}") from None
+
+
+def _parts(outputs: Path, size: int) -> Iterator[bytes]:
+    """Raises `Fault` when they are not there as they should be."""
+    try:
+        with bounds.opened(outputs, size, flags=os.O_NOFOLLOW) as file:
+            while part := file.read(READ_BYTES):
+                yield part
     except (OSError, bounds.OutOfBounds) as error:
         raise Fault(Status.WRONG, f"its outputs cannot be read: {error}") from None
 

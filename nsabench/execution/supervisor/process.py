@@ -250,7 +250,7 @@ class WorkerProcess:
 
     def _refuse_excess(self) -> None:
         """Raises a `WorkerLost` when it takes more of the machine than it may."""
-        if len(family.descendants(self.pid)) > MOST_PROCESSES:
+        if len(self._started()) > MOST_PROCESSES:
             raise self._broke(f"started more than {MOST_PROCESSES} processes")
         if family.takes_more(self.pid, self._memory_limit):
             self.stop()
@@ -369,10 +369,10 @@ def _tell_reaper(line: str) -> None:
 
 
 def own() -> set[int]:
-    """The workers that are there now, and what they started."""
+    """The workers that are there now, and what they are forked from. What a worker starts is none
+    of ours: on the device it takes from who is timed there."""
     with _births:
-        workers = _workers | templates.pids()
-    return workers.union(*map(family.descendants, workers))
+        return _workers | templates.pids()
 
 
 def reap_orphans(siblings: set[int], born: float) -> None:

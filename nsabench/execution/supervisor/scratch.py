@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from nsabench.execution.protocol import Sandbox
@@ -14,20 +15,40 @@ from nsabench.signing.secrecy import variables
 
 MOST_BYTES = 16 << 30
 MOST_FILES = 1 << 18
+ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empty file
+# Of a processor, and not of the clock: a machine that is busy shows nothing.
+WALKING_S = 20.0
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
 
 
 def holds_more(folder: Path) -> bool:
-    """Whether a folder takes more of its disk than a scratch may."""
+    """Whether a folder takes more of its disk than a scratch may, or cannot be walked through:
+    what is nested too deep, or may not be read, hides what it holds."""
     taken = files = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            files += 1
-            with suppress(OSError):  # it is gone again
-                taken += Path(parent, name).lstat().st_blocks * 512
-        if taken > MOST_BYTES or files > MOST_FILES:
+    end = time.thread_time() + WALKING_S
+    left = [str(folder)]
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    files += 1
+                    taken += ENTRY_BYTES + _bytes_of(entry)
+                    if taken > MOST_BYTES or files > MOST_FILES or time.thread_time() > end:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):  # it is gone again, or another
+            continue
+        except OSError:
             return True
     return False
+
+
+def _bytes_of(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:  # it is gone again
+        return 0
 
 
 class Scratch:
@@ -53,8 +74,11 @@ class Scratch:
         return self._folder.name
 
     def remove(self) -> None:
-        self._folder.cleanup()
-        self._private.cleanup()
+        for folder in (self._folder, self._private):
+            try:
+                folder.cleanup()
+            except RecursionError:  # Python calls itself for each folder in another
+                subprocess.run(["rm", "-rf", "--", folder.name], check=False)
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

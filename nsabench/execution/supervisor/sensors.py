@@ -35,7 +35,7 @@ class Watch:
 
 @contextmanager
 def watching(device: Device, own: Callable[[], Collection[int]]) -> Iterator[Watch]:
-    """Read the sensors meanwhile. own: processes that are the supervisor's, and no others."""
+    """Read the sensors meanwhile. own: processes that do not compete with who is timed."""
     sensors = nvml.Device.visible() if device == "cuda" else None
     with ConditionMonitor(sensors) as monitor:
         watch = Watch(monitor)

@@ -49,7 +49,7 @@ def make_plan() -> MakePlan:
                     name=name,
                     role=Role.BASELINE if name == "sdpa_gqa" else Role.CANDIDATE,
                     devices=(Runs.CUDA, Runs.CPU),
-                    source="hostile.py",
+                    source="nsabench" if name == "sdpa_gqa" else "hostile.py",
                 )
                 for name in names
             ],

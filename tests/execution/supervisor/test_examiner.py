@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,16 +13,16 @@ import pytest
 
 from nsabench import ops
 from nsabench.assessment.checks.outside import ON_NEW_INPUTS, is_no_faster, longest_ms
-from nsabench.execution.protocol import OF_A_REFEREE, Judge, Pose, Posed, Sandbox
+from nsabench.execution.protocol import OF_A_REFEREE, Judge, Judged, Measured, Pose, Posed, Sandbox
 from nsabench.execution.referee import sheets
 from nsabench.execution.referee.__main__ import Referee
-from nsabench.execution.supervisor import look
-from nsabench.execution.supervisor.examiner import ON_CUDA, examines
+from nsabench.execution.supervisor import examiner, look
+from nsabench.execution.supervisor.examiner import ON_CUDA, Examiner, Rival, examines
 from nsabench.execution.supervisor.executor import WorkerExecutor
-from nsabench.execution.supervisor.look import Looker
+from nsabench.execution.supervisor.look import Examinee, Look, Looker, Yardstick
 from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
 from nsabench.model.case import Case, FixedCount, Timing
-from nsabench.model.measurement import Outcome
+from nsabench.model.measurement import Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from tests.execution.supervisor.conftest import HOSTILE, MakePlan
@@ -144,7 +145,7 @@ def deceived(case: Case, name: str, baseline: str) -> Outcome:
     made = WorkerExecutor("cpu", DECEIVERS)
     made.infos = {
         (case.op, who): ImplementationInfo(
-            op=case.op, name=who, role=role, devices=(Runs.CPU,), source="any"
+            op=case.op, name=who, role=role, devices=(Runs.CPU,), source=role
         )
         for who, role in roles.items()
     }
@@ -252,3 +253,123 @@ def test_rows_that_rounding_decides_are_held_to_their_bounds(tmp_path: Path) -> 
     output.copy_(rows.view_as(output))
     judged = referee.judge(Judge(path=str(tmp_path / "out")))
     assert judged.reason or (judged.worst_row or 0) > 1, judged
+
+
+def looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+    case: Case,
+    beside: dict[str, list[float | None]],
+    time_ms: float = 1.0,
+) -> tuple[Outcome, list[str]]:
+    """What becomes of a candidate that says 0.8 ms and takes `time_ms`, and whom it was held to.
+
+    beside: of each baseline, the fastest first, its time look by look; None: it failed.
+    """
+    asked = []
+
+    def seen(self: Looker, of: Case, info: Any, count: int, by: Any, rival: Yardstick) -> Look:
+        asked.append(rival.implementation)
+        found = beside[rival.implementation].pop(0)
+        return Look(count, time_ms, Judged(), found, found)
+
+    monkeypatch.setattr(Looker, "look", seen)
+    monkeypatch.setattr(examiner, "PAUSE_S", 0.0)
+    mine = Outcome(
+        implementation="mine", status=Status.OK, samples=Samples(round=[0], time_ms=[0.8])
+    )
+    info = ImplementationInfo(
+        op=case.op, name="mine", role=Role.CANDIDATE, devices=(Runs.CPU,), source="mine.py"
+    )
+    nobody: Any = None
+    held_to = [Rival(name, 1.0 + place) for place, name in enumerate(beside)]
+    examinee: Examinee = nobody
+    Examiner(Looker(nobody, None), lambda: examinee).examine(
+        case, [mine], {"mine": info}, examinee, held_to
+    )
+    return mine, asked
+
+
+def test_a_baseline_that_fails_once_was_seen_before(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: dict[str, list[float | None]] = {"sdpa": [0.9, None, 1.0, None, 1.0], "slow": []}
+    mine, asked = looked_at(monkeypatch, make_plan(["x"]).cases[0].case, beside)
+    assert asked == ["sdpa"] * 5
+    assert mine.outside is not None and mine.outside.baseline_ms == 0.9
+    assert "it is no faster" in is_no_faster(mine.outside)
+
+
+def test_where_a_baseline_fails_the_next_is_asked(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: dict[str, list[float | None]] = {"sdpa": [None], "slow": [2.0]}
+    mine, asked = looked_at(monkeypatch, make_plan(["x"]).cases[0].case, beside)
+    assert asked == ["sdpa", "slow"]
+    assert mine.outside is not None and mine.outside.baseline == "slow"
+    assert not is_no_faster(mine.outside)
+
+
+def test_nobody_is_faster_than_a_baseline_of_which_nothing_was_seen(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing: list[float | None] = [None] * 5
+    beside = dict.fromkeys("abcdef", failing)
+    mine, asked = looked_at(monkeypatch, make_plan(["x"]).cases[0].case, beside)
+    assert asked == list("abcde")
+    assert mine.outside is not None and "is not known" in is_no_faster(mine.outside)
+
+
+def test_who_is_held_to_what_a_clean_process_has(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline of the candidate's own file is not there, however fast it says to be."""
+    case = make_plan(["x"]).cases[0].case
+    made = WorkerExecutor("cpu", HOSTILE)
+    sources = {"mine": "mine.py", "theirs": "mine.py", "sdpa": "nsabench"}
+    made.infos = {
+        (case.op, who): ImplementationInfo(
+            op=case.op,
+            name=who,
+            role=Role.CANDIDATE if who == "mine" else Role.BASELINE,
+            devices=(Runs.CPU,),
+            source=source,
+        )
+        for who, source in sources.items()
+    }
+    found: list[str] = []
+    monkeypatch.setattr(
+        Examiner,
+        "examine",
+        lambda self, case, outcomes, infos, by, rivals: found.extend(r.name for r in rivals),
+    )
+    times = {"mine": 0.5, "theirs": 0.1, "sdpa": 1.0}
+    outcomes = [
+        Outcome(implementation=who, status=Status.OK, samples=Samples(round=[0], time_ms=[ms]))
+        for who, ms in times.items()
+    ]
+    with closing(made):
+        made._examine(case, Measured(outcomes=outcomes, conditions=Conditions(), measuring_s=0.0))
+        assert found == ["sdpa"]
+        made.apart = WorkerExecutor("cpu", sources={"nsabench": "digest"})
+        made._examine(case, Measured(outcomes=outcomes, conditions=Conditions(), measuring_s=0.0))
+    assert found == ["sdpa"] * 2
+
+
+def test_the_referee_keeps_no_inputs(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It holds the truth about them until it is asked again, which may be long."""
+    drawn: list[weakref.ref[Any]] = []
+    write = sheets.write
+
+    def seen(path: Path, sets: Any) -> Any:
+        drawn.extend(weakref.ref(one) for tensors in sets for one in tensors.values())
+        return write(path, sets)
+
+    monkeypatch.setattr(sheets, "write", seen)
+    referee = Referee()
+    case = make_plan(["x"]).cases[0].case
+    posed = referee.pose(Pose(case=case, computes="", count=2, path=str(tmp_path / "in")))
+    assert not posed.reason and len(drawn) == 6
+    assert [one() for one in drawn] == [None] * 6
+    assert referee._truth

@@ -144,7 +144,7 @@ def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.M
     assert process.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
 
 
-@pytest.mark.parametrize(("most_bytes", "most_files"), [(1 << 16, 99), (1 << 30, 3)])
+@pytest.mark.parametrize(("most_bytes", "most_files"), [(1 << 16, 99), (1 << 30, 4)])
 def test_a_scratch_holds_no_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int, most_files: int
 ) -> None:
@@ -161,6 +161,46 @@ def test_a_scratch_holds_no_more_than_it_may(
     assert scratch.holds_more(tmp_path)
 
 
+def test_folders_and_links_count_however_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than Python calls itself; the paths are short enough to be read."""
+    made = scratch.Scratch()
+    folder = nested = Path(made.path)
+    for _ in range(1500):
+        nested = nested / "d"
+        nested.mkdir()
+    nested.joinpath("link").symlink_to(folder)
+    assert not scratch.holds_more(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(scratch, "MOST_BYTES", 1501 * scratch.ENTRY_BYTES - 1)
+        assert scratch.holds_more(folder)
+    monkeypatch.setattr(scratch, "MOST_FILES", 1500)
+    assert scratch.holds_more(folder)
+    made.remove()
+    assert not folder.exists()
+
+
+def test_what_cannot_be_read_is_too_much(tmp_path: Path) -> None:
+    """Folders in folders, to a path that is too long."""
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(tmp_path)
+        for _ in range(20):
+            Path("d" * 250).mkdir()
+            os.chdir("d" * 250)
+    finally:
+        os.fchdir(before)
+        os.close(before)
+    assert scratch.holds_more(tmp_path)
+
+
+def test_to_walk_through_a_scratch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").touch()
+    assert not scratch.holds_more(tmp_path)
+    assert not scratch.holds_more(tmp_path / "gone")
+    monkeypatch.setattr(scratch, "WALKING_S", -1.0)
+    assert scratch.holds_more(tmp_path)
+
+
 def test_what_fills_its_scratch_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "SCRATCH_S", 0.0)
     monkeypatch.setattr(scratch, "MOST_BYTES", 1)
@@ -170,3 +210,33 @@ def test_what_fills_its_scratch_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
         worker._weighed_at = 0.0
         list(worker.ask(Discover(), 60))
     assert "to its scratch" in lost.value.how
+
+
+def test_processes_that_got_away_from_a_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forks twice leaves its children to the supervisor."""
+    monkeypatch.setattr(process, "MOST_PROCESSES", 3)
+    worker = WorkerProcess(measuring("cpu", None))
+    try:
+        orphans = {psutil.Popen(["sleep", "60"], start_new_session=True).pid for _ in range(4)}
+        assert orphans <= worker._started()
+        worker._weighed_at = 0.0
+        with pytest.raises(WorkerBrokeProtocol) as lost:
+            list(worker.ask(Discover(), 60))
+        assert "started more than 3 processes" in lost.value.how
+        assert not orphans & set(psutil.pids())
+    finally:
+        worker.stop()
+
+
+def test_what_a_worker_starts_competes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that a candidate starts may be on the device."""
+    script = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
+    command = [sys.executable, "-S", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        helper = psutil.Process(int(worker.stdout.readline()))
+        monkeypatch.setattr(process, "_workers", {worker.pid})
+        owned = process.own()
+        helper.kill()
+        worker.communicate(b"\n")
+    assert worker.pid in owned and helper.pid not in owned
