@@ -63,7 +63,8 @@ def every_combo(folder: Path, *combos: str, room: str = "0") -> subprocess.Compl
             **os.environ,
             "PATH": f"{folder}:{os.environ['PATH']}",
             "PYTHON": "./python",
-            "LINES": "lines",
+            "LINES": "24",  # the height of a terminal, as many shells export it
+            "ROWS_IN": "lines",
             "LIMIT_S": "1",
             "ROOM_GB": room,
         },
