@@ -159,7 +159,7 @@ def looked(run: SimpleNamespace, *passes: Pass) -> None:
 def test_a_shard_whose_plan_has_no_such_pass_keeps_nobody_waiting() -> None:
     """As an earlier version planned it."""
     said: list[tuple[str, str]] = []
-    meeting = Meeting(["a", "b"], lambda *line: said.append(line))
+    meeting = Meeting(["a", "b"], lambda *line: said.append(line), patience_s=5)
     a, b = (Member(meeting, name, said, "") for name in ("a", "b"))
     measured: list[str] = []
 
