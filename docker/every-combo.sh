@@ -3,7 +3,7 @@
 # docs/reference/images.md each. Needs a Docker daemon, a base, and 20 GB of room for one at a time.
 #
 # Usage: docker/every-combo.sh BASE [COMBO...]      (default: all of combos.yaml but the retired)
-#   LINES=results/every-combo   a file a combo with its line; one that is there is not tried again
+#   ROWS_IN=results/every-combo a file a combo with its line; one that is there is not tried again
 #   LIMIT_S=3600                a combo that takes longer is given up, and its line says so
 #   ROOM_GB=20                  what must be free where the daemon keeps images, before each
 set -eu
@@ -14,7 +14,7 @@ fi
 base=$1
 shift
 python=${PYTHON:-.venv/bin/python}
-lines=${LINES:-results/every-combo}
+lines=${ROWS_IN:-results/every-combo}
 limit_s=${LIMIT_S:-3600}
 room_gb=${ROOM_GB:-20}
 if [ $# -eq 0 ]; then

@@ -9,32 +9,46 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from select import select
 
+from nsabench.assessment.neighbours import findings
 from nsabench.errors import EnvironmentRefused
 from nsabench.execution.passes import Beside, Pass
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.model.journal import Contents
 from nsabench.model.plan import Plan
 
-VARIABLE = "NSABENCH_NEIGHBOURS"  # DESCRIPTOR:COUNT
+VARIABLE = "NSABENCH_NEIGHBOURS"  # DESCRIPTOR:COUNT, without a descriptor where there is no line
 # What a shard says: that it has come to a pass that it has not measured yet, or that it has, and
 # that it has measured. What it is told: to measure or keep the device busy, and to go on.
 WANTED, HAD, MEASURED = b"wanted", b"had", b"measured"
 BEGIN, GO_ON = b"begin", b"go on"
 LONGEST = 16
 BUSY = 500_000  # sessions of a pass from here on are not journaled
+LOSSES = 3  # of a worker that was to keep the device busy; it would be lost again
+PATIENCE_S = 1800.0  # what one shard is waited for, at most
 
 
 class Neighbours:
     """count: shards beside this one. Without a line to whoever began them nothing can be measured
     of what they do."""
 
-    def __init__(self, count: int = 0, line: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        count: int = 0,
+        line: socket.socket | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.count = count
         self._line = line
+        # For the others to come to a pass and to measure it, one after another.
+        self._patience_s = 2 * (count + 1) * patience_s
+        if line is not None:
+            line.settimeout(self._patience_s)
 
     @classmethod
     def handed(cls) -> Neighbours:
@@ -42,6 +56,8 @@ class Neighbours:
         descriptor, _, count = os.environ.pop(VARIABLE, "").partition(":")
         if not count:
             return cls()
+        if not descriptor:
+            return cls(int(count))
         line = socket.socket(fileno=int(descriptor))
         line.set_inheritable(False)
         return cls(int(count), line)
@@ -58,9 +74,13 @@ class Neighbours:
         measure: Callable[[WorkerExecutor], None] | None,
     ) -> None:
         """Go through one of the two passes. executor: that of the pass, to be entered. measure:
-        measures and journals the pass; None where that was done before. Raises as `alone` does."""
+        measures and journals the pass; None where that was done before, or the plan has no such
+        pass: the others wait for this shard all the same. Raises as `alone` does."""
         if pass_.beside is Beside.NOBODY and measure is None:
             self.alone(None)
+            return
+        if plan.canary is None:
+            self.together(None, lambda: False)
             return
         with executor as entered:
             own = partial(measure, entered) if measure is not None else None
@@ -78,16 +98,16 @@ class Neighbours:
             measure()
             self._say(MEASURED)
 
-    def together(self, measure: Callable[[], None] | None, busy: Callable[[], None]) -> None:
-        """Measure while the others do, and keep the device busy until all have. Raises as `alone`
-        does."""
+    def together(self, measure: Callable[[], None] | None, busy: Callable[[], bool]) -> None:
+        """Measure while the others do, and keep the device busy until all have. busy: keeps it so
+        for a while; whether it still can. Raises as `alone` does."""
         if not self._come(measure is not None):
             return
         if measure is not None:
             measure()
             self._say(MEASURED)
-        while not self._is_told():
-            busy()
+        while not self._is_told() and busy():
+            pass
         self._hear()
 
     def _come(self, wanted: bool) -> bool:
@@ -112,22 +132,45 @@ class Neighbours:
             message = self._line.recv(LONGEST)
         except ConnectionResetError:
             message = b""
+        except TimeoutError:
+            raise EnvironmentRefused(
+                f"the shards beside this one were waited for {self._patience_s / 60:.3g} min, and "
+                f"it is not known what they do to each other",
+                "see what they wait for, then give the same command again: it goes on with all of "
+                "them.",
+            ) from None
         if not message:
             raise _ended()
         return message
 
 
-def _keeps_busy(pass_: Pass, plan: Plan, executor: WorkerExecutor) -> Callable[[], None]:
-    """What measures the case of a pass once more, and journals nothing."""
+def _keeps_busy(pass_: Pass, plan: Plan, executor: WorkerExecutor) -> Callable[[], bool]:
+    """What measures the case of a pass once more, and journals nothing; whether it is of use to do
+    so again."""
     sessions = count(pass_.first_session + BUSY)
     planned = plan.canary
     assert planned is not None
+    lost = 0
 
-    def measure() -> None:
-        with suppress(GroupLost):  # the shards that listen are none the worse for it
+    def measure() -> bool:
+        nonlocal lost
+        try:
             executor.measure(planned.case, list(planned.implementations), next(sessions))
+        except GroupLost:  # the shards that listen are none the worse for it
+            lost += 1
+        return lost < LOSSES
 
     return measure
+
+
+def tell_what_they_do(
+    pass_: Pass, plan: Plan, contents: Contents, note: Callable[[str], None]
+) -> None:
+    """Say after the second pass what speaks against all that will be measured: at once, since that
+    may take hours."""
+    if pass_.beside is Beside.ALL:
+        for finding in findings(plan, contents):
+            note(f"{finding.sentence}: its verdicts will be inconclusive")
 
 
 def _ended() -> EnvironmentRefused:

@@ -23,7 +23,7 @@ from nsabench.execution.chain import Sealer
 from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
-from nsabench.execution.neighbours import Neighbours
+from nsabench.execution.neighbours import Neighbours, tell_what_they_do
 from nsabench.execution.passes import PASSES, Beside, Pass
 from nsabench.execution.protocol import Step
 from nsabench.execution.same_machine import described_as_before
@@ -314,9 +314,10 @@ class _Run:
             if lacking:
                 with self._executor(pass_) as executor:
                     self._measure(pass_, cells, executor)
-        elif self.neighbours.can_be_asked and cells:
+        elif self.neighbours.can_be_asked:
             measure = partial(self._measure, pass_, cells) if lacking else None
             self.neighbours.meet(pass_, self.plan, self._executor(pass_), measure)
+            tell_what_they_do(pass_, self.plan, self.journal.contents, self.view.note)
         elif lacking and pass_.beside is Beside.NOBODY:
             self.view.note(
                 "what its neighbours do to this device is not measured, since they are not here: "

@@ -120,7 +120,8 @@ def measure(
     """Measure a shard at each place, all at once. Returns their folders, below `folder`.
 
     One that was begun there goes on, and one that is signed is left as it is. What the places do to
-    each other is measured first (`execution.neighbours`).
+    each other is measured first (`execution.neighbours`); not where a shard is signed already, so
+    that its place would be idle.
 
     arguments: of `nsabench all`, the same for all. show: is told the place and the line, for each
     that one prints. Raises `EnvironmentRefused` when a shard did not come to its end; what is
@@ -139,13 +140,14 @@ def measure(
         if not task.is_signed(own) and not task.is_begun(own):
             task.clear(own)
     there = [place for place in places if place.name in words]
-    meeting = Meeting([place.name for place in there])
+    all_meet = len(there) == count
+    meeting = Meeting([place.name for place in there] if all_meet else [], show)
     processes = [
         _start(
             words[place.name],
             place,
             meeting.variables(place.name, count - 1),
-            meeting.descriptor(place.name),
+            *meeting.descriptors(place.name),
         )
         for place in there
     ]

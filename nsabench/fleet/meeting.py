@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 
-from nsabench.execution.neighbours import BEGIN, GO_ON, LONGEST, MEASURED, VARIABLE, WANTED
+from nsabench.execution.neighbours import (
+    BEGIN,
+    GO_ON,
+    LONGEST,
+    MEASURED,
+    PATIENCE_S,
+    VARIABLE,
+    WANTED,
+)
 
 
 class _Left(Exception):
@@ -15,28 +23,39 @@ class _Left(Exception):
 
 
 class Meeting:
-    """A line to each of the shards.
+    """A line to each of the shards; show is told the shard and the sentence where one is not waited
+    for any longer.
 
     Each comes to two passes. In the first one after another measures, and the rest wait. In the
     second all measure, and none goes on before all have. left: the first shard that ended before
-    that; then the lines to all are cut, and the others end, too: what one device does without its
-    neighbours is not what is asked for.
+    that, or was waited for longer than `patience_s`; then the lines to all are cut, and the others
+    end, too: what one device does without its neighbours is not what is asked for.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        show: Callable[[str, str], None],
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.left = ""
+        self._show = show
+        self._patience_s = patience_s
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
         self._lines = {name: ours for name, (ours, _) in zip(names, pairs, strict=True)}
         self._theirs = {name: theirs for name, (_, theirs) in zip(names, pairs, strict=True)}
+        for line in self._lines.values():
+            line.settimeout(patience_s)
         self._thread = Thread(target=self._lead, daemon=True)
 
-    def descriptor(self, name: str) -> int:
-        """What the process of this shard is to inherit."""
-        return self._theirs[name].fileno()
+    def descriptors(self, name: str) -> list[int]:
+        """What the process of this shard is to inherit: nothing, if it has no line."""
+        return [self._theirs[name].fileno()] if name in self._theirs else []
 
     def variables(self, name: str, beside: int) -> dict[str, str]:
         """What its environment is to hold. beside: shards of the plan that are not this one."""
-        return {VARIABLE: f"{self.descriptor(name)}:{beside}"}
+        return {VARIABLE: f"{''.join(map(str, self.descriptors(name)))}:{beside}"}
 
     def begin(self) -> None:
         """Once all are started."""
@@ -87,7 +106,16 @@ class Meeting:
 
     def _hear(self, name: str) -> bytes:
         with suppress(ConnectionResetError):
-            message = self._lines[name].recv(LONGEST)
+            try:
+                message = self._lines[name].recv(LONGEST)
+            except TimeoutError:
+                self._show(
+                    name,
+                    f"the other shards wait no longer for this one, which said nothing for "
+                    f"{self._patience_s / 60:.3g} min of what the devices do to each other: all of "
+                    f"them end; interrupt it if it does not, and give the same command again",
+                )
+                message = b""
             if message:
                 return message
         raise _Left(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from nsabench.cli._options import Measuring
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.manifest import verify
 from nsabench.execution.journal import read
+from nsabench.execution.neighbours import VARIABLE, Neighbours
+from nsabench.fleet import devices
 from nsabench.fleet.devices import Place, _start, begun, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
@@ -98,6 +102,29 @@ def test_what_goes_on_is_what_was_begun(tmp_path: Path) -> None:
     (folder / "asked.json").unlink()
     with pytest.raises(UsageError, match="does not say what was asked for"):
         begun(folder, ["a.yaml"], BOTH)
+
+
+def test_beside_a_shard_that_is_signed_it_is_not_measured_what_the_devices_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place is idle: what another did there alone would be said to be beside a busy one."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "manifest.dsse.json").write_text("{}")
+    started: list[tuple[Mapping[str, str], tuple[int, ...]]] = []
+
+    def start(
+        words: Sequence[str], place: Place, variables: Mapping[str, str], *inherited: int
+    ) -> subprocess.Popen[str]:
+        started.append((variables, inherited))
+        return subprocess.Popen(["true"], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(devices, "_start", start)
+    measure(["tiny.yaml"], BOTH, tmp_path, lambda *_: None)
+    [(variables, inherited)] = started
+    assert inherited == ()
+    monkeypatch.setitem(os.environ, VARIABLE, variables[VARIABLE])
+    handed = Neighbours.handed()
+    assert handed.count == 1 and not handed.can_be_asked, "its plan is that of the other shards"
 
 
 def test_a_shard_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:

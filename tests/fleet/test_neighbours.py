@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench.assessment.neighbours import findings
 from nsabench.assessment.tables import read_records
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.execution.neighbours import VARIABLE, Neighbours
+from nsabench.execution.neighbours import BEGIN, GO_ON, VARIABLE, Neighbours, _keeps_busy
+from nsabench.execution.passes.contract import Pass
+from nsabench.execution.passes.neighbours import ALONE, TOGETHER
+from nsabench.execution.run import _Run
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.fleet.meeting import Meeting
 from nsabench.fleet.merge import merge
+from nsabench.model.case import Case
+from nsabench.model.journal import Contents, Entry
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Verdict
+from nsabench.model.vocabulary import PassName, Status, Verdict
 from nsabench.signing import Signer
-from tests.runs import Made, make_run
+from tests.runs import Made, make_plan, make_run, timed
 
 FAST = Made(ratio=lambda _: 2.0)
+SHARD = replace(FAST, shard="1/2", neighbours=1)
 
 
 class Member(threading.Thread):
@@ -31,7 +44,8 @@ class Member(threading.Thread):
 
     def __init__(self, meeting: Meeting, name: str, said: list[tuple[str, str]], gone: str) -> None:
         super().__init__(daemon=True)
-        line = os.dup(meeting.descriptor(name))
+        [theirs] = meeting.descriptors(name)
+        line = os.dup(theirs)
         os.environ[VARIABLE] = f"{line}:1"
         self.neighbours = Neighbours.handed()
         self.name, self.said, self.gone = name, said, gone
@@ -45,13 +59,17 @@ class Member(threading.Thread):
 
         return measure
 
+    def _busy(self) -> bool:
+        self._do("busy")()
+        return True
+
     def run(self) -> None:
         try:
             self.neighbours.alone(self._do("alone"))
             if self.gone == self.name:
                 self.neighbours._line.close()  # type: ignore[union-attr]
                 return
-            self.neighbours.together(self._do("together"), self._do("busy"))
+            self.neighbours.together(self._do("together"), self._busy)
             self.said.append((self.name, "goes on"))
         except EnvironmentRefused as refused:
             self.refused = str(refused)
@@ -59,7 +77,7 @@ class Member(threading.Thread):
 
 def met(gone: str = "") -> tuple[Meeting, list[Member], list[tuple[str, str]]]:
     said: list[tuple[str, str]] = []
-    meeting = Meeting(["a", "b"])
+    meeting = Meeting(["a", "b"], lambda *line: said.append(line))
     members = [Member(meeting, name, said, gone) for name in ("a", "b")]
     meeting.begin()
     for member in members:
@@ -91,6 +109,81 @@ def test_where_one_ends_the_others_end_too() -> None:
     assert not any(what == "goes on" for _, what in said)
 
 
+def test_one_that_says_nothing_is_named_and_not_waited_for_without_limit() -> None:
+    said: list[tuple[str, str]] = []
+    meeting = Meeting(["a", "b"], lambda *line: said.append(line), patience_s=0.2)
+    a, b = (Member(meeting, name, [], "") for name in ("a", "b"))
+    meeting.begin()
+    a.start()
+    a.join(20)
+    meeting.end()
+    assert meeting.left == "b" and "a shard beside this one ended" in a.refused
+    [(name, sentence)] = said
+    assert name == "b" and "the other shards wait no longer for this one" in sentence
+    b.start()
+    b.join(20)
+    assert "a shard beside this one ended" in b.refused
+
+
+def test_a_shard_waits_with_a_limit() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, pytest.raises(EnvironmentRefused, match="were waited for"):
+        Neighbours(1, ours, patience_s=0.01).alone(None)
+
+
+def test_a_device_that_cannot_be_kept_busy_is_not_tried_again_and_again() -> None:
+    tried: list[int] = []
+
+    class Lost:
+        def measure(self, case: Case, names: list[str], session: int) -> None:
+            tried.append(session)
+            raise GroupLost("mine", Status.CRASHED, "it crashed", "")
+
+    busy = _keeps_busy(TOGETHER, make_plan(SHARD), cast("WorkerExecutor", Lost()))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(BEGIN)
+        told = threading.Timer(0.3, theirs.send, [GO_ON])
+        told.start()
+        Neighbours(1, ours).together(None, busy)
+        told.join()
+    assert len(set(tried)) == len(tried) == 3
+
+
+def looked(run: SimpleNamespace, *passes: Pass) -> None:
+    """Go through passes of a run that has nothing but what they ask of it."""
+    for one in passes:
+        _Run._look(cast("_Run", run), one)
+
+
+def test_a_shard_whose_plan_has_no_such_pass_keeps_nobody_waiting() -> None:
+    """As an earlier version planned it."""
+    said: list[tuple[str, str]] = []
+    meeting = Meeting(["a", "b"], lambda *line: said.append(line), patience_s=5)
+    a, b = (Member(meeting, name, said, "") for name in ("a", "b"))
+    measured: list[str] = []
+
+    class Executor:
+        def measure(self, case: Case, names: list[str], session: int) -> None:
+            measured.append(case.op)
+            time.sleep(0.01)
+
+    old = SimpleNamespace(
+        plan=make_plan(replace(SHARD, neighbours=0)),
+        journal=SimpleNamespace(done=lambda name: set(), contents=Contents([], [])),
+        neighbours=b.neighbours,
+        _executor=lambda pass_: nullcontext(Executor()),
+        view=SimpleNamespace(note=None),
+        _measure=None,
+    )
+    meeting.begin()
+    a.start()
+    looked(old, ALONE, TOGETHER)
+    a.join(20)
+    meeting.end()
+    assert said[-1] == ("a", "goes on") and measured and meeting.left == ""
+
+
 @pytest.fixture(scope="module")
 def signer() -> Signer:
     return Signer(Ed25519PrivateKey.generate(), ephemeral=False)
@@ -101,6 +194,47 @@ def shard(folder: Path, signer: Signer, index: int, made: Made) -> Path:
     run = make_run(folder / f"s{index}", own, signer=signer)
     seal(run, signer)
     return run
+
+
+@pytest.mark.parametrize(
+    ("slowed", "over"),
+    [
+        ({"mine"}, ""),
+        ({"mine", "flex_attention"}, ""),
+        ({"sdpa_gqa", "flex_attention"}, "3% apart"),
+    ],
+)
+def test_one_pair_of_medians_that_differ_voids_no_shard(slowed: set[str], over: str) -> None:
+    """Where several baselines are timed; and a candidate says nothing. A run says it at once."""
+    made = replace(SHARD, flex_ms=lambda _: 0.3)
+    plan = make_plan(made)
+    assert plan.canary is not None
+    entries = [
+        Entry(
+            pass_name=name,
+            case_id=plan.canary.id,
+            outcomes=[
+                timed(
+                    n, 0.2 * (1.05 if busy and n in slowed else 1), made, np.random.default_rng(0)
+                )
+                for n in plan.canary.implementations
+            ],
+        )
+        for busy, name in enumerate((PassName.ALONE, PassName.TOGETHER))
+    ]
+    contents = Contents([], entries)
+    assert [over in finding.sentence for finding in findings(plan, contents)] == [True] * bool(over)
+    notes: list[str] = []
+    run = SimpleNamespace(
+        plan=plan,
+        journal=SimpleNamespace(done=lambda name: {plan.canary.id}, contents=contents),
+        neighbours=SimpleNamespace(can_be_asked=True, meet=lambda *_: None),
+        view=SimpleNamespace(note=notes.append),
+        _executor=lambda pass_: None,
+    )
+    looked(run, ALONE, TOGETHER)
+    assert len(notes) == bool(over)
+    assert all("3% apart: its verdicts will be inconclusive" in note for note in notes)
 
 
 @pytest.mark.parametrize(

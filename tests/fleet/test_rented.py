@@ -26,8 +26,14 @@ CONFIG = "runtime:\n  sel_triton_min_L: 4096  # as it was\n"
 
 
 def steps() -> dict[str, dict[str, Any]]:
-    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    return {step["name"]: step for step in jobs["measure"]["steps"] if "name" in step}
+    return {
+        step["name"]: step for job in jobs().values() for step in job["steps"] if "name" in step
+    }
+
+
+def jobs() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    return found
 
 
 def after_the_gpu(repository: Path, run: Path) -> tuple[str, str]:
@@ -76,6 +82,66 @@ def test_a_run_that_was_altered_ends_it(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         after_the_gpu(tmp_path / "repository", altered)
     assert not (tmp_path / "repository" / "summary.md").exists()
+
+
+def test_where_kernels_run_nothing_can_be_written() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert [name for name, job in jobs().items() if "permissions" in job] == ["propose"]
+    kept = [
+        step.get("with", {}).get("persist-credentials")
+        for job in jobs().values()
+        for step in job["steps"]
+        if step.get("uses", "").startswith("actions/checkout@")
+    ]
+    assert kept == [False] * 3
+    assert not any("nsabench " in step.get("run", "") for step in jobs()["propose"]["steps"])
+
+
+def test_the_pull_request_has_the_threshold_and_nothing_else(tmp_path: Path) -> None:
+    """Whatever else the patch would change."""
+    origin, repository, tools = (tmp_path / name for name in ("origin", "repository", "tools"))
+    for folder in (origin, repository, tools, repository / ".measured"):
+        folder.mkdir()
+    (tools / "gh").write_text('#!/bin/sh\necho "$@" >> "$CALLS"\n')
+    (tools / "gh").chmod(0o755)
+    variables = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(tools), os.environ["PATH"]]),
+        "CALLS": str(tmp_path / "calls"),
+        "GITHUB_RUN_ID": "7",
+        **{k: str(v) for k, v in yaml.safe_load(WORKFLOW.read_text())["env"].items()},
+    }
+
+    def git(*words: str, cwd: Path = repository) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", *who, *words], cwd=cwd, check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    git("init", "--quiet", "--bare", cwd=origin)
+    git("init", "--quiet")
+    git("remote", "add", "origin", str(origin))
+    (repository / "config.yaml").write_text(CONFIG)
+    (repository / "setup.py").write_text("x = 1\n")
+    git("add", "config.yaml", "setup.py")
+    git("commit", "--quiet", "-m", "as it was")
+    (repository / "config.yaml").write_text(CONFIG.replace("4096", "64"))
+    (repository / "setup.py").write_text("x = 2\n")
+    (repository / ".measured" / "thresholds.patch").write_text(git("diff"))
+    git("checkout", "--quiet", ".")
+    subprocess.run(
+        ["bash", "-e", "-c", steps()["Pull request"]["run"]],
+        cwd=repository,
+        env=variables,
+        check=True,
+    )
+    assert git("show", "thresholds-7:config.yaml", cwd=origin) == CONFIG.replace("4096", "64")
+    assert git("show", "thresholds-7:setup.py", cwd=origin) == "x = 1\n"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == "auth setup-git" and calls[1].startswith("pr create --title")
+    assert calls[1].endswith("--body-file .measured/fleets/ci/whole/selection_report.md")
 
 
 def test_actionlint_finds_nothing() -> None:

@@ -63,7 +63,8 @@ def every_combo(folder: Path, *combos: str, room: str = "0") -> subprocess.Compl
             **os.environ,
             "PATH": f"{folder}:{os.environ['PATH']}",
             "PYTHON": "./python",
-            "LINES": "lines",
+            "LINES": "24",  # the height of a terminal, as many shells export it
+            "ROWS_IN": "lines",
             "LIMIT_S": "1",
             "ROOM_GB": room,
         },
@@ -91,6 +92,7 @@ def test_every_combo_is_tried_once_and_a_slow_one_is_given_up(tmp_path: Path) ->
 def test_what_a_build_left_goes_and_what_others_build_stays(tmp_path: Path) -> None:
     """One of the images was there before, and one is of a build that runs beside this one."""
     assert every_combo(tmp_path, "good").returncode == 0
+    assert (tmp_path / "lines" / "good.md").is_file()
     assert (tmp_path / "removed").read_text().split() == ["nsabench:good", "0123456789ab"]
 
 
