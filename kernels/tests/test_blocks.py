@@ -370,3 +370,29 @@ def test_an_empty_batch_is_attended_and_differentiated(size, dtype) -> None:
         with torch.no_grad():
             out = nsa_kernels.block_selection_attention(*leaves, index, block_size=16, plan=shared)
             assert out.shape == (*size, 4, 24)
+
+
+class Stopped(torch.autograd.Function):
+    """Passes no gradient on, not even zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, _):
+        return None
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradient_that_does_not_come_is_none(traced: bool) -> None:
+    q, k, v, _, index = draw(1, 20, 2, 1, 16, 16, 2, torch.float32)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    if traced:
+        lists = nsa_kernels.plan_blocks(q, k, v, index, block_size=16)
+        of = (lists.entries, lists.places, lists.first, lists.count, lists.edges)
+        out, _ = _block_major(*leaves, *of, 16, 0.25, 1 << 26)
+    else:
+        out = nsa_kernels.block_selection_attention(*leaves, index, block_size=16)
+    (Stopped.apply(out).sum() + sum(x.sum() for x in leaves)).backward()
+    assert all(bool((x.grad == 1).all()) for x in leaves)

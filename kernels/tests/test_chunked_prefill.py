@@ -130,3 +130,11 @@ def test_queries_and_keys_that_do_not_fit_are_refused(queries, cu, cu_k, error, 
         more["cu_seqlens_k"] = torch.tensor(cu_k, dtype=of, device=DEVICE)
     with pytest.raises(error, match=f"nsa_attention: .*{said}"):
         nsa_kernels.nsa_attention(q[:, :queries], k, v, gates[:, :queries], **more, **SIZES)
+
+
+def test_a_gradient_with_the_offsets_of_all_tokens_is_told_the_remedy() -> None:
+    args = [x.requires_grad_() for x in inputs(20)]
+    cu = ints(0, 9, 20)
+    with pytest.raises(ValueError, match="leave out cu_seqlens_k"):
+        nsa_kernels.nsa_attention(*args, cu_seqlens=cu, cu_seqlens_k=cu.clone(), **SIZES)
+    nsa_kernels.nsa_attention(*args, cu_seqlens=cu, **SIZES).sum().backward()

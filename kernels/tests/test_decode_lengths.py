@@ -269,3 +269,35 @@ def test_no_gradient_is_lost_where_lengths_differ(op) -> None:
     args = (q.requires_grad_(), k, v, *([spans] if op == "decode_selected" else []), lengths)
     with pytest.raises(ValueError, match=f"{op}: has no backward"):
         getattr(nsa_kernels, op)(*args, **more)
+
+
+@pytest.mark.parametrize("of", ["strided", "expanded"])
+def test_positions_in_any_strides(of: str) -> None:
+    scores = torch.rand(3, 2, 1, 4, device=DEVICE)
+    first = ints(9, 0, 20, 0, 3, 0)[::2] if of == "strided" else ints(20).expand(3)
+    got = nsa_kernels.select_blocks(scores, 3, block_size=8, first_position=first)
+    want = nsa_kernels.select_blocks(scores, 3, block_size=8, first_position=first.clone())
+    packed = [
+        nsa_kernels.select_blocks(scores[i : i + 1], 3, block_size=8, first_position=n)
+        for i, n in enumerate(first.tolist())
+    ]
+    assert torch.equal(got, torch.cat(packed)) and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("hq", [6, 40])  # 40: logits would be more than keys
+@pytest.mark.parametrize("room", [203, 20])
+def test_compressed_keys_beyond_what_the_room_completes_are_not_read(hq: int, room: int) -> None:
+    """A length over the room saw keys that nobody wrote."""
+    q, k, v, k_cmp, v_cmp, *others = caches([5, 900], room, hq, 2, SIZES, torch.float32)
+    wider = [
+        torch.cat([x, x.new_full((*x.shape[:2], 60, x.shape[3]), float("nan"))], 2)
+        for x in (k_cmp, v_cmp)
+    ]
+    check_step((q, k, v, *wider, *others), SIZES, 3, 40)
+
+
+def test_ranges_without_the_axis_of_entries_are_refused() -> None:
+    q, k, v, *_, lengths = caches([9, 40], 64, 2, 1, SIZES, torch.float32)
+    spans = torch.zeros(1, 1, 2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=r"decode_selected: expected ranges \[B,H,n,2\]; got"):
+        nsa_kernels.decode_selected(q, k, v, spans, lengths)

@@ -164,3 +164,24 @@ def test_pages_go_into_one_graph_under_torch_compile() -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for a, b in zip(compiled(lengths, table), step(lengths, table), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("page", "pages"), [(0, 3), (1 << 20, 1 << 10)])
+def test_a_room_that_cannot_be_counted_is_refused(page: int, pages: int) -> None:
+    q, gates, cmp = randn(1, 2, 16), randn(1, 2, 3), randn(1, 1, 3, 16)
+    pool = randn(1, 1, 1, 16).expand(1, 1, page, 16) if page else randn(1, 1, 0, 16)
+    table, spans = ints(0).view(1, 1).expand(1, pages), ints(0, 4).view(1, 1, 1, 2)
+    calls = {
+        "decode_step": lambda: nsa_kernels.decode_step(
+            q, pool, pool, cmp, cmp, gates, ints(4), table
+        ),
+        "decode_window": lambda: nsa_kernels.decode_window(q, pool, pool, ints(4), table, window=4),
+        "decode_selected": lambda: nsa_kernels.decode_selected(
+            q, pool, pool, spans, ints(4), table
+        ),
+    }
+    for op, call in calls.items():
+        with pytest.raises(
+            ValueError, match=f"{op}: a cache has room for 1 to .*; got {page * pages}$"
+        ):
+            call()

@@ -16,6 +16,8 @@ import test_conformance
 import torch
 import triton
 from conformance import CALLS
+from nsa_kernels.attention import operator, whole
+from nsa_kernels.attention.decode import api
 from nsa_kernels.jit.compat import tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.launcher import kind, launch
@@ -382,3 +384,35 @@ def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
                 assert kinds == sorted(kinds), name
                 found += 1
     assert found > 20
+
+
+@pytest.mark.parametrize("call", ["nsa_attention", "behind", "decode_step"])
+def test_expanded_gates_do_not_keep_a_forward_from_being_replayed(call: str) -> None:
+    """As a layer with fixed gates has them."""
+    name = "decode_step" if call == "decode_step" else "nsa_attention"
+    tensors = dict(test_conformance.MAKE[name](name, 1, 4, torch.float32).tensors)
+    options = {**test_conformance.SIZES, "n_selected": 3, "window": 3}
+    of = api._launch if call == "decode_step" else whole._launch
+    if call == "behind":
+        tensors |= {key: tensors[key][:, -2:] for key in ("q", "gates")}
+    fixed = torch.tensor([0.0, 0.2, 0.75], device=tensors["q"].device)
+    gates = fixed.expand(*tensors["q"].shape[:-1], 3)
+    of.programs.clear()
+    with torch.no_grad():
+        first, *others = (
+            getattr(nsa_kernels, name)(**{**tensors, "gates": gates}, **options) for _ in range(3)
+        )
+    assert len(programs(of)) == 1 and all(torch.equal(first, x) for x in others)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_fixed_gates_do_not_keep_a_layer_from_being_replayed(wanted: bool) -> None:
+    of = nsa_kernels.NSAttention(
+        *(16, 2, 1, 16), block=2, stride=2, block_size=16, gates=(0.1, 0.2, 0.7), compression="mlp"
+    ).to(randn(1).device)
+    inner = operator._launch_kept if wanted else operator._launch
+    inner.programs.clear()
+    with torch.set_grad_enabled(wanted):
+        for _ in range(2):
+            of(randn(1, 6, 16))
+    assert len(programs(inner)) == 1

@@ -7,8 +7,10 @@ from itertools import pairwise
 import nsa_kernels
 import pytest
 import torch
+from nsa_kernels.attention import layer as attention_layer
 from nsa_kernels.attention.layer import NSAttention
 from nsa_kernels.attention.naive import dense, naive_nsa
+from nsa_kernels.scoring import top_n
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 20}
@@ -100,7 +102,7 @@ def test_a_prompt_may_come_in_chunks_and_tokens_between(compression) -> None:
 def test_bad_use_is_refused() -> None:
     of, x, cache = layer(), tokens(6), layer().cache()
     of(x, cache)
-    with pytest.raises(ValueError, match="it holds"):
+    with torch.no_grad(), pytest.raises(ValueError, match="it holds"):
         of(tokens(1, b=1), cache)
     with pytest.raises(ValueError, match="multiple"):
         NSAttention(24, 3, 2, 16)
@@ -270,3 +272,30 @@ def test_packed_sequences_go_through_the_layer_as_each_alone() -> None:
             layer("mlp")(x, cu_seqlens=cu)
         with pytest.raises(ValueError, match="a cache takes no packed sequences"):
             of(x, of.cache(), cu)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_gradient_that_a_weight_wants_is_not_lost_behind_a_cache(chunk: int) -> None:
+    of, x = layer(), tokens(9)
+    cache = of.cache()
+    of(x[:, :6], cache)
+    with pytest.raises(ValueError, match=r"NSAttention: decoding has no backward.*no_grad\(\)"):
+        of(x[:, 6 : 6 + chunk], cache)
+    assert cache.tokens == 6
+    of.requires_grad_(False)
+    assert not of(x[:, 6 : 6 + chunk], cache).requires_grad
+
+
+def test_a_cache_may_grow_beyond_what_a_step_selects_from(monkeypatch) -> None:
+    """Its room is doubled, so that it was refused at half of the tokens."""
+    monkeypatch.setattr(attention_layer, "MAX_BLOCKS", 3, raising=False)
+    monkeypatch.setattr(top_n, "MAX_BLOCKS", 3)
+    of, x = layer(n_selected=3).requires_grad_(False), tokens(49, b=1)
+    want, cache = of(x[:, :48]), of.cache(room=30)
+    of(x[:, :30], cache)
+    step = of(x[:, 30:31], cache)
+    assert cache.room[0].shape[2] > 48
+    torch.testing.assert_close(step, want[:, 30:31], atol=2e-5, rtol=1e-4)
+    cache.tokens = 48
+    with pytest.raises(ValueError, match="at most 3 blocks"):
+        of(x[:, 48:], cache)

@@ -246,3 +246,34 @@ def test_scores_of_packed_sequences_are_those_of_each_alone() -> None:
             want = block_scores(*part, band, 16, 0.25)
             torch.testing.assert_close(got[:, a:b, :, : want.shape[3]], want, atol=1e-6, rtol=1e-5)
             assert not got[:, a:b, :, want.shape[3] :].any()
+
+
+class Stopped(torch.autograd.Function):
+    """Passes no gradient on, not even zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, _):
+        return None
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradient_that_does_not_come_is_none(traced: bool) -> None:
+    leaves = inputs(20)
+    q, k, v, gates = leaves
+    if traced:
+        out = operator._kept(q, k, v, k[:, :4], v[:, :4], gates, None, None, 8, 4, 16, 4, 20, 0.25)
+        out = out[0]
+    else:
+        out = nsa_kernels.nsa_attention(*leaves, **SIZES)
+    (Stopped.apply(out).sum() + sum(x.sum() for x in leaves)).backward()
+    assert all(bool((x.grad == 1).all()) for x in leaves)
+
+
+def test_no_more_blocks_are_selected_than_a_context_has() -> None:
+    sizes = {**SIZES, "n_selected": 1 << 30}
+    with pytest.raises(ValueError, match="nsa_attention: n_selected must be at most 65536"):
+        nsa_kernels.nsa_attention(*inputs(20), **sizes)

@@ -44,10 +44,13 @@ def run_behind(
         ValueError: an input that requires a gradient.
     """
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    remedy = "with q, k and v of the same tokens"
+    if cu_seqlens is not None:
+        remedy += ": leave out cu_seqlens_k"
     require(
         not wanted,
         f"{OP}: queries behind cached keys have no backward and an input requires a gradient; call "
-        "it under torch.no_grad(), or with q, k and v of the same tokens",
+        f"it under torch.no_grad(), or {remedy}",
     )
     attend = _operator if traced(tensors[0]) else _launch
     arguments = (*tensors, cu_seqlens, cu_seqlens_k, cu_keys, *astuple(sizes))

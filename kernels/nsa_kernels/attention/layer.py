@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..band.checks import check_cu
-from ..launch.checks import MAX_DIM, MIN_DIM, check_whole, require
+from ..launch.checks import MAX_BLOCKS, MAX_DIM, MIN_DIM, check_whole, require
 from .cache import NSACache
 from .compression import MeanCompression, MLPCompression
 from .decode.api import decode_step
@@ -149,9 +149,10 @@ class NSAttention(nn.Module):
         values are never read on the host.
 
         Raises:
-            ValueError: a cache of another block or stride, an x for a filled one that requires a
-                gradient, packed sequences for a cache or with another compression than the mean.
-                After any error the cache holds what it held before.
+            ValueError: a cache of another block or stride, an x for a filled one, or a weight of
+                the projections, that requires a gradient, packed sequences for a cache or with
+                another compression than the mean. After any error the cache holds what it held
+                before.
         """
         require(
             cu_seqlens is None or cache is None,
@@ -172,9 +173,10 @@ class NSAttention(nn.Module):
         q, k, v, gates = self.project(x)
         filled = cache is not None and cache.tokens > 0
         require(
-            not (filled and torch.is_grad_enabled() and x.requires_grad),
-            "NSAttention: decoding has no backward and x requires a gradient; call it under "
-            "torch.no_grad()",
+            not (filled and torch.is_grad_enabled())
+            or not any(part.requires_grad for part in (x, q, k, v, gates)),
+            "NSAttention: decoding has no backward and x, or a weight, requires a gradient; call "
+            "it under torch.no_grad()",
         )
         if self.rotary is not None:
             if cu_seqlens is not None:
@@ -226,7 +228,14 @@ class NSAttention(nn.Module):
         """The last tokens of a cache: one by a decode step, several as a chunk of a prefill."""
         assert cache is not None
         if q.shape[1] == 1:
-            out = decode_step(q[:, 0], *cache.room, gates[:, 0], cache.seqlens, **self._sizes())
+            k, v, k_cmp, v_cmp = cache.room
+            # A cache may grow beyond what a step can select from before its tokens do.
+            most = MAX_BLOCKS * self.block_size
+            if cache.tokens <= most:
+                k, v = k[:, :, :most], v[:, :, :most]
+            out = decode_step(
+                q[:, 0], k, v, k_cmp, v_cmp, gates[:, 0], cache.seqlens, **self._sizes()
+            )
             return out.unsqueeze(1)
         held = (cache.k, cache.v, cache.k_cmp, cache.v_cmp)
         k, v, k_cmp, v_cmp = (x.transpose(1, 2) for x in held)

@@ -213,9 +213,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 
 def _differentiate(
-    ctx: Any, d_out: torch.Tensor, *_of_kept: torch.Tensor | None
+    ctx: Any, d_out: torch.Tensor | None, *_of_kept: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative(OP)
+    if d_out is None:  # what follows the sum passed no gradient on
+        return (None,) * (6 + _OTHERS)
     results = _backward(*_of_backward(d_out, ctx.saved_tensors), *ctx.sizes)
     return (*results, *[None] * _OTHERS)
 

@@ -10,6 +10,7 @@ import torch
 from ..band.checks import check_band, check_cu
 from ..band.compressed import OP as COMPRESSED
 from ..launch.checks import (
+    MAX_BLOCKS,
     MAX_TOKENS,
     check_strides,
     check_transforms,
@@ -70,10 +71,11 @@ def nsa_attention(
     Raises:
         TypeError: unsupported or mixed dtypes.
         ValueError: sizes that do not fit together, an input that requires a gradient where queries
-            are fewer than tokens.
+            are fewer than tokens or cu_seqlens_k is given.
     """
     attend = _attend if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
+    gates = gates.contiguous()  # a copy within would keep the launches from being replayed
     return attend(q, k, v, gates, cu_seqlens, cu_seqlens_k, *sizes, sm_scale)
 
 
@@ -148,7 +150,7 @@ def attend_whole(
     check_band(COMPRESSED, q, k_cmp, v_cmp)
     scale = softmax_scale(OP, q, None)
     sizes = Sizes(block, stride, block_size, n_selected, window, scale)
-    tensors = (q, k, v, k_cmp, v_cmp, gates)
+    tensors = (q, k, v, k_cmp, v_cmp, gates.contiguous())
     if q.shape[1] < k.shape[1]:
         return run_behind(tensors, None, None, None, sizes)
     return run_whole(tensors, None, None, sizes)
@@ -186,12 +188,9 @@ def check_sizes(
     op: str, block: int, stride: int, block_size: int, n_selected: int, window: int
 ) -> None:
     """Raises ValueError unless the sizes of the branches fit together."""
-    for name, size in (
-        ("block_size", block_size),
-        ("n_selected", n_selected),
-        ("window", window),
-    ):
+    for name, size in (("block_size", block_size), ("window", window)):
         check_whole(op, name, size, 1)
+    check_whole(op, "n_selected", n_selected, 1, MAX_BLOCKS)
     check_strides(op, block, stride, block_size)
     require(
         block_size in BLOCK_SIZES,

@@ -20,6 +20,7 @@ from ..band.checks import check_band, check_cu
 from ..band.compressed import attend_compressed
 from ..band.geometry import Band
 from ..launch.checks import check_transforms, check_whole, kind, require, softmax_scale
+from ..launch.sizes import cdiv
 from ..scoring.block_scores import block_scores
 from ..scoring.top_n import LOCAL_BLOCKS, launch_top_n
 from ..selection import block_selection_attention
@@ -92,7 +93,10 @@ def parallel_nsa(
     cu = _packed(q, cu_seqlens)
     counts = block_counts if isinstance(block_counts, torch.Tensor) else None
     if block_indices is None and counts is None:
-        assert g_cmp is not None
+        assert g_cmp is not None and isinstance(block_counts, int)
+        blocks = cdiv(q.shape[1], block_size)
+        if block_counts > blocks:  # "all": there are no more to take
+            block_counts = max(FORCED, blocks)
         gates = _together(q, g_cmp, g_slc, g_swa if window_size else None)
         return nsa_attention(
             *(q, k, v, gates),
@@ -204,7 +208,7 @@ def _packed(q: torch.Tensor, cu_seqlens: Any) -> torch.Tensor | None:
         )
         cu_seqlens = cu_seqlens[0]
     _check_whole_numbers("cu_seqlens", cu_seqlens, q)
-    cu: torch.Tensor = cu_seqlens.to(torch.int32)
+    cu: torch.Tensor = cu_seqlens.to(torch.int32).contiguous()
     check_cu(OP, "cu_seqlens", cu, q)
     return cu
 

@@ -193,6 +193,14 @@ def check_block_table(
     )
 
 
+def check_room(op: str, tokens: int) -> None:
+    """Raises ValueError unless a cache for so many tokens is one that kernels can count."""
+    require(
+        1 <= tokens < MAX_TOKENS,
+        f"{op}: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {tokens}",
+    )
+
+
 def check_strides(op: str, block: int, stride: int, block_size: int) -> None:
     """Raises ValueError unless compressed keys and selection blocks are whole strides."""
     for name, size in (("block", block), ("stride", stride), ("block_size", block_size)):

@@ -98,6 +98,7 @@ def _launch(
     )
     if positions is not None:
         check_lengths("select_blocks", "first_position", positions, scores)
+        positions = positions.contiguous()
     return launch_top_n(
         *(scores, count, block_size, first_position, local),
         positions=positions,

@@ -262,3 +262,18 @@ def test_it_is_what_fla_cores_reference_gives() -> None:
     torch.testing.assert_close(got, want, **NEAR)
     got = parallel_nsa(q, k, v, block_indices=slots, block_size=SIZE)
     torch.testing.assert_close(got, chosen, **NEAR)
+
+
+@pytest.mark.parametrize(("t", "blocks"), [(5, 3), (52, 4)])
+def test_more_blocks_than_there_are_is_all_of_them(t: int, blocks: int) -> None:
+    given = draw(t, heads=2)
+    every = parallel_nsa(**given, block_size=SIZE, block_counts=blocks)
+    assert every.equal(parallel_nsa(**given, block_size=SIZE, block_counts=1 << 30))
+
+
+def test_offsets_may_be_strided() -> None:
+    given = draw(20)
+    cu = torch.tensor([0, 99, 5, 99, 20, 99], dtype=torch.int32, device=DEVICE)[::2]
+    says = {"block_size": SIZE, "block_indices": blocks(20)}
+    got = parallel_nsa(**given, **says, cu_seqlens=cu)
+    assert got.equal(parallel_nsa(**given, **says, cu_seqlens=cu.clone()))

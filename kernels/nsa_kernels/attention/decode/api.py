@@ -11,11 +11,11 @@ import torch
 
 from ...launch.checks import (
     MAX_BLOCKS,
-    MAX_TOKENS,
     check_block_table,
     check_lengths,
     check_no_backward,
     check_qkv,
+    check_room,
     check_strides,
     check_transforms,
     check_whole,
@@ -96,7 +96,8 @@ def decode_step(
         cache_seqlens: int32 [B], tokens of each entry, the token's own key and value at one less;
             S and Nc are then what there is room for. Its values stay on the device, so that one
             CUDA graph serves all steps of a generation. An entry of 0 tokens gives 0, and more
-            than S count as S. None: all entries have S tokens and Nc compressed keys.
+            than S count as S: of k_cmp no more is read than S tokens complete. None: all entries
+            have S tokens and Nc compressed keys.
         block_table: int32 [B, n], with ``cache_seqlens``: the cache of keys and values is paged.
             k [pages, H, page, D] and v [pages, H, page, Dv] are a pool, of any strides, and the
             tokens i * page up to (i + 1) * page of an entry are in page block_table[entry, i]. S is
@@ -116,6 +117,7 @@ def decode_step(
     """
     attend = _checked_step if traced(q) else _launch
     sizes = (block, stride, block_size, n_selected, window)
+    gates = gates.contiguous()  # a copy within would keep the launches from being replayed
     return attend(q, k, v, k_cmp, v_cmp, gates, cache_seqlens, block_table, *sizes, sm_scale)
 
 
@@ -174,10 +176,7 @@ def _step(
     if block_table is not None:
         check_block_table("decode_step", block_table, cache_seqlens, q)
         room *= block_table.shape[1]
-    require(
-        1 <= room < MAX_TOKENS,
-        f"decode_step: a cache has room for 1 to {MAX_TOKENS - 1} tokens; got {room}",
-    )
+    check_room("decode_step", room)
     if cache_seqlens is not None:
         check_lengths("decode_step", "cache_seqlens", cache_seqlens, q)
         cache_seqlens = cache_seqlens.contiguous()

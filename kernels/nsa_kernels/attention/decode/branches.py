@@ -18,6 +18,7 @@ from ...launch.checks import (
     check_lengths,
     check_no_backward,
     check_qkv,
+    check_room,
     check_scale,
     check_strides,
     check_transforms,
@@ -160,6 +161,7 @@ def decode_window(
     if block_table is not None:
         check_block_table(op, block_table, cache_seqlens, q)
         room *= block_table.shape[1]
+        check_room(op, room)
     if cache_seqlens is None:
         first = max(room - window, 0)
         return _rows(q, k[:, :, first:], v[:, :, first:], sm_scale)
@@ -196,8 +198,10 @@ def decode_selected(
     _check_cache(op, q, k, v, block_table is not None)
     if block_table is not None:
         check_block_table(op, block_table, cache_seqlens, q)
+        check_room(op, k.shape[2] * block_table.shape[1])
     if cache_seqlens is not None:
         check_lengths(op, "cache_seqlens", cache_seqlens, q)
+        require(ranges.dim() == 4, f"{op}: expected ranges [B,H,n,2]; got {tuple(ranges.shape)}")
         return _spans(op, q, k, v, ranges, cache_seqlens, block_table, selected_len, sm_scale)
     b, hq, d = q.shape
     h = k.shape[1]

@@ -62,6 +62,10 @@ def launch_step(
         return out
     pdl = dependent_launch(q.device)
     rows = q.reshape(b * h, group, d)
+    if cache_seqlens is not None:
+        # A length over the room counts as it, and completes no more keys than it, of all that fit.
+        keys = max(0, (context - block) // stride + 1)
+        k_cmp, v_cmp = k_cmp[:, :, :keys], v_cmp[:, :, :keys]
     k_rows, v_rows = k_cmp.flatten(0, 1), v_cmp.flatten(0, 1)
     n_blocks = cdiv(context, block_size)
     lengths = None if cache_seqlens is None else Lengths(cache_seqlens, block, stride)

@@ -201,7 +201,7 @@ class _BlockMajor(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
+        ctx: Any, d_out: torch.Tensor | None, _d_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         return _gradients(ctx, d_out, _launch_backward)
 
@@ -220,15 +220,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _differentiate(
-    ctx: Any, d_out: torch.Tensor, _d_lse: torch.Tensor | None
+    ctx: Any, d_out: torch.Tensor | None, _d_lse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     return _gradients(ctx, d_out, torch.ops.nsa_kernels.block_major_backward)
 
 
 def _gradients(
-    ctx: Any, d_out: torch.Tensor, backward: Callable[..., Any]
+    ctx: Any, d_out: torch.Tensor | None, backward: Callable[..., Any]
 ) -> tuple[torch.Tensor | None, ...]:
     check_first_derivative("block_selection_attention")
+    if d_out is None:  # what follows the output passed no gradient on
+        return (None,) * 11
     q, k, v, out, lse, *lists = ctx.saved_tensors
     # A gradient may come expanded from a sum; copied here it does not keep the launches from being
     # replayed.

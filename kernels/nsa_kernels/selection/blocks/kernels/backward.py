@@ -302,7 +302,8 @@ def dkv_kernel(
     ADDED: tl.constexpr,
 ):
     """Program (rows, of dk and then of dv): fp32 sums [N, heads, D] and [N, heads, Dv] into dk
-    [N, H, D] and dv, of the heads from ``first_head`` on. ADDED: to what is there, rounded once."""
+    [N, H, D] and dv, of the heads from ``first_head`` on. ADDED: to what is there, which is
+    in the dtype of dk and dv already, so that the result is rounded a second time."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows
     to_row = row // heads * H + first_head + row % heads
