@@ -237,6 +237,17 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
     return fixed.expand(b, t, hq, 3)
 
 
+def _of_one_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast rotary embeddings leave q and k in float32 and v in 16 bits."""
+    dtypes, value = {x.dtype for x in tensors}, tensors[-1]
+    if len(dtypes) == 1:
+        return tensors
+    kind = value.device.type
+    mixed = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if mixed else value.dtype
+    return tuple(x.to(dtype) for x in tensors)
+
+
 def attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -252,7 +263,8 @@ def attention_forward(
     Args:
         module: the layer, with ``config``; gates by ``add_gates``.
         query: [B, HQ, Tq, D]. key: [B, H, T, D]. value: [B, H, T, Dv]. HQ is a multiple of H, and
-            the queries are the last Tq of T tokens.
+            the queries are the last Tq of T tokens. Where their dtypes differ, all are computed in
+            autocast's, without autocast in value's.
         scaling: factor on q.k; 1/sqrt(D) when None.
         kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1.
 
@@ -263,6 +275,7 @@ def attention_forward(
         TypeError, ValueError: as ``nsa_attention`` and ``decode_step``; what NSA does not compute.
     """
     _refuse(module, attention_mask, dropout, kwargs)
+    query, key, value = _of_one_dtype(query, key, value)
     settings = settings_of(getattr(module, "config", None))
     gates = _gates(module, query, settings)
     cu_seqlens = kwargs.get("cu_seq_lens_q")

@@ -99,6 +99,23 @@ def test_a_model_learns_and_gradients_reach_all_its_parameters() -> None:
     assert not of.model.layers[0].self_attn.nsa_gates.weight.equal(torch.zeros(6, 24))
 
 
+def test_a_model_in_float32_learns_under_autocast() -> None:
+    of, x = model(gates=True), ids(12)
+    exact = of(x, labels=x).loss.item()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = of(x, labels=x).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(exact, rel=0.01)
+    for name, parameter in of.named_parameters():
+        assert parameter.grad.dtype == torch.float32 and parameter.grad.any(), name
+
+
+def test_tensors_of_two_dtypes_are_computed_in_that_of_the_values() -> None:
+    q, k, v = tensors(3, b=1)
+    k, v = k.bfloat16(), v.bfloat16()
+    assert call(layer(), q, k, v).equal(call(layer(), q.bfloat16(), k, v))
+
+
 def test_generation_with_the_models_cache_is_that_without() -> None:
     of, x = model(gates=True).eval(), ids(15, b=2)
     with torch.no_grad():  # gates that hang on the token
