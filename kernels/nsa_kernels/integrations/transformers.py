@@ -23,6 +23,7 @@ from torch import nn
 from ..attention import decode_step, nsa_attention
 from ..attention.means import means_of_blocks
 from ..launch.checks import require
+from ..launch.mode import Mode, mode
 
 OLDEST = (5, 8)
 """Of Transformers: since then masks are asked for by lengths and offsets."""
@@ -44,6 +45,8 @@ NAME = "nsa"
 OP = f'attn_implementation="{NAME}"'
 PAGED = ("block_table", "read_index")
 """What Transformers' continuous batching passes besides the tensors."""
+ASCENDS = "_nsa_ascends"
+"""An attribute of position_ids that were read: their version then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,27 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
     )
 
 
+def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
+    """Raises ValueError for positions that begin anew: a forward with a cache, as it is by default,
+    makes no mask of packed sequences, and they would be computed as one.
+
+    Read from the device once a forward, whose layers share the tensor; not while a graph is traced
+    or captured. Positions of three axes are those of images, which are no order.
+    """
+    if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
+        return
+    # A tensor of inference mode does not count what is written into it: read in each layer.
+    version = None if positions.is_inference() else positions._version
+    if version is not None and getattr(positions, ASCENDS, None) == version:
+        return
+    require(
+        bool((positions.diff() == 1).all()),
+        f"{OP}: position_ids that do not ascend by 1 are those of packed sequences, which need "
+        "cu_seq_lens_q, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) gives",
+    )
+    setattr(positions, ASCENDS, version)
+
+
 def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.Tensor:
     """[B, T, HQ, 3]: what the layer's gate has said of this forward, or the fixed ones."""
     b, hq, t, _ = query.shape
@@ -266,7 +290,8 @@ def attention_forward(
             the queries are the last Tq of T tokens. Where their dtypes differ, all are computed in
             autocast's, without autocast in value's.
         scaling: factor on q.k; 1/sqrt(D) when None.
-        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1.
+        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1;
+            ``position_ids`` [B or 1, T], which ascend by 1 without it.
 
     Returns:
         [B, Tq, HQ, Dv], and None for weights.
@@ -282,6 +307,8 @@ def attention_forward(
     new, held = query.shape[2], key.shape[2]
     tensors = (query, key, value, gates)
     if new == held:
+        if cu_seqlens is None:
+            _refuse_packed(query, kwargs.get("position_ids"))
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         out = nsa_attention(
             q, k, v, gates, **settings.sizes, sm_scale=scaling, cu_seqlens=cu_seqlens

@@ -144,6 +144,28 @@ def test_packed_sequences_are_those_alone_and_must_be_told() -> None:
         del batch["cu_seq_lens_q"]
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality.*cu_seq_lens_q"):
             of(**batch, use_cache=False)
+        with pytest.raises(ValueError, match=SAYS + "position_ids that do not .*cu_seq_lens_q"):
+            of(**batch)  # with a cache, as by default, no mask tells that they are packed
+
+
+def test_positions_are_read_once_a_forward_and_again_when_they_changed(monkeypatch) -> None:
+    (q, k, v), read = tensors(3), []
+    monkeypatch.setattr(
+        torch.Tensor, "diff", lambda x, of=torch.Tensor.diff: (read.append(1), of(x))[1]
+    )
+    positions = torch.arange(5, 8, device=DEVICE)[None]
+    for _ in range(2):
+        call(layer(), q, k, v, position_ids=positions)
+    assert len(read) == 1
+    positions[0, 2] = 0
+    with pytest.raises(ValueError, match=SAYS + "position_ids that do not ascend by 1.*packed"):
+        call(layer(), q, k, v, position_ids=positions)
+    with torch.inference_mode():
+        untracked = positions.clone().copy_(torch.arange(3, device=DEVICE)[None])
+        call(layer(), q, k, v, position_ids=untracked)
+        untracked[0, 2] = 0
+        with pytest.raises(ValueError, match=SAYS + "position_ids that do not ascend by 1"):
+            call(layer(), q, k, v, position_ids=untracked)
 
 
 def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) -> None:
