@@ -11,6 +11,7 @@ in the model's config (``Settings``); ``add_gates`` makes the gates learned.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isfinite, log
@@ -151,6 +152,25 @@ def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     layer.nsa_gate_values = torch.sigmoid(layer.nsa_gates(hidden)).unflatten(-1, (-1, 3))
 
 
+def _is_of_packed(function: Any) -> bool:
+    """Whether a mask function is built of Transformers' causal one and of packed sequences alone.
+
+    They are closures, known by their names and by what they close over.
+    """
+    if function is causal_mask_function:
+        return True
+    if getattr(function, "__module__", None) != causal_mask_function.__module__:
+        return False
+    maker = function.__qualname__.partition(".")[0]
+    if maker == "packed_sequence_mask_function":
+        return True
+    if maker == "remap_positions_for_packed_sequence":
+        return _is_of_packed(inspect.getclosurevars(function).nonlocals["mask_function"])
+    if maker == "and_masks":
+        return all(map(_is_of_packed, inspect.getclosurevars(function).nonlocals["mask_functions"]))
+    return False
+
+
 def causal_mask(
     q_length: int,
     kv_length: int,
@@ -165,12 +185,12 @@ def causal_mask(
 ) -> torch.Tensor | None:
     """The mask of a forward, as Transformers asks for it: None, since NSA is causal by itself.
 
-    A mask of no elements stands for one that is more than causal and may be that of packed
-    sequences; ``attention_forward`` takes it if it is told where they begin.
+    A mask of no elements stands for that of packed sequences, which Transformers has detected;
+    ``attention_forward`` takes it if it is told where they begin.
 
     Raises:
         ValueError: padding (one value is read from the device), windows and chunks, caches of fixed
-            size, functions of a model's own.
+            size, functions of a model's own, blocks whose tokens see each other.
     """
     require(
         local_size is None,
@@ -191,6 +211,11 @@ def causal_mask(
     require(not use_vmap, f"{OP}: masks by a function of the model's own cannot be applied")
     if mask_function is causal_mask_function:
         return None
+    require(
+        _is_of_packed(mask_function),
+        f"{OP}: a mask that is neither causal nor that of packed sequences cannot be applied, such "
+        'as one by which the tokens of an image see each other; use attn_implementation="sdpa"',
+    )
     return torch.empty(0, dtype=torch.bool, device=device)
 
 

@@ -273,6 +273,22 @@ def test_layers_of_a_window_are_refused_when_the_mask_is_made() -> None:
         of(ids(6))
 
 
+def test_masks_that_are_neither_causal_nor_of_packed_sequences_are_refused() -> None:
+    make = transformers.masking_utils.create_causal_mask
+    of, embeddings = config(), torch.zeros(1, 6, 24, device=DEVICE)
+    image = torch.tensor([[-1, 0, 0, 0, -1, -1]], device=DEVICE)  # tokens 1 to 3 see each other
+    packed = torch.tensor([[0, 1, 0, 1, 2, 3]], device=DEVICE)
+    for positions in (None, packed):
+        with pytest.raises(ValueError, match=SAYS + "a mask that is neither causal nor"):
+            make(of, embeddings, None, None, positions, block_sequence_ids=image)
+    with pytest.raises(ValueError, match=SAYS + "masks by a function of the model's own"):
+        make(of, embeddings, None, None, and_mask_function=lambda b, h, q, k: q >= k)
+    assert make(of, embeddings, None, None, packed).numel() == 0
+    assert make(of, embeddings, None, None) is None
+    with pytest.raises(ValueError, match=SAYS + "a mask that is neither causal nor"):
+        adapter.causal_mask(6, 6, mask_function=lambda b, h, q, k: q >= k)
+
+
 def test_gates_that_cannot_be_learned_are_refused() -> None:
     of = model(nsa={**SIZES, "gates": (0.0, 1.0, 0.0)})
     with pytest.raises(ValueError, match=SAYS + "learned gates begin as those of config.nsa"):
