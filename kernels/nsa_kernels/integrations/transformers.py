@@ -56,7 +56,8 @@ class Settings:
 
     The sizes are those of ``nsa_attention``, by default the paper's; ``gates`` are fixed weights of
     compression, selection and window, used by layers without learned ones. A third each by default:
-    where all branches agree, the output is theirs.
+    where all branches agree, the output is theirs. ``learned`` is written by ``add_gates``: such a
+    model is not run without its gates.
     """
 
     block: int = 32
@@ -65,6 +66,7 @@ class Settings:
     n_selected: int = 16
     window: int = 512
     gates: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+    learned: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -77,7 +79,7 @@ def settings_of(config: Any) -> Settings:
     """What ``config.nsa`` says, the defaults where it is absent.
 
     Raises:
-        ValueError: keys that are not ``Settings``', or gates that are not three numbers.
+        ValueError: keys that are not ``Settings``', or gates or ``learned`` of another kind.
     """
     says = getattr(config, "nsa", None) or {}
     known = [field.name for field in fields(Settings)]
@@ -93,6 +95,10 @@ def settings_of(config: Any) -> Settings:
         and all(isinstance(gate, Real) and isfinite(gate) for gate in gates),
         f"{OP}: the gates of config.nsa are three numbers; got {gates!r}",
     )
+    require(
+        isinstance(settings.learned, bool),
+        f"{OP}: learned of config.nsa is true or false; got {settings.learned!r}",
+    )
     return settings
 
 
@@ -107,8 +113,9 @@ def add_gates(model: nn.Module) -> list[str]:
     and a sigmoid (arXiv 2502.11089, section 3.2).
 
     They begin as the fixed gates of the config, so that adding them changes no output. Their
-    weights are parameters of the model, saved with it; to load them, add gates to the model first,
-    then load its state dict.
+    weights are parameters of the model, saved with it, and ``config.nsa["learned"]`` says so.
+    ``from_pretrained`` knows of no gates and drops their weights: to load them, make the model of
+    its config, add gates, then load its state dict.
 
     Args:
         model: a causal language model of Transformers with ``config.hidden_size``.
@@ -126,6 +133,7 @@ def add_gates(model: nn.Module) -> list[str]:
     }
     require(bool(found), f"{OP}: no causal attention layer of Transformers in {type(model)}")
     for layer in found.values():
+        layer.config.nsa = {**(getattr(layer.config, "nsa", None) or {}), "learned": True}
         if hasattr(layer, "nsa_gates"):
             continue
         settings = settings_of(layer.config)
@@ -252,8 +260,8 @@ def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
     """Raises ValueError for positions that begin anew: a forward with a cache, as it is by default,
     makes no mask of packed sequences, and they would be computed as one.
 
-    Read from the device once a forward, whose layers share the tensor; not while a graph is traced
-    or captured. Positions of three axes are those of images, which are no order.
+    Read from the device once a forward, whose layers share the tensor; not in a graph. Positions
+    of three axes are those of images, which are no order.
     """
     if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
         return
@@ -281,6 +289,11 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
         )
         assert values is not None
         return values
+    require(
+        not settings.learned,
+        f"{OP}: config.nsa says that the gates are learned and this layer has none; make the model "
+        "by from_config, call add_gates(model), then load its state dict",
+    )
     # Filled on the device: a copy from the host could not be captured in a CUDA graph.
     fixed = torch.stack([query.new_full((), gate) for gate in settings.gates])
     return fixed.expand(b, t, hq, 3)

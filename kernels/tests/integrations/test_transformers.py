@@ -14,6 +14,7 @@ from nsa_kernels.attention.naive import naive_nsa
 transformers = pytest.importorskip(
     "transformers", minversion="5.8", reason="needs Transformers 5.8 or newer"
 )
+import safetensors.torch  # noqa: E402
 from nsa_kernels.integrations import transformers as adapter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -178,9 +179,26 @@ def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) ->
         assert "model.layers.0.self_attn.nsa_gates.weight" in of.state_dict()
     of.save_pretrained(tmp_path)
     loaded = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert adapter.settings_of(loaded) == adapter.Settings(**says)
+    assert adapter.settings_of(loaded) == adapter.Settings(**says, learned=True)
     with pytest.raises(ValueError, match=SAYS + "the gates of a layer are weighed by its forward"):
         call(of.model.layers[0].self_attn, *(y[:, :2] for y in tensors(3)))
+
+
+def test_learned_gates_are_loaded_as_documented_and_never_dropped_in_silence(tmp_path) -> None:
+    of, x = model(gates=True).eval(), ids(9)
+    with torch.no_grad():
+        of.model.layers[0].self_attn.nsa_gates.weight.normal_()
+        want = of(x).logits
+        of.save_pretrained(tmp_path)
+        make = transformers.AutoModelForCausalLM
+        dropped = make.from_pretrained(tmp_path, attn_implementation=adapter.NAME).to(DEVICE)
+        with pytest.raises(ValueError, match=SAYS + r".*are learned.*none; .*add_gates\(model\)"):
+            dropped(x)
+        says = transformers.AutoConfig.from_pretrained(tmp_path)
+        again = make.from_config(says, attn_implementation=adapter.NAME).to(DEVICE).eval()
+        adapter.add_gates(again)
+        again.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+        assert again(x).logits.equal(want)
 
 
 def test_a_model_is_loaded_to_run_nsa(tmp_path) -> None:
@@ -204,6 +222,7 @@ def test_the_papers_sizes_are_the_default() -> None:
         ([8, 4], "config.nsa is a mapping"),
         ({"gates": (1.0, 0.0)}, "the gates of config.nsa are three numbers"),
         ({"gates": "abc"}, "the gates of config.nsa are three numbers"),
+        ({"learned": "yes"}, "learned of config.nsa is true or false"),
     ],
 )
 def test_settings_that_say_nothing_are_refused(says, word) -> None:
