@@ -343,22 +343,20 @@ def attention_forward(
     gates = _gates(module, query, settings)
     cu_seqlens = kwargs.get("cu_seq_lens_q")
     new, held = query.shape[2], key.shape[2]
-    tensors = (query, key, value, gates)
-    if new == held:
-        if cu_seqlens is None:
-            _refuse_packed(query, kwargs.get("position_ids"))
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        out = nsa_attention(
-            q, k, v, gates, **settings.sizes, sm_scale=scaling, cu_seqlens=cu_seqlens
-        )
-        return out, None
+    if new == held and cu_seqlens is None:
+        _refuse_packed(query, kwargs.get("position_ids"))
     require(
-        cu_seqlens is None and new < held,
+        new == held or (cu_seqlens is None and new < held),
         f"{OP}: {new} packed queries for {held} keys; packed sequences take no cache",
     )
-    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    step = _decode if new == 1 and not differentiable else _continue
-    return step(*tensors, settings, scaling), None
+    tensors = (query, key, value, gates)
+    if new < held and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return _with_backward(*tensors, settings, scaling), None
+    if new == 1 < held:
+        return _decode(*tensors, settings, scaling), None
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out = nsa_attention(q, k, v, gates, **settings.sizes, sm_scale=scaling, cu_seqlens=cu_seqlens)
+    return out, None
 
 
 def _decode(
@@ -382,7 +380,7 @@ def _decode(
     return out.unsqueeze(1)
 
 
-def _continue(
+def _with_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -390,7 +388,7 @@ def _continue(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Several queries behind a cache: a prefill of all of it, of which the last rows are theirs."""
+    """Queries behind a cache with a backward: a prefill of all, whose last rows are theirs."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

@@ -74,6 +74,22 @@ def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates) -> None
         torch.testing.assert_close(got.double(), want[:, -new:], **near)
 
 
+def test_queries_behind_a_cache_are_computed_alone_without_a_backward(monkeypatch) -> None:
+    (q, k, v), computed = tensors(6, b=1), []
+
+    def attend(q: torch.Tensor, *others: Any, **sizes: Any) -> torch.Tensor:
+        computed.append(q.shape[1])
+        return torch.zeros_like(q)
+
+    monkeypatch.setattr(adapter, "nsa_attention", attend)
+    assert call(layer(), q[:, :, 4:], k, v).shape == (1, 2, 4, 16)
+    v.requires_grad_()
+    assert call(layer(), q[:, :, 4:], k, v).shape == (1, 2, 4, 16)
+    with torch.no_grad():
+        call(layer(), q[:, :, 4:], k, v)
+    assert computed == [2, 6, 2]
+
+
 def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted() -> None:
     q, k, v = (x.requires_grad_() for x in tensors(11, b=1))
     weight = torch.randn(1, 1, 4, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
