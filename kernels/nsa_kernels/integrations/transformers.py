@@ -11,6 +11,7 @@ in the model's config (``Settings``); ``add_gates`` makes the gates learned.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isfinite, log
@@ -23,6 +24,7 @@ from torch import nn
 from ..attention import decode_step, nsa_attention
 from ..attention.means import means_of_blocks
 from ..launch.checks import require
+from ..launch.mode import Mode, mode
 
 OLDEST = (5, 8)
 """Of Transformers: since then masks are asked for by lengths and offsets."""
@@ -44,6 +46,8 @@ NAME = "nsa"
 OP = f'attn_implementation="{NAME}"'
 PAGED = ("block_table", "read_index")
 """What Transformers' continuous batching passes besides the tensors."""
+ASCENDS = "_nsa_ascends"
+"""An attribute of position_ids that were read: their version then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class Settings:
 
     The sizes are those of ``nsa_attention``, by default the paper's; ``gates`` are fixed weights of
     compression, selection and window, used by layers without learned ones. A third each by default:
-    where all branches agree, the output is theirs.
+    where all branches agree, the output is theirs. ``learned`` is written by ``add_gates``: such a
+    model is not run without its gates.
     """
 
     block: int = 32
@@ -61,6 +66,7 @@ class Settings:
     n_selected: int = 16
     window: int = 512
     gates: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+    learned: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -73,7 +79,7 @@ def settings_of(config: Any) -> Settings:
     """What ``config.nsa`` says, the defaults where it is absent.
 
     Raises:
-        ValueError: keys that are not ``Settings``', or gates that are not three numbers.
+        ValueError: keys that are not ``Settings``', or gates or ``learned`` of another kind.
     """
     says = getattr(config, "nsa", None) or {}
     known = [field.name for field in fields(Settings)]
@@ -89,6 +95,10 @@ def settings_of(config: Any) -> Settings:
         and all(isinstance(gate, Real) and isfinite(gate) for gate in gates),
         f"{OP}: the gates of config.nsa are three numbers; got {gates!r}",
     )
+    require(
+        isinstance(settings.learned, bool),
+        f"{OP}: learned of config.nsa is true or false; got {settings.learned!r}",
+    )
     return settings
 
 
@@ -103,8 +113,9 @@ def add_gates(model: nn.Module) -> list[str]:
     and a sigmoid (arXiv 2502.11089, section 3.2).
 
     They begin as the fixed gates of the config, so that adding them changes no output. Their
-    weights are parameters of the model, saved with it; to load them, add gates to the model first,
-    then load its state dict.
+    weights are parameters of the model, saved with it, and ``config.nsa["learned"]`` says so.
+    ``from_pretrained`` knows of no gates and drops their weights: to load them, make the model of
+    its config, add gates, then load its state dict.
 
     Args:
         model: a causal language model of Transformers with ``config.hidden_size``.
@@ -122,6 +133,7 @@ def add_gates(model: nn.Module) -> list[str]:
     }
     require(bool(found), f"{OP}: no causal attention layer of Transformers in {type(model)}")
     for layer in found.values():
+        layer.config.nsa = {**(getattr(layer.config, "nsa", None) or {}), "learned": True}
         if hasattr(layer, "nsa_gates"):
             continue
         settings = settings_of(layer.config)
@@ -148,6 +160,25 @@ def _weigh(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     layer.nsa_gate_values = torch.sigmoid(layer.nsa_gates(hidden)).unflatten(-1, (-1, 3))
 
 
+def _is_of_packed(function: Any) -> bool:
+    """Whether a mask function is built of Transformers' causal one and of packed sequences alone.
+
+    They are closures, known by their names and by what they close over.
+    """
+    if function is causal_mask_function:
+        return True
+    if getattr(function, "__module__", None) != causal_mask_function.__module__:
+        return False
+    maker = function.__qualname__.partition(".")[0]
+    if maker == "packed_sequence_mask_function":
+        return True
+    if maker == "remap_positions_for_packed_sequence":
+        return _is_of_packed(inspect.getclosurevars(function).nonlocals["mask_function"])
+    if maker == "and_masks":
+        return all(map(_is_of_packed, inspect.getclosurevars(function).nonlocals["mask_functions"]))
+    return False
+
+
 def causal_mask(
     q_length: int,
     kv_length: int,
@@ -162,12 +193,12 @@ def causal_mask(
 ) -> torch.Tensor | None:
     """The mask of a forward, as Transformers asks for it: None, since NSA is causal by itself.
 
-    A mask of no elements stands for one that is more than causal and may be that of packed
-    sequences; ``attention_forward`` takes it if it is told where they begin.
+    A mask of no elements stands for that of packed sequences, which Transformers has detected;
+    ``attention_forward`` takes it if it is told where they begin.
 
     Raises:
         ValueError: padding (one value is read from the device), windows and chunks, caches of fixed
-            size, functions of a model's own.
+            size, functions of a model's own, blocks whose tokens see each other.
     """
     require(
         local_size is None,
@@ -188,6 +219,11 @@ def causal_mask(
     require(not use_vmap, f"{OP}: masks by a function of the model's own cannot be applied")
     if mask_function is causal_mask_function:
         return None
+    require(
+        _is_of_packed(mask_function),
+        f"{OP}: a mask that is neither causal nor that of packed sequences cannot be applied, such "
+        'as one by which the tokens of an image see each other; use attn_implementation="sdpa"',
+    )
     return torch.empty(0, dtype=torch.bool, device=device)
 
 
@@ -220,6 +256,27 @@ def _refuse(module: nn.Module, mask: torch.Tensor | None, dropout: float, says: 
     )
 
 
+def _refuse_packed(query: torch.Tensor, positions: Any) -> None:
+    """Raises ValueError for positions that begin anew: a forward with a cache, as it is by default,
+    makes no mask of packed sequences, and they would be computed as one.
+
+    Read from the device once a forward, whose layers share the tensor; not in a graph. Positions
+    of three axes are those of images, which are no order.
+    """
+    if not torch.is_tensor(positions) or positions.dim() != 2 or mode(query) is not Mode.EAGER:
+        return
+    # A tensor of inference mode does not count what is written into it: read in each layer.
+    version = None if positions.is_inference() else positions._version
+    if version is not None and getattr(positions, ASCENDS, None) == version:
+        return
+    require(
+        bool((positions.diff() == 1).all()),
+        f"{OP}: position_ids that do not ascend by 1 are those of packed sequences, which need "
+        "cu_seq_lens_q, as DataCollatorWithFlattening(return_flash_attn_kwargs=True) gives",
+    )
+    setattr(positions, ASCENDS, version)
+
+
 def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.Tensor:
     """[B, T, HQ, 3]: what the layer's gate has said of this forward, or the fixed ones."""
     b, hq, t, _ = query.shape
@@ -232,9 +289,25 @@ def _gates(module: nn.Module, query: torch.Tensor, settings: Settings) -> torch.
         )
         assert values is not None
         return values
+    require(
+        not settings.learned,
+        f"{OP}: config.nsa says that the gates are learned and this layer has none; make the model "
+        "by from_config, call add_gates(model), then load its state dict",
+    )
     # Filled on the device: a copy from the host could not be captured in a CUDA graph.
     fixed = torch.stack([query.new_full((), gate) for gate in settings.gates])
     return fixed.expand(b, t, hq, 3)
+
+
+def _of_one_dtype(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast rotary embeddings leave q and k in float32 and v in 16 bits."""
+    dtypes, value = {x.dtype for x in tensors}, tensors[-1]
+    if len(dtypes) == 1:
+        return tensors
+    kind = value.device.type
+    mixed = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if mixed else value.dtype
+    return tuple(x.to(dtype) for x in tensors)
 
 
 def attention_forward(
@@ -252,9 +325,11 @@ def attention_forward(
     Args:
         module: the layer, with ``config``; gates by ``add_gates``.
         query: [B, HQ, Tq, D]. key: [B, H, T, D]. value: [B, H, T, Dv]. HQ is a multiple of H, and
-            the queries are the last Tq of T tokens.
+            the queries are the last Tq of T tokens. Where their dtypes differ, all are computed in
+            autocast's, without autocast in value's.
         scaling: factor on q.k; 1/sqrt(D) when None.
-        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1.
+        kwargs: ``cu_seq_lens_q``, int32 [sequences + 1], of sequences packed in B = 1;
+            ``position_ids`` [B or 1, T], which ascend by 1 without it.
 
     Returns:
         [B, Tq, HQ, Dv], and None for weights.
@@ -263,24 +338,25 @@ def attention_forward(
         TypeError, ValueError: as ``nsa_attention`` and ``decode_step``; what NSA does not compute.
     """
     _refuse(module, attention_mask, dropout, kwargs)
+    query, key, value = _of_one_dtype(query, key, value)
     settings = settings_of(getattr(module, "config", None))
     gates = _gates(module, query, settings)
     cu_seqlens = kwargs.get("cu_seq_lens_q")
     new, held = query.shape[2], key.shape[2]
-    tensors = (query, key, value, gates)
-    if new == held:
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        out = nsa_attention(
-            q, k, v, gates, **settings.sizes, sm_scale=scaling, cu_seqlens=cu_seqlens
-        )
-        return out, None
+    if new == held and cu_seqlens is None:
+        _refuse_packed(query, kwargs.get("position_ids"))
     require(
-        cu_seqlens is None and new < held,
+        new == held or (cu_seqlens is None and new < held),
         f"{OP}: {new} packed queries for {held} keys; packed sequences take no cache",
     )
-    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    step = _decode if new == 1 and not differentiable else _continue
-    return step(*tensors, settings, scaling), None
+    tensors = (query, key, value, gates)
+    if new < held and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return _with_backward(*tensors, settings, scaling), None
+    if new == 1 < held:
+        return _decode(*tensors, settings, scaling), None
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out = nsa_attention(q, k, v, gates, **settings.sizes, sm_scale=scaling, cu_seqlens=cu_seqlens)
+    return out, None
 
 
 def _decode(
@@ -304,7 +380,7 @@ def _decode(
     return out.unsqueeze(1)
 
 
-def _continue(
+def _with_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -312,7 +388,7 @@ def _continue(
     settings: Settings,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Several queries behind a cache: a prefill of all of it, of which the last rows are theirs."""
+    """Queries behind a cache with a backward: a prefill of all, whose last rows are theirs."""
     earlier = key.shape[2] - query.shape[2]
     q = nn.functional.pad(query, (0, 0, earlier, 0)).transpose(1, 2)
     k, v = key.transpose(1, 2), value.transpose(1, 2)

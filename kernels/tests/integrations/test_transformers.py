@@ -14,6 +14,7 @@ from nsa_kernels.attention.naive import naive_nsa
 transformers = pytest.importorskip(
     "transformers", minversion="5.8", reason="needs Transformers 5.8 or newer"
 )
+import safetensors.torch  # noqa: E402
 from nsa_kernels.integrations import transformers as adapter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,6 +74,22 @@ def test_prefill_and_what_comes_behind_a_cache_are_the_definition(gates) -> None
         torch.testing.assert_close(got.double(), want[:, -new:], **near)
 
 
+def test_queries_behind_a_cache_are_computed_alone_without_a_backward(monkeypatch) -> None:
+    (q, k, v), computed = tensors(6, b=1), []
+
+    def attend(q: torch.Tensor, *others: Any, **sizes: Any) -> torch.Tensor:
+        computed.append(q.shape[1])
+        return torch.zeros_like(q)
+
+    monkeypatch.setattr(adapter, "nsa_attention", attend)
+    assert call(layer(), q[:, :, 4:], k, v).shape == (1, 2, 4, 16)
+    v.requires_grad_()
+    assert call(layer(), q[:, :, 4:], k, v).shape == (1, 2, 4, 16)
+    with torch.no_grad():
+        call(layer(), q[:, :, 4:], k, v)
+    assert computed == [2, 6, 2]
+
+
 def test_a_token_behind_a_cache_has_gradients_where_they_are_wanted() -> None:
     q, k, v = (x.requires_grad_() for x in tensors(11, b=1))
     weight = torch.randn(1, 1, 4, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -97,6 +114,23 @@ def test_a_model_learns_and_gradients_reach_all_its_parameters() -> None:
         optimizer.zero_grad()
     assert losses[-1] < 0.7 * losses[0]
     assert not of.model.layers[0].self_attn.nsa_gates.weight.equal(torch.zeros(6, 24))
+
+
+def test_a_model_in_float32_learns_under_autocast() -> None:
+    of, x = model(gates=True), ids(12)
+    exact = of(x, labels=x).loss.item()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = of(x, labels=x).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(exact, rel=0.01)
+    for name, parameter in of.named_parameters():
+        assert parameter.grad.dtype == torch.float32 and parameter.grad.any(), name
+
+
+def test_tensors_of_two_dtypes_are_computed_in_that_of_the_values() -> None:
+    q, k, v = tensors(3, b=1)
+    k, v = k.bfloat16(), v.bfloat16()
+    assert call(layer(), q, k, v).equal(call(layer(), q.bfloat16(), k, v))
 
 
 def test_generation_with_the_models_cache_is_that_without() -> None:
@@ -127,6 +161,28 @@ def test_packed_sequences_are_those_alone_and_must_be_told() -> None:
         del batch["cu_seq_lens_q"]
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality.*cu_seq_lens_q"):
             of(**batch, use_cache=False)
+        with pytest.raises(ValueError, match=SAYS + "position_ids that do not .*cu_seq_lens_q"):
+            of(**batch)  # with a cache, as by default, no mask tells that they are packed
+
+
+def test_positions_are_read_once_a_forward_and_again_when_they_changed(monkeypatch) -> None:
+    (q, k, v), read = tensors(3), []
+    monkeypatch.setattr(
+        torch.Tensor, "diff", lambda x, of=torch.Tensor.diff: (read.append(1), of(x))[1]
+    )
+    positions = torch.arange(5, 8, device=DEVICE)[None]
+    for _ in range(2):
+        call(layer(), q, k, v, position_ids=positions)
+    assert len(read) == 1
+    positions[0, 2] = 0
+    with pytest.raises(ValueError, match=SAYS + "position_ids that do not ascend by 1.*packed"):
+        call(layer(), q, k, v, position_ids=positions)
+    with torch.inference_mode():
+        untracked = positions.clone().copy_(torch.arange(3, device=DEVICE)[None])
+        call(layer(), q, k, v, position_ids=untracked)
+        untracked[0, 2] = 0
+        with pytest.raises(ValueError, match=SAYS + "position_ids that do not ascend by 1"):
+            call(layer(), q, k, v, position_ids=untracked)
 
 
 def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) -> None:
@@ -139,9 +195,26 @@ def test_gates_begin_as_the_fixed_ones_and_are_saved_with_the_model(tmp_path) ->
         assert "model.layers.0.self_attn.nsa_gates.weight" in of.state_dict()
     of.save_pretrained(tmp_path)
     loaded = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert adapter.settings_of(loaded) == adapter.Settings(**says)
+    assert adapter.settings_of(loaded) == adapter.Settings(**says, learned=True)
     with pytest.raises(ValueError, match=SAYS + "the gates of a layer are weighed by its forward"):
         call(of.model.layers[0].self_attn, *(y[:, :2] for y in tensors(3)))
+
+
+def test_learned_gates_are_loaded_as_documented_and_never_dropped_in_silence(tmp_path) -> None:
+    of, x = model(gates=True).eval(), ids(9)
+    with torch.no_grad():
+        of.model.layers[0].self_attn.nsa_gates.weight.normal_()
+        want = of(x).logits
+        of.save_pretrained(tmp_path)
+        make = transformers.AutoModelForCausalLM
+        dropped = make.from_pretrained(tmp_path, attn_implementation=adapter.NAME).to(DEVICE)
+        with pytest.raises(ValueError, match=SAYS + r".*are learned.*none; .*add_gates\(model\)"):
+            dropped(x)
+        says = transformers.AutoConfig.from_pretrained(tmp_path)
+        again = make.from_config(says, attn_implementation=adapter.NAME).to(DEVICE).eval()
+        adapter.add_gates(again)
+        again.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+        assert again(x).logits.equal(want)
 
 
 def test_a_model_is_loaded_to_run_nsa(tmp_path) -> None:
@@ -165,6 +238,7 @@ def test_the_papers_sizes_are_the_default() -> None:
         ([8, 4], "config.nsa is a mapping"),
         ({"gates": (1.0, 0.0)}, "the gates of config.nsa are three numbers"),
         ({"gates": "abc"}, "the gates of config.nsa are three numbers"),
+        ({"learned": "yes"}, "learned of config.nsa is true or false"),
     ],
 )
 def test_settings_that_say_nothing_are_refused(says, word) -> None:
@@ -232,6 +306,22 @@ def test_layers_of_a_window_are_refused_when_the_mask_is_made() -> None:
     of = transformers.MistralForCausalLM(says).to(DEVICE)
     with pytest.raises(ValueError, match=SAYS + "the model has layers that see a window"):
         of(ids(6))
+
+
+def test_masks_that_are_neither_causal_nor_of_packed_sequences_are_refused() -> None:
+    make = transformers.masking_utils.create_causal_mask
+    of, embeddings = config(), torch.zeros(1, 6, 24, device=DEVICE)
+    image = torch.tensor([[-1, 0, 0, 0, -1, -1]], device=DEVICE)  # tokens 1 to 3 see each other
+    packed = torch.tensor([[0, 1, 0, 1, 2, 3]], device=DEVICE)
+    for positions in (None, packed):
+        with pytest.raises(ValueError, match=SAYS + "a mask that is neither causal nor"):
+            make(of, embeddings, None, None, positions, block_sequence_ids=image)
+    with pytest.raises(ValueError, match=SAYS + "masks by a function of the model's own"):
+        make(of, embeddings, None, None, and_mask_function=lambda b, h, q, k: q >= k)
+    assert make(of, embeddings, None, None, packed).numel() == 0
+    assert make(of, embeddings, None, None) is None
+    with pytest.raises(ValueError, match=SAYS + "a mask that is neither causal nor"):
+        adapter.causal_mask(6, 6, mask_function=lambda b, h, q, k: q >= k)
 
 
 def test_gates_that_cannot_be_learned_are_refused() -> None:
