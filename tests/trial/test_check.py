@@ -75,7 +75,8 @@ def check(*arguments: object) -> Result:
 
 def has_speedup(answer: dict[str, Any]) -> bool:
     """On a machine that others keep busy it may have none."""
-    busy = "the machine may have been busy" in answer["caution"]
+    said = ("the machine may have been busy", "it is no faster beyond chance")
+    busy = any(sentence in answer["caution"] for sentence in said)
     return busy if answer["speedup"] is None else answer["speedup"] > 0
 
 
