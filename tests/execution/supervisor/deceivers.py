@@ -17,6 +17,7 @@ from nsabench.implementations.baselines.selection_rows import gqa
 
 CLAIM_MS = 3e-3
 HONEST_S = 4e-4
+THREADS = torch.get_num_threads()
 
 
 def examined():
@@ -84,7 +85,7 @@ def answers_first(q, k, v, *, sm_scale):
 @implementation(op="selection_rows", name="changes_settings", devices=("cpu",))
 def changes_settings(q, k, v, *, sm_scale):
     if examined() is not None:
-        torch.set_num_threads(2 if torch.get_num_threads() == 1 else 1)
+        torch.set_num_threads(THREADS + 1)  # in each call: a look makes several
     return gqa(q, k, v, sm_scale=sm_scale)
 
 
