@@ -190,8 +190,8 @@ REFUSALS = (
     ),
     Refusal(
         "ValueError",
-        "NSAttention: decoding has no backward and x requires a gradient; call it under "
-        "torch.no_grad()",
+        "NSAttention: decoding has no backward and x, or a weight, requires a gradient; call "
+        "it under torch.no_grad()",
         ("NSAttention with a cache",),
         conditions=WANT_GRADIENTS,
     ),

@@ -61,7 +61,7 @@ def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed) -> None:
     keys = (t // 16) if packed else (t - 32) // 16 + 1
     k_cmp, v_cmp = of(1, keys, h, d), of(1, keys, h, d)
     tensors = (q, k, v, k_cmp, v_cmp, gates, cu, cu)
-    _, forward = recorded(whole._launch, q, k, v, gates, cu, *NUMBERS, None)
+    _, forward = recorded(whole._launch, q, k, v, gates, cu, None, *NUMBERS, None)
     (out, *kept), with_kept = recorded(operator._launch_kept, *tensors, *NUMBERS, d**-0.5)
     _, backward = recorded(
         operator._launch_backward, torch.empty_like(out), *tensors, *kept, *NUMBERS, d**-0.5

@@ -88,7 +88,12 @@ def test_right_and_wrong_are_said_first_and_baselines_come_from_a_cache(two: Pat
     assert "selection_rows N4 H2 D32 L16 fp16: attends to the first 8 of 16 keys" in why
     assert right == "right (selection_rows): RIGHT 1 of 1"
     assert ": right, device " in times
-    assert " x as fast as sdpa_" in times or "; the machine may have been busy" in times
+    said = (
+        " x as fast as sdpa_",
+        "; the machine may have been busy",
+        "it is no faster beyond chance",
+    )
+    assert any(one in times for one in said), times
     assert "cached" not in times
     assert ", cached)" in check(two, *SMALL).output.splitlines()[-1]
     assert "cached" not in check(two, *SMALL, "--fresh").output
