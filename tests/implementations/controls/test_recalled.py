@@ -95,7 +95,8 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     monkeypatch: pytest.MonkeyPatch, of_this_cpu: Limits, op: str, direction: Direction, name: str
 ) -> None:
     """Right in every call, and faster than this CPU can multiply or read, by its own ceilings. As
-    few rounds as a matrix of long cases has: the median is that of a look-up."""
+    few rounds as a matrix of long cases has. Judged by its fastest round, since what else runs on
+    the machine only adds to the others."""
     monkeypatch.setattr(recalled, "aside_again", lambda: False)
     monkeypatch.setattr(remembered, "aside_again", lambda: False)
     monkeypatch.setitem(SHAPES, "nsa_attention", NSA)
@@ -115,6 +116,9 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
         report=lambda step: None,
     )
     assert [o.reason for o in measured.outcomes] == [""]
+    for outcome in measured.outcomes:
+        times = outcome.samples.time_ms
+        times[:] = [min(times)] * len(times)
     info = ImplementationInfo.model_validate(item, from_attributes=True)
     planned = PlannedCase(id=case.id, case=case, implementations=(name,))
     plan = make_plan(Made()).model_copy(update={"cases": [planned], "implementations": [info]})
