@@ -110,7 +110,8 @@ gpu-host *arguments: install
 # The tests that need a CUDA device; those that time something, one at a time
 gpu-test *arguments: install
     {{ python }} -m pytest -m "gpu and not untimed" tests/gpu "$@"
-    {{ python }} -m pytest -n 12 -m "untimed or not gpu" tests/gpu kernels/tests "$@"
+    # -v: a log that is cut off names who failed.
+    {{ python }} -m pytest -v -n 12 -m "untimed or not gpu" tests/gpu kernels/tests "$@"
 
 # Install nsabench, the kernels, and a torch if there is none, into .venv
 install:

@@ -123,6 +123,7 @@ class Measured(Message):
     outcomes: list[Outcome]
     conditions: Conditions = Conditions()
     measuring_s: float = 0.0  # spent inside kernels, compile and warm-up, as opposed to the harness
+    queue_s: float = 0.0  # spent on what the queue shows alone: bursts, and counting launches
 
 
 class Examined(Message):

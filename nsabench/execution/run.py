@@ -58,7 +58,7 @@ class View(schedule.Progress, Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """A complete run. wall_s and measuring_s: of this time, if it was resumed.
+    """A complete run. wall_s, measuring_s and queue_s: of this time, if it was resumed.
 
     signer: in whose name it was measured; None of a run that was only read. journal_end: the link
     of the last line of its journal, as it was written.
@@ -71,6 +71,7 @@ class Finished:
     measuring_s: float
     signer: Signer | None = None
     journal_end: str = ""
+    queue_s: float = 0.0
 
 
 def choose_device(requested: str) -> Device:
@@ -276,7 +277,7 @@ class _Run:
                 if self.plan.ops and not ops.has_op_of(self.plan):
                     # Not before: a plan that nobody vouches for may name any file.
                     ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
-                measured_before_s = contents.measuring_s
+                measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
                 for pass_ in PASSES:
                     self._look(pass_)
                 results = self._assess().results(contents)
@@ -289,6 +290,7 @@ class _Run:
             contents.measuring_s - measured_before_s,
             signer,
             self.journal.end,
+            contents.queue_s - queue_before_s,
         )
 
     def _vouch(self) -> Signer:

@@ -91,7 +91,8 @@ class Entry(Linked):
     """What one pass measured on one case.
 
     conditions: by session, the state of the device. reason: why there are no outcomes, if there are
-    none. wall_s: seconds of the whole; measuring_s: of these inside kernels and compilation.
+    none. wall_s: seconds of the whole; measuring_s: of these inside kernels and compilation;
+    queue_s: of these for bursts, and for counting launches.
     """
 
     kind: Literal["entry", "case", "confirmation", "apart"] = "entry"
@@ -101,6 +102,7 @@ class Entry(Linked):
     conditions: dict[Session, Conditions] = {}
     wall_s: float = 0.0
     measuring_s: float = 0.0
+    queue_s: float = 0.0
     reason: str = ""
 
     @model_validator(mode="before")
@@ -203,6 +205,10 @@ class Contents:
     @property
     def measuring_s(self) -> float:
         return sum(entry.measuring_s for entry in self.entries)
+
+    @property
+    def queue_s(self) -> float:
+        return sum(entry.queue_s for entry in self.entries)
 
 
 def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:

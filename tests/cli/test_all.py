@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsabench.assessment.tables import RECORDS, SAMPLES
+from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
 from tests.cli.conftest import TINY, Nsabench, command, complete
@@ -61,6 +62,11 @@ def test_a_run_holds_what_the_plan_says(finished: Path) -> None:
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["complete"] is True
     assert environment["software"]["torch"]["version"]
+
+
+def test_what_the_queue_costs_is_journaled(finished: Path) -> None:
+    contents = journal.read(finished / "journal.jsonl")
+    assert 0 < contents.queue_s < sum(entry.wall_s for entry in contents.entries)
 
 
 def test_parquet_has_the_documented_columns_with_units(finished: Path) -> None:
@@ -308,7 +314,10 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     assert beside > 3, "the neighbours were not slowed: the test shows nothing"
     assert mine["speedup"] < 0.6 * beside, mine
     assert mine["speedup_lo"] <= mine["speedup"] <= mine["speedup_hi"]
-    assert "never imported a candidate" in mine["reason"]
+    assert mine["verdict"] != "faster"
+    # On a busy machine what is left may look faster once more, and the supervisor's clock decides.
+    said = ("never imported a candidate", "by the supervisor's clock")
+    assert any(words in mine["reason"] for words in said), mine["reason"]
 
 
 def test_interrupt_exits_130_and_is_resumable(

@@ -56,6 +56,7 @@ class Group:
         self._plan = plan
         self._conditions: dict[int, Conditions] = {}
         self._measuring_s = 0.0
+        self._queue_s = 0.0
         for name in self.names:
             reason = _cannot_run(plan, self.case, name)
             if reason:
@@ -118,6 +119,7 @@ class Group:
             outcomes=[self.outcomes[n] for n in self.names if n in self.outcomes],
             conditions=self._conditions,
             measuring_s=self._measuring_s,
+            queue_s=self._queue_s,
             reason=self.reason,
         )
 
@@ -138,6 +140,7 @@ class Group:
             )
         self._conditions[session] = measured.conditions
         self._measuring_s += measured.measuring_s
+        self._queue_s += measured.queue_s
         log = self._executor.log()
         for outcome in measured.outcomes:
             outcome.log = log

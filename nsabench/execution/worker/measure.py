@@ -86,15 +86,16 @@ def measure(
             continue
         gc.collect()  # what the traceback of a failure holds is memory of the others
     gc.collect()
-    conditions, busy_s = Conditions(), 0.0
+    conditions, busy_s, queue_s = Conditions(), 0.0, 0.0
     if case.l2 is L2.WARM:
         timer.touch = partial(_touch, arms)
     if arms:
-        conditions, busy_s = _time(case, arms, outcomes, session, timer, sensors, report)
+        conditions, busy_s, queue_s = _time(case, arms, outcomes, session, timer, sensors, report)
     return Measured(
         outcomes=[outcomes[item.name] for item in items],
         conditions=conditions,
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
+        queue_s=queue_s,
     )
 
 
@@ -123,10 +124,11 @@ def _time(
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
-) -> tuple[Conditions, float]:
+) -> tuple[Conditions, float, float]:
     """Sample the arms; put their samples, or why they left, into `outcomes`.
 
-    Returns what the sensors said, and the seconds that went into warm-up and timed calls.
+    Returns what the sensors said, the seconds that went into warm-up and timed calls, and those
+    that the queue was looked at for.
     """
     rule = stopping.build(
         case.timing.stopping,
@@ -142,8 +144,10 @@ def _time(
         report(Step(phase="timing", allowance=len(arms) + 1))
         start = now_s()
         sampling.collect(arms, timer, rule, Random(case.seed), out)
+        sampled = now_s()
         by_arm = _burst(case, [a for a in arms if a.name in out.samples], timer, report, out)
     counted = _launches([a for a in arms if a.name in out.samples.keys() - out.failed], report)
+    queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
         diagnosis = _diagnose(arm, report)
@@ -156,7 +160,7 @@ def _time(
                 outcomes[arm.name].launches = counted[arm.name].launches
                 outcomes[arm.name].kernels_us = counted[arm.name].kernels_us
             monitor.annotate(out.samples[arm.name], start)
-    return monitor.summary(), out.busy_s
+    return monitor.summary(), out.busy_s, queue_s
 
 
 def _burst(

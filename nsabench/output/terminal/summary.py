@@ -80,10 +80,14 @@ def _failed(finished: Finished) -> Iterator[str]:
 
 def _time(finished: Finished) -> str:
     count, harness = len(finished.results.records), finished.wall_s - finished.measuring_s
-    return (
+    whole_s = max(finished.wall_s, 1e-9)
+    line = (
         f"{count} records in {finished.wall_s:.1f} s; the harness took {harness:.1f} s of it "
-        f"({harness / max(finished.wall_s, 1e-9):.0%})"
+        f"({harness / whole_s:.0%})"
     )
+    if finished.queue_s:
+        line += f", the queue {finished.queue_s:.1f} s ({finished.queue_s / whole_s:.0%})"
+    return line
 
 
 def _own_last(finished: Finished) -> list[Record]:
