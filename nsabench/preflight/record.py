@@ -60,9 +60,12 @@ class Call:
 
     def signature(self) -> str:
         constants = self._constant_names()
-        plain = {p.name for p in self.function.params if p.do_not_specialize}
+        params = self.function.params
+        plain = {p.name for p in params if p.do_not_specialize}
+        # Not every Triton lets a parameter ask for that.
+        anyhow = {p.name for p in params if getattr(p, "do_not_specialize_on_alignment", False)}
         return " ".join(
-            f"{name}:{_kind(value, name not in plain)}"
+            f"{name}:{_kind(value, name not in plain, name not in plain | anyhow)}"
             for name, value in self._named().items()
             if name not in constants and name in self.function.arg_names
         )
@@ -103,10 +106,10 @@ class Call:
 _original_run = jit.JITFunction.run
 
 
-def _kind(value: Any, specialised: bool = True) -> str:
+def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
     """What a launch specialises on: the type, and whether the value is 1 or aligned."""
     if isinstance(value, Pointer):
-        aligned = value.data_ptr() % ALIGNMENT == 0
+        aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
     if isinstance(value, bool) or value is None:
         return str(value)
@@ -114,7 +117,7 @@ def _kind(value: Any, specialised: bool = True) -> str:
         if value == 1 and specialised:
             return "1"
         wide = "i32" if -(2**31) <= value < 2**31 else "i64"
-        return f"{wide}{'/16' if specialised and value % ALIGNMENT == 0 else ''}"
+        return f"{wide}{'/16' if by_alignment and value % ALIGNMENT == 0 else ''}"
     if isinstance(value, tuple | list):
         return f"({','.join(map(_kind, value))})"
     return type(value).__name__

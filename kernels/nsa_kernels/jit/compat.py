@@ -31,6 +31,7 @@ __all__ = [
     "KERNEL_ERRORS",
     "PIPELINES_GATHERS",
     "TRITON_VERSION",
+    "any_alignment",
     "check_version",
     "dot",
     "narrow",
@@ -48,6 +49,15 @@ INTERPRETED: bool = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 CPU_ALLOWED: bool = INTERPRETED or os.environ.get("NSA_KERNELS_RECORD_ONLY", "0") == "1"
 """True when launchers take CPU tensors: interpreted, or launches are recorded and not run."""
+
+_TAKES_ANY_ALIGNMENT = "do_not_specialize_on_alignment" in inspect.signature(triton.jit).parameters
+
+
+def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
+    """What ``triton.jit`` takes so that it compiles once for pointers of whatever alignment; nothing
+    before Triton could. For what is read one number at a time, where alignment gains nothing."""
+    return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
+
 
 if INTERPRETED:
     prepare_once_a_launch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....jit.compat import dot, narrow, tl, triton
 from ....jit.tiles import base_2, load_tile
-from .plan import CHUNK_AND_HEAD, UNROLLED
+from .plan import CHUNK_AND_HEAD, LISTS, UNROLLED
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def delta_kernel(
     tl.store(delta_ptr + row, tl.sum(out.to(tl.float32) * do.to(tl.float32), 1), mask=row < n_rows)
 
 
-@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD, **LISTS)
 def backward_kernel(
     q_ptr,
     k_ptr,
@@ -172,7 +172,7 @@ def backward_kernel(
             tl.store(spill + D + dv[None, :], dv_sum, mask=mask_v)
 
 
-@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD, **LISTS)
 def spill_kernel(
     spill_ptr,
     dk_ptr,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....jit.compat import dot, narrow, tl, triton
 from ....jit.tiles import load_tile, log_sum_exp, normalised
-from .plan import CHUNK_AND_HEAD, UNROLLED
+from .plan import CHUNK_AND_HEAD, LISTS, UNROLLED
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def on_diagonal(entries_ptr, n, first_token, last_key, BLOCK_SIZE: tl.constexpr)
     return tl.sum(((offset < n) & (first_token + token < last_key)).to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=CHUNK_AND_HEAD)
+@triton.jit(do_not_specialize=CHUNK_AND_HEAD, **LISTS)
 def forward_kernel(
     q_ptr,
     k_ptr,

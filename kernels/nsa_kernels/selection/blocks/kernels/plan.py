@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ....jit.compat import tl, triton
+from ....jit.compat import any_alignment, tl, triton
 from ....jit.sequences import sequence_of
 
 UNROLLED = tl.constexpr(16)
 """Choices of a token in a step of a loop: code for each of 128 takes minutes to compile."""
 CHUNK_AND_HEAD = ("first_token", "end_token", "first_head")
 """Differ from launch to launch: specialised (0, 1, others), each would be compiled three times."""
+LISTS = any_alignment("items_ptr", "first_ptr", "count_ptr")
+"""Those of a chunk begin where the ones before end, which is anywhere, by the tokens there are."""
 
 
 @triton.jit

@@ -1,0 +1,28 @@
+"""How many variants of a kernel a model compiles whose sequences differ in length."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.preflight.variants import LISTED
+
+
+def test_block_selection_compiles_once_for_all_lengths() -> None:
+    """The lists of a chunk begin at any address, by the tokens there are: compiled for those that
+    are aligned and for those that are not, each kernel would be there up to eight times."""
+    # Launches are recorded, which the interpreter does not do.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.preflight.variants"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    variants, alignments = json.loads(done.stdout)
+    assert variants == dict.fromkeys(LISTED, 1)
+    assert len(alignments) > 1, "all lists were aligned alike: the lengths show nothing"

@@ -1,0 +1,44 @@
+"""Prints how many variants of each listed kernel the whole attention compiles over some lengths, and
+which alignments its lists had: {kernel: variants}, [alignments]."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+from nsabench import registry
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, DType
+from nsabench.preflight import architectures, candidates
+
+LENGTHS = (40_001, 40_044, 40_500, 41_777)  # of one size of work items; several chunks each
+LISTED = ("forward_kernel", "backward_kernel", "spill_kernel")
+SIZES = {"B": 1, "HQ": 16, "H": 1, "D": 128, "Dv": 128, "block": 32, "stride": 16}
+SIZES |= {"block_size": 64, "n_selected": 16, "window": 512}
+
+
+def main() -> None:
+    (item,) = [i for i in registry.load() if (i.op, i.name) == ("nsa_attention", "nsa")]
+    variants: dict[str, set[str]] = defaultdict(set)
+    alignments: set[int] = set()
+    for length in LENGTHS:
+        case = Case(
+            op="nsa_attention",
+            shape=SIZES | {"T": length},
+            dtype=DType.BFLOAT16,
+            direction=Direction.BACKWARD,
+            distribution="dense",
+            streams=1,
+            timeout_s=60,
+            seed=1,
+        )
+        for call in candidates.launches(item, case, architectures.ARCHITECTURES["sm_90"]):
+            if call.kernel in LISTED:
+                variants[call.kernel].add(call.key())
+                named = dict(zip(call.function.arg_names, call.arguments, strict=False))
+                alignments.add(named["first_ptr"].data_ptr() % 16)
+    print(json.dumps([{name: len(keys) for name, keys in variants.items()}, sorted(alignments)]))
+
+
+if __name__ == "__main__":
+    main()
