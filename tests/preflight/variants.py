@@ -1,5 +1,5 @@
-"""Prints how many variants of each listed kernel the whole attention compiles over some lengths, and
-which alignments its lists had: {kernel: variants}, [alignments]."""
+"""Prints how many variants of each listed kernel the whole attention compiles over some lengths,
+and which alignments its lists had: {kernel: variants}, [alignments]."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ _TAKES_ANY_ALIGNMENT = "do_not_specialize_on_alignment" in inspect.signature(tri
 
 
 def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
-    """What ``triton.jit`` takes so that it compiles once for pointers of whatever alignment; nothing
-    before Triton could. For what is read one number at a time, where alignment gains nothing."""
+    """What ``triton.jit`` takes so that it compiles once for pointers of whatever alignment, if
+    Triton can. For what is read one number at a time, where alignment gains nothing."""
     return {"do_not_specialize_on_alignment": pointers} if _TAKES_ANY_ALIGNMENT else {}
 
 
