@@ -23,7 +23,9 @@ BURST_S = 2e-3  # a device synchronise, of some 10 µs, is nothing beside it
 MOST_CALLS = 256
 SLOW_MS = 20.0  # of a call that hides whatever its host does for the next
 ARM_BUDGET_S = 0.06  # in all bursts of an arm, but for those that a verdict needs
-NEEDED_S = 2.0  # in the bursts that a verdict needs: a call of 400 ms still has them
+# Of a call whose bursts a verdict needs: it has as many as an interval is made of, whatever is done
+# around them, or one; with one fewer than that nothing could be said.
+NEEDED_MS = 1000.0
 HELD_BYTES = 2 << 30  # what is made ready before a burst may take in all
 
 
@@ -44,17 +46,18 @@ class BurstArm(Protocol):
 class _Arm:
     calls: int
     slow: bool
+    needed: bool
     spent_s: float = 0.0
     bursts: Bursts = field(default_factory=Bursts)
 
-    def goes_on(self, round_: int, *, needed: bool) -> bool:
+    def goes_on(self, round_: int) -> bool:
         """Whether it has a burst in this round. The first that counts is for all, and the one
         before, which warms up, for all but those whose calls are so slow that it tells nothing."""
         if round_ < 0:
             return not self.slow
         if round_ < 1 or self.spent_s < ARM_BUDGET_S:
             return True
-        return needed and round_ < MIN_ROUNDS_EVER and self.spent_s < NEEDED_S
+        return self.needed and round_ < MIN_ROUNDS_EVER
 
 
 def collect(
@@ -73,10 +76,15 @@ def collect(
     """
     by_name = {arm.name: arm for arm in arms}
     going = {
-        name: _Arm(_count(call_ms[name], call_bytes), call_ms[name] >= SLOW_MS) for name in by_name
+        name: _Arm(
+            _count(call_ms[name], call_bytes),
+            slow=call_ms[name] >= SLOW_MS,
+            needed=name in judged and call_ms[name] <= NEEDED_MS,
+        )
+        for name in by_name
     }
     for round_ in range(-1, ROUNDS):  # the first one warms up
-        order = [n for n, arm in going.items() if arm.goes_on(round_, needed=n in judged)]
+        order = [name for name, arm in going.items() if arm.goes_on(round_)]
         rng.shuffle(order)
         for name in order:
             begun, count = now_s(), going[name].calls

@@ -60,7 +60,8 @@ def _summary(facts: Facts) -> Iterator[str]:
             f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "
             f"cases were not measured.\n"
         )
-    for payment in facts.payments:
+    # In an invalid run each would say that once more.
+    for payment in () if facts.invalidating else facts.payments:
         yield f"- {markdown(pays.said(payment))}"
     for standing in standings(facts):
         yield f"- {code(standing.implementation)} ({markdown(standing.op)}): {standing.sentence}"

@@ -190,6 +190,16 @@ def test_an_op_without_alternatives_is_not_asked() -> None:
     assert pays.decide([record(8192, "nsa", Role.CANDIDATE)]) == []
 
 
+def test_a_case_beside_which_no_alternative_stands_is_no_length_of_the_ladder() -> None:
+    """Where the controls of the whole op stand there are none, and a direction or a mode that has
+    such a case alone is not asked: it said that nothing was decided."""
+    control = record(512, "nsa", Role.CANDIDATE, direction=Direction.STEP)
+    rows = ladder({8192: 0.6, 16384: 1.2})
+    decided = only([*rows, control, record(32768, "nsa", Role.CANDIDATE)])
+    assert (decided.direction, decided.length) == (Direction.FORWARD, 16384)
+    assert [cell.length for cell in decided.cells] == [8192, 16384]
+
+
 def row(name: str, role: Role, median: float | None, **more: object) -> Row:
     known = {"case_id": "c", "op": "nsa_attention", "implementation": name, "role": role}
     known |= {"status": Status.OK, "dtype": DType.BFLOAT16, "shape": {}, "length": 1, "session": 1}

@@ -15,19 +15,22 @@ from nsabench.model.vocabulary import Status
 class CountedArm:
     """Takes as long as it says on a clock of its own."""
 
-    def __init__(self, name: str, call_ms: float, log: list[str], fails_at: int = -1) -> None:
+    def __init__(
+        self, name: str, call_ms: float, log: list[str], fails_at: int = -1, around_ms: float = 0.0
+    ) -> None:
         self.name = name
         self.call_ms = call_ms
         self.log = log
         self.counts: list[int] = []
         self.fails_at = fails_at
+        self.around_ms = around_ms  # what is done before and behind a burst
 
     def burst(self, timer: Timer, count: int) -> float:
         self.log.append(self.name)
         self.counts.append(count)
         if len(self.counts) == self.fails_at:
             raise Failure(Status.CRASHED, "it broke")
-        now[0] += count * self.call_ms / 1e3
+        now[0] += (count * self.call_ms + self.around_ms) / 1e3
         return self.call_ms
 
 
@@ -95,6 +98,14 @@ def test_whose_verdict_is_asked_has_as_many_as_an_interval_needs(
     collect(mine, other, judged="m")
     assert len(mine.counts) == bursts_made
     assert len(other.counts) <= max(2, 60 / call_ms + 1)
+
+
+def test_what_is_done_around_a_burst_takes_none_of_those_that_are_needed() -> None:
+    """A call of 420 ms had four, one fewer than an interval is made of, since looking at what it
+    returned took 100 ms more each."""
+    mine, dense = (CountedArm(name, 420.0, [], around_ms=100.0) for name in "md")
+    collect(mine, dense, judged="md")
+    assert (len(mine.counts), len(dense.counts)) == (5, 5)
 
 
 def test_who_fails_leaves_and_the_others_stay() -> None:
