@@ -77,6 +77,8 @@ class Made:
     # queue they are half of that.
     dense_ratio: Callable[[int], float] | None = None
     canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
+    canary_lost: str = ""  # why the process that measured it was
+    canary_crashes: bool = False  # the last implementation of it
     # Of a shard that has neighbours: the same beside them (None: it was not measured there), and
     # 0.2 while they wait.
     neighbours: int = 0
@@ -234,7 +236,16 @@ def make_run(
     if plan.canary is not None:
         same = np.random.default_rng(0)
         times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]
-        journal.append(Entry(pass_name=PassName.CANARY, case_id=plan.canary.id, outcomes=times))
+        if made.canary_crashes:
+            name = times[-1].implementation
+            times[-1] = Outcome(implementation=name, status=Status.CRASHED, reason="SIGSEGV")
+        seen = Entry(
+            pass_name=PassName.CANARY,
+            case_id=plan.canary.id,
+            outcomes=[] if made.canary_lost else times,
+            reason=made.canary_lost,
+        )
+        journal.append(seen)
     journal.close()
     results = assemble(plan, read_journal(folder / "journal.jsonl"))
     parquet.write(results, plan.run_id, folder)
