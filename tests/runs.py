@@ -59,6 +59,7 @@ class Made:
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
     flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
+    flex_kind: Kind | None = None
     shard: str = "1/1"
     margin: float = MARGIN
     source: str = "x"  # of the candidates
@@ -110,6 +111,7 @@ def make_plan(made: Made) -> Plan:
                     role=Role.BASELINE,
                     devices=(Runs.CUDA,),
                     source="x",
+                    kind=made.flex_kind,
                 )
             ]
             if made.flex_ms
