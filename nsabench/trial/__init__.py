@@ -189,7 +189,7 @@ def _undisturbed(
         own.retire()  # a kernel goes on although the process that launched it is stopped
     try:
         with own.stopped():
-            was_busy = pressure.watch()
+            was_busy = pressure.watch(apart.processes)
             beside = _measured(plan, planned, apart, installed)
             busy = was_busy()
     except StillRuns as running:
