@@ -23,6 +23,15 @@ all *arguments: install
 test *arguments: install
     OMP_NUM_THREADS=1 {{ python }} -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
 
+# All attacks in tests/attacks as uid 1000 without any of root's powers, or as who one is
+attacks-as-user *arguments: install
+    {{ python }} -m tests.attacks.elsewhere user "$@"
+
+# The same in the image of the combo cpu, with no network and nothing to write to: `just image cpu`
+attacks-in-container *arguments: install
+    {{ pip }} -e '.[images]'
+    {{ python }} -m tests.attacks.elsewhere container "$@"
+
 # Formatter, linter, layers of imports, type checker
 lint: install
     .venv/bin/ruff format --check .

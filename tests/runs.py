@@ -59,6 +59,7 @@ class Made:
     seed: int = 0
     implementations: tuple[str, ...] = ("mine",)
     flex_ms: Callable[[int], float] | None = None  # of one more baseline, by length
+    flex_kind: Kind | None = None
     shard: str = "1/1"
     margin: float = MARGIN
     source: str = "x"  # of the candidates
@@ -77,6 +78,8 @@ class Made:
     # queue they are half of that.
     dense_ratio: Callable[[int], float] | None = None
     canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
+    canary_lost: str = ""  # why the process that measured it was
+    canary_crashes: bool = False  # the last implementation of it
     # Of a shard that has neighbours: the same beside them (None: it was not measured there), and
     # 0.2 while they wait.
     neighbours: int = 0
@@ -108,6 +111,7 @@ def make_plan(made: Made) -> Plan:
                     role=Role.BASELINE,
                     devices=(Runs.CUDA,),
                     source="x",
+                    kind=made.flex_kind,
                 )
             ]
             if made.flex_ms
@@ -234,7 +238,16 @@ def make_run(
     if plan.canary is not None:
         same = np.random.default_rng(0)
         times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]
-        journal.append(Entry(pass_name=PassName.CANARY, case_id=plan.canary.id, outcomes=times))
+        if made.canary_crashes:
+            name = times[-1].implementation
+            times[-1] = Outcome(implementation=name, status=Status.CRASHED, reason="SIGSEGV")
+        seen = Entry(
+            pass_name=PassName.CANARY,
+            case_id=plan.canary.id,
+            outcomes=[] if made.canary_lost else times,
+            reason=made.canary_lost,
+        )
+        journal.append(seen)
     journal.close()
     results = assemble(plan, read_journal(folder / "journal.jsonl"))
     parquet.write(results, plan.run_id, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import nsa_kernels
 import pytest
@@ -71,6 +71,26 @@ def test_packed_sequences_of_queries_and_keys_alike_are_what_they_are_without() 
     want = nsa_kernels.nsa_attention(*given, cu_seqlens=cu, **SIZES)
     got = nsa_kernels.nsa_attention(*given, cu_seqlens=cu, cu_seqlens_k=cu.clone(), **SIZES)
     torch.testing.assert_close(got, want, atol=5e-5, rtol=5e-5)
+
+
+def test_no_query_attends_to_the_keys_of_another_short_sequence() -> None:
+    """Many of them lie within one tile of keys, one block and one window."""
+    tokens = [1, 3, 0, 2, 5, 1, 4, 9, 1, 2]
+    queries = [min(t, 1 + i % 3) for i, t in enumerate(tokens)]
+    q, k, v, gates = inputs(sum(tokens))
+    q, gates = q[:, : sum(queries)], gates[:, : sum(queries)]
+    cu, cu_k = (ints(0, *accumulate(lengths)) for lengths in (queries, tokens))
+
+    def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nsa_kernels.nsa_attention(q, k, v, gates, cu_seqlens=cu, cu_seqlens_k=cu_k, **SIZES)
+
+    want = attend(k, v)
+    mine = torch.tensor([i % 2 == 0 for i in range(len(tokens))], device=DEVICE)
+    of_keys = mine.repeat_interleave(torch.tensor(tokens, device=DEVICE))[None, :, None, None]
+    of_queries = mine.repeat_interleave(torch.tensor(queries, device=DEVICE))
+    got = attend(*(torch.where(of_keys, x, 9.0) for x in (k, v)))
+    torch.testing.assert_close(got[:, of_queries], want[:, of_queries], atol=0, rtol=0)
+    assert not torch.equal(got[:, ~of_queries], want[:, ~of_queries])
 
 
 def test_queries_before_the_first_token_see_nothing() -> None:

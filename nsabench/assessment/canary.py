@@ -4,7 +4,7 @@ are not those of the others, its times decide nothing beside theirs."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
@@ -21,16 +21,21 @@ APART = 0.03
 @dataclass(frozen=True)
 class Canary:
     """What a shard took for the case that all measure. medians: ms, by implementation, of those
-    that were right; disturbed: why they are not to be relied on; empty where nothing is known."""
+    that were right; disturbed: why they are not to be relied on; empty where nothing is known.
+    failed: by implementation, what became of those that were not right; lost: why the process that
+    measured it was."""
 
     medians: Mapping[str, float]
     disturbed: str = ""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    lost: str = ""
 
 
 def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
     """What the journal of a shard says of it, as that pass measured it."""
     medians: dict[str, float] = {}
-    disturbed = ""
+    failed: dict[str, str] = {}
+    disturbed = lost = ""
     for entry in contents.of(name):
         disturbed = next(disturbances(entry.conditions_that_count), "")
         medians = {
@@ -38,7 +43,13 @@ def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
             for o in entry.outcomes
             if o.status is Status.OK and o.samples.time_ms
         }
-    return Canary(medians, disturbed)
+        failed = {
+            o.implementation: f"{o.status}: {o.reason}" if o.reason else str(o.status)
+            for o in entry.outcomes
+            if o.status is not Status.OK
+        }
+        lost = entry.reason
+    return Canary(medians, disturbed, failed, lost)
 
 
 def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
@@ -46,7 +57,7 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
 
     Of each implementation that all shards timed, the shards that count are the largest set whose
     medians lie within 3 % of each other. It must be more than half of them: else nobody knows which
-    is the outlier, and none counts.
+    is the outlier, and none counts. A shard on which one failed that others timed is none of them.
     """
     if len(canaries) < 2:
         return {}
@@ -55,11 +66,19 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
         for name, canary in canaries.items()
         if canary.disturbed
     }
-    why |= {
-        name: "it did not time the case that all shards measure"
-        for name, canary in canaries.items()
-        if not canary.medians
-    }
+    timed = {one for canary in canaries.values() for one in canary.medians}
+    for name, canary in canaries.items():
+        failed = next((one for one in sorted(canary.failed) if one in timed), "")
+        if not canary.medians:
+            reason = canary.lost or next(iter(canary.failed.values()), "")
+            untimed = "it did not time the case that all shards measure"
+            why[name] = f"{untimed} ({reason})" if reason else untimed
+        elif failed:
+            why.setdefault(
+                name,
+                f"{failed}, which other shards timed, failed on the case that all shards measure "
+                f"({canary.failed[failed]})",
+            )
     there = {name: c.medians for name, c in canaries.items() if name not in why}
     if len(there) < 2:
         return why

@@ -14,6 +14,9 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role, Status
 
 GREAT = 3.0  # a ratio above it is asked whom it is over
+BEHIND = (
+    2.0  # times the best: what was made for the op and takes longer shows nothing of what can be
+)
 # The baselines that ship and are general, by op: what a run that was made before kinds were
 # recorded says of them. `decode` is an op that was retired since.
 _SHIPPED_GENERAL = {
@@ -34,7 +37,8 @@ _SHIPPED_GENERAL = {
 
 def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
     """Of a candidate whose ratio is great in some regime, if all that was timed beside it in its
-    case is general: `NO_SPECIALISED`. Empty otherwise, and where kinds were not recorded."""
+    case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise, and where
+    kinds were not recorded."""
     judged = (judgement, judgement.queue or Judgement())
     if not any(j.speedup is not None and j.speedup > GREAT for j in judged):
         return ""
@@ -42,13 +46,21 @@ def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
 
 
 def unspecialised(rows: Iterable[Row]) -> str:
-    """`NO_SPECIALISED` where every baseline among the rows that was timed is general."""
-    kinds = {
-        r.kind
+    """`NO_SPECIALISED` where no baseline among the rows that was timed is more than general."""
+    timed = [
+        (r.kind, r.timed_ms)
         for r in rows
         if r.role is Role.BASELINE and not r.alongside and r.timed_ms is not None
-    }
-    return NO_SPECIALISED if kinds == {Kind.GENERAL} else ""
+    ]
+    return NO_SPECIALISED if all_general(timed) else ""
+
+
+def all_general(timed: Sequence[tuple[Kind | None, float]]) -> bool:
+    """Whether all baselines that count are general, of kinds and times (ms). A specialised one that
+    takes more than twice as long as the best counts for none."""
+    best = min((ms for _, ms in timed), default=0.0)
+    counting = {k for k, ms in timed if k is not Kind.SPECIALISED or ms <= BEHIND * best}
+    return counting == {Kind.GENERAL}
 
 
 def beside(record: Record, regime: Regime) -> str:

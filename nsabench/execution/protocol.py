@@ -62,10 +62,12 @@ class Sheet(Message):
 class Examine(Message):
     """Call an implementation on inputs that it has never seen, one set after another.
 
-    questions: by set, where its tensors lie in the file `inputs`, which is there once step
-    `NEW_INPUTS` was heard; options: by set, as the referee pickled them; answers: by set, where the
-    results go in the file `outputs`, which is made. gradients: where in the file `gradient` the
-    gradient of each output lies; that file comes with the inputs, or in a backward with step
+    questions: by set, where its tensors lie in its file, `inputs`.0 and so on. That of the first is
+    there once step `NEW_INPUTS` was heard, and each further one when it was asked for with a byte
+    in the pipe `turns`.asked, and a byte came in `turns`.given. options: by set, as the referee
+    pickled them; answers: by set, where the results go in the file `outputs`, which is made.
+    gradients: where in `gradient`.0 and so on the gradient of each output lies; those come with the
+    inputs. In a backward all inputs come at once, and the gradients one by one, the first with step
     `NEW_GRADIENTS`. again: of a process that can be trusted, warm up, and say how long the calls
     take there, too.
     """
@@ -78,6 +80,7 @@ class Examine(Message):
     options: str
     outputs: str
     answers: list[list[Sheet]]
+    turns: str = ""
     gradient: str = ""
     gradients: list[Sheet] = Field(default=[])
     again: bool = False
@@ -168,8 +171,8 @@ REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
 class Pose(Message):
-    """Draw up to `count` sets of inputs of the op that is computed, into a new file; gradients of
-    the outputs, where the case differentiates, into another."""
+    """Draw up to `count` sets of inputs of the op that is computed, into new files, `path`.0 and so
+    on; gradients of the outputs, where the case differentiates, into `gradient`.0 and so on."""
 
     kind: Literal["pose"] = "pose"
     case: Case

@@ -1,34 +1,54 @@
-"""How long programs waited for a core, as the kernel counts it (PSI, Linux 4.20)."""
+"""How long processes waited for a core, as the kernel counts it (schedstat, or PSI)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 BUSY = 0.1  # of the time somebody waited: what was timed meanwhile may have waited, too
 
+# By the number of a thread; 0 is all of the machine.
+Waits = Mapping[int, float]
 
-def waited_s(root: Path = Path("/")) -> float | None:
-    """Seconds since the start of the machine in which some program was ready and had no core; None
-    where the kernel does not count them."""
+
+def waits_of(pids: Iterable[int], root: Path = Path("/")) -> Waits:
+    """Seconds that each thread of these processes was ready and had no core; where the kernel does
+    not count that, of anybody on this machine; empty where it counts neither.
+
+    What others do on cores that these processes do not want is theirs: a machine with many may
+    never be idle.
+    """
+    found: dict[int, float] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for thread in (root / f"proc/{pid}/task").iterdir():
+                with suppress(OSError, ValueError):
+                    _, waited, _ = map(int, (thread / "schedstat").read_text().split())
+                    found[int(thread.name)] = waited * 1e-9
+    return found or _of_the_machine(root)
+
+
+def _of_the_machine(root: Path) -> Waits:
     try:
         lines = (root / "proc/pressure/cpu").read_text().splitlines()
         some = next(line for line in lines if line.startswith("some "))
-        return int(some.rpartition("total=")[2]) * 1e-6
+        return {0: int(some.rpartition("total=")[2]) * 1e-6}
     except (OSError, StopIteration, ValueError):
-        return None
+        return {}
 
 
-def watch() -> Callable[[], bool]:
-    """Begin to look; what is returned says whether the machine was busy since, as far as it can be
-    known."""
-    begun, before = time.monotonic(), waited_s()
+def watch(processes: Callable[[], Iterable[int]]) -> Callable[[], bool]:
+    """Begin to look; what is returned says whether one of the processes waited since, as far as it
+    can be known. processes: their numbers, then and now; they may have been replaced."""
+    begun, before = time.monotonic(), waits_of(processes())
 
     def was_busy() -> bool:
-        now = waited_s()
-        if before is None or now is None:
+        now = waits_of(processes())
+        if 0 in now and 0 not in before:  # the machine's, since its start
             return False
-        return now - before > BUSY * (time.monotonic() - begun)
+        most = max((waited - before.get(who, 0.0) for who, waited in now.items()), default=0.0)
+        return most > BUSY * (time.monotonic() - begun)
 
     return was_busy

@@ -17,7 +17,7 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq;
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _X32 = 0x40000000  # x86-64 has a second set of numbers from here on
-# Programs of one machine talk through these; CUDA's daemons and libudev do.
+# A process makes them for itself: CUDA does, and libudev.
 _LOCAL = (socket.AF_UNIX, socket.AF_NETLINK)
 
 Line = tuple[int, int, int, int]
@@ -27,6 +27,7 @@ Line = tuple[int, int, int, int]
 class _Calls:
     """Numbers of system calls, as an architecture has them.
 
+    connect: connect(2).
     lasting: io_uring_setup(2), which opens sockets that no filter sees; the calls of svipc(7) and
       mq_overview(7), whose memory, semaphores and queues stay when a process ends and lie in no
       folder; and those of keyrings(7), which a user has one of.
@@ -42,6 +43,7 @@ class _Calls:
 
     audit: int  # AUDIT_ARCH
     socket: int
+    connect: int
     lasting: tuple[int, ...]
     of_a_process: tuple[int, ...]
     of_several: tuple[int, ...]
@@ -58,6 +60,7 @@ _CALLS = {
     "x86_64": _Calls(
         0xC000003E,
         socket=41,
+        connect=42,
         lasting=(425, *range(29, 32), *range(64, 72), 220, 240, 241, *range(248, 251)),
         of_a_process=(142, 144, 256, 279, 302, 314),
         of_several=(141, 251),
@@ -71,6 +74,7 @@ _CALLS = {
     "aarch64": _Calls(
         0xC00000B7,
         socket=198,
+        connect=203,
         lasting=(425, 180, 181, *range(186, 198), *range(217, 220)),
         of_a_process=(118, 119, 238, 239, 261, 274),
         of_several=(140, 30),
@@ -101,25 +105,32 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
 
 
-def restrict(*, signals: bool = False) -> None:
-    """Have this thread, and what it starts, open no sockets but local ones, leave nothing in the
-    kernel that outlives it (EACCES), and set nothing of other processes, nor attributes of files
-    (EPERM).
+def restrict(*, signals: bool = False, connects: bool = False) -> None:
+    """Have this thread, and what it starts, open no sockets but local ones, connect none to another
+    process, leave nothing in the kernel that outlives it (EACCES), and set nothing of other
+    processes, nor attributes of files (EPERM).
+
+    Programs of one machine do for whoever connects to them what he could not do himself: a daemon
+    of containers starts one that sees every file, as root.
 
     Two more calls change nothing and succeed all the same. Which cores another thread runs on:
     OpenMP ends a process whose threads it cannot bind, and it names them by their number, which no
     filter tells from another process's. And modes and owners of files: Landlock leaves them open to
     whose files they are, and what copies a file, or links one, sets its mode.
 
-    signals: keep signals to its own process and group (EPERM), too, as Landlock does from ABI 6 on.
-    Its children are not among them, since no filter knows their numbers.
+    connects: let it connect local sockets. signals: keep signals to its own process and group
+    (EPERM), too, as Landlock does from ABI 6 on. Its children are not among them, since no filter
+    knows their numbers.
 
     Raises `OSError` where the kernel, or the architecture, has no such filter.
     """
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
     calls = _CALLS[platform.machine()]
-    lines = _lines(calls, _own_signals(calls) if signals else [])
+    more = _own_signals(calls) if signals else []
+    if not connects:
+        more += _where(calls.connect, [(_RETURN, 0, 0, _ERRNO | errno.EACCES)])
+    lines = _lines(calls, more)
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
     no_new_privileges()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsabench import registry
-from nsabench.assessment.caution import GREAT
+from nsabench.assessment.caution import GREAT, all_general
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Finding
 from nsabench.assessment.checks.outside import NEAR, is_no_faster
@@ -30,7 +30,7 @@ from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
-from nsabench.model.vocabulary import NO_SPECIALISED, Kind, PassName, Role, Status
+from nsabench.model.vocabulary import NO_SPECIALISED, PassName, Role, Status
 from nsabench.trial.known_baselines import SESSION, KnownBaselines
 from nsabench.trial.question import Question, plan
 
@@ -45,7 +45,7 @@ class Answer:
 
     baseline: the fastest that is right and computes the same; None where none was timed. known: it
     was measured earlier. log: what was printed while the case was measured, and the traceback of
-    what was raised. general: all baselines that were timed are masks, gathers or FlexAttention.
+    what was raised. general: all baselines that count are masks, gathers or FlexAttention.
     doubt: why its time, or that of the baseline, says nothing.
     """
 
@@ -158,7 +158,7 @@ def _try(
         and record.median_ms
     ]
     best = min(timed, key=lambda record: record.median_ms or 0, default=None)
-    general = {record.kind for record in timed} == {Kind.GENERAL}
+    general = all_general([(record.kind, record.median_ms or 0.0) for record in timed])
     for info in infos:
         if info.role is Role.CANDIDATE:
             outcome = next(o for o in entry.outcomes if o.implementation == info.name)
@@ -189,7 +189,7 @@ def _undisturbed(
         own.retire()  # a kernel goes on although the process that launched it is stopped
     try:
         with own.stopped():
-            was_busy = pressure.watch()
+            was_busy = pressure.watch(apart.processes)
             beside = _measured(plan, planned, apart, installed)
             busy = was_busy()
     except StillRuns as running:

@@ -51,6 +51,23 @@ def test_a_specialised_one_that_was_timed_beside_it_is_enough(tmp_path: Path) ->
     assert cautions(tmp_path, made) == {"": {64, 128, 256, 512}}
 
 
+@pytest.mark.parametrize(("times", "hidden"), [(1.9, True), (2.1, False)])
+def test_a_specialised_one_that_is_far_behind_hides_nothing(
+    tmp_path: Path, times: float, hidden: bool
+) -> None:
+    """A plain kernel that was made for the op shows no more than a mask what a good one takes."""
+    alone = read_records(make_run(tmp_path / "alone", Made(kind=Kind.GENERAL, ratio=rising)))
+    best = {r.length: r.median_ms or 0.0 for r in alone if r.role is Role.BASELINE}
+    made = Made(
+        kind=Kind.GENERAL,
+        ratio=rising,
+        flex_kind=Kind.SPECIALISED,
+        flex_ms=lambda length: times * best[length],
+    )
+    found = cautions(tmp_path / "beside", made)
+    assert found.get(NO_SPECIALISED, set()) == (set() if hidden else {256, 512})
+
+
 def test_the_queue_alone_may_ask_for_it(tmp_path: Path) -> None:
     made = Made(kind=Kind.GENERAL, ratio=lambda _: 1.5, queue_ratio=lambda _: 4.0)
     assert cautions(tmp_path, made) == {NO_SPECIALISED: {64, 128, 256, 512}}

@@ -1,7 +1,7 @@
 """What an author needs to attack the bench: a mark for a kernel, and honest work to hide.
 
-Each kernel of a family (`memory.py`, `time_.py`, `judge.py`, `neighbours.py`) says by its mark what
-becomes of it, which `test_attacks.py` reads from its source:
+Each kernel of a family (`memory.py`, `time_.py`, `judge.py`, `neighbours.py`, `looks.py`) says by
+its mark what becomes of it, which `test_attacks.py` reads from its source:
 
     @attack("wrong", "on inputs that only the referee knew")
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nsabench.execution.worker import session
 from tests.attacks.kit import attack, honest
 
+DENIED = "the sandbox denies it"
 buffers = []
 
 
@@ -146,6 +147,13 @@ def leaves_many_children(q, k, v, sm_scale):
 @attack("crashed", "Error")
 def calls_home(q, k, v, sm_scale):
     socket.create_connection(("127.0.0.1", 9), timeout=1)
+
+
+@attack("crashed", DENIED)
+def has_a_daemon_do_it(q, k, v, sm_scale):
+    """One of containers starts whatever it is asked to, as root, on the disks of the machine."""
+    path = os.environ["NSABENCH_TEST_DAEMON"]
+    socket.socket(socket.AF_UNIX).connect(path)
 
 
 @attack("crashed", "")

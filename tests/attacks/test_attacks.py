@@ -6,6 +6,8 @@ The kernels are in the files beside this one, a family each; what becomes of eac
 from __future__ import annotations
 
 import ast
+import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,10 +37,12 @@ from tests.attacks.kit import SLOW_S
 from tests.execution.supervisor.test_hostile import Silent, leftovers
 from tests.execution.worker.test_sandbox import needs_landlock
 
-FAMILIES = ("memory", "time_", "judge", "neighbours")
+FAMILIES = ("memory", "time_", "judge", "neighbours", "looks")
 OP = "selection_rows"
 BASELINE = "sdpa_gqa"
 TIMEOUT_S = 4.0
+# What torch imports for it took longer than that where others wanted the cores.
+IMPORTING = ("slows_everybody",)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def planned(
     cases = [
         PlannedCase(id=case.id, case=case, implementations=(*names, BASELINE))
         for number, names in enumerate(together or [(one.name,) for one in attacks])
-        for case in [case_of(16 + 8 * number, timeout_s)]
+        for case in [case_of(16 + 8 * number, max(timeout_s, *map(patience, names)))]
     ]
     return Plan(
         run_id="attacks",
@@ -111,6 +115,11 @@ def planned(
         ],
         cases=cases,
     )
+
+
+def patience(name: str) -> float:
+    """Seconds that a call of it may take without fault."""
+    return 30.0 if name in IMPORTING else 0.0
 
 
 def case_of(length: int, timeout_s: float = TIMEOUT_S) -> Case:
@@ -144,10 +153,27 @@ class Attacked:
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+def daemon() -> Iterator[str]:
+    """The address of a socket that everybody may connect to."""
+    with (
+        tempfile.TemporaryDirectory() as folder,  # a short name: that of a socket has 107 bytes
+        closing(socket.socket(socket.AF_UNIX)) as listening,
+    ):
+        listening.bind(f"{folder}/daemon")
+        listening.listen()
+        yield f"{folder}/daemon"
+
+
+@pytest.fixture(scope="module")
+def attacked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, daemon: str
+) -> Iterator[object]:
+    """Measures the attacks of a family that are tested here, all or those that -k names."""
+    tested = [one for one in ATTACKS if one in _asked(request.session)]
     with pytest.MonkeyPatch.context() as patch:
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("NSABENCH_TEST_DAEMON", daemon)
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
         patch.setattr(process, "MOST_PROCESSES", 60)
 
@@ -155,9 +181,15 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         def run(family: str) -> Attacked:
             folder = tmp_path_factory.mktemp(family) / "run"
             patch.setenv("NSABENCH_TEST_RUN", str(folder))
-            return measured(planned(family), folder)
+            mine = [(one.name,) for one in tested if (one.family, one.device) == (family, "cpu")]
+            return measured(planned(family, *mine), folder)
 
         yield run
+
+
+def _asked(session: pytest.Session) -> set[Attack]:
+    found = (getattr(item, "callspec", None) for item in session.items)
+    return {spec.params["attack"] for spec in found if spec and "attack" in spec.params}
 
 
 def measured(plan: Plan, folder: Path) -> Attacked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -178,6 +179,28 @@ def test_the_verdicts_of_an_outlying_host_are_inconclusive(
             expected = Verdict.INCONCLUSIVE if record.case_id in own else Verdict.FASTER
             assert record.verdict is expected
             assert ("shard 2/3" in record.reason) == (record.case_id in own)
+    assert "shard 2/3" in (out / "selection_report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"canary_lost": "SIGSEGV in timing"}, r"did not time .* \(SIGSEGV in timing\)"),
+        ({"canary_crashes": True}, r"which other shards timed, failed .* \(crashed: SIGSEGV\)"),
+    ],
+    ids=["all of it", "one implementation of it"],
+)
+def test_a_host_on_which_the_canary_crashed_is_named_and_decides_nothing(
+    tmp_path: Path, shards: list[Path], signer: Signer, how: dict[str, object], said: str
+) -> None:
+    """Where one implementation did, the others may still be as fast as elsewhere."""
+    broken = shard(tmp_path / "broken", signer, 2, replace(FAST, **how))
+    found, out = merged([shards[0], broken, shards[2]], signer)
+    [(name, why)] = found.outlying.items()
+    assert "shard 2/3" in name and re.search(said, why), why
+    own = {case.id for case in Plan.read(broken / "plan.yaml").cases}
+    verdicts = {(r.case_id in own, r.verdict) for r in read_records(out) if r.verdict is not None}
+    assert verdicts == {(True, Verdict.INCONCLUSIVE), (False, Verdict.FASTER)}
     assert "shard 2/3" in (out / "selection_report.md").read_text()
 
 

@@ -21,6 +21,7 @@ from nsabench.errors import NsabenchError
 from nsabench.images import build as building
 from nsabench.images import combos, context, daemon, launch, lock, provenance
 from nsabench.images.revision import revision
+from tests.attacks import elsewhere
 from tests.fleet import pod
 from tests.fleet.pod import Played
 
@@ -331,6 +332,13 @@ def test_a_worker_finds_bytecode(image: str) -> None:
     assert done.returncode == 0, done.stderr
     count, *without = done.stdout.split()
     assert int(count) > 500 and not without, without
+
+
+def test_a_few_attacks_gain_nothing_in_it(image: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """`just attacks-in-container` makes them all."""
+    few = ["tests/attacks/test_attacks.py", "-k", elsewhere.FEW]
+    assert elsewhere.in_container(few, image) == 0
+    assert f"{len(elsewhere.FEW.split(' or '))} passed" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

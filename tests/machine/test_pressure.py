@@ -1,36 +1,83 @@
-"""What the kernel says of programs that waited for a core, and where it says nothing."""
+"""What the kernel says of processes that waited for a core, and where it says nothing."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from nsabench.machine import pressure
 
+MACHINE = "some avg10=0.12 avg60=0.31 avg300=0.15 total=2500000\nfull avg10=0 total=9\n"
+
 
 @pytest.mark.parametrize(
-    ("content", "seconds"),
+    ("content", "found"),
     [
-        ("some avg10=0.12 avg60=0.31 avg300=0.15 total=2500000\nfull avg10=0 total=9\n", 2.5),
-        ("full avg10=0.00 total=9\n", None),
-        ("some avg10=0.12 total=\n", None),
-        (None, None),
+        (MACHINE, {0: 2.5}),
+        ("full avg10=0.00 total=9\n", {}),
+        ("some avg10=0.12 total=\n", {}),
+        (None, {}),
     ],
 )
-def test_what_is_read(tmp_path: Path, content: str | None, seconds: float | None) -> None:
+def test_what_is_read_of_the_machine(
+    tmp_path: Path, content: str | None, found: dict[int, float]
+) -> None:
     (tmp_path / "proc/pressure").mkdir(parents=True)
     if content is not None:
         (tmp_path / "proc/pressure/cpu").write_text(content)
-    assert pressure.waited_s(tmp_path) == seconds
+    assert pressure.waits_of([7], tmp_path) == found
+
+
+def test_what_others_wait_for_is_theirs(tmp_path: Path) -> None:
+    (tmp_path / "proc/pressure").mkdir(parents=True)
+    (tmp_path / "proc/pressure/cpu").write_text(MACHINE)
+    for thread, text in ((7, "100 3000000000 9\n"), (8, "100 5 9\n"), (9, "none")):
+        (tmp_path / f"proc/7/task/{thread}").mkdir(parents=True)
+        (tmp_path / f"proc/7/task/{thread}/schedstat").write_text(text)
+    assert pressure.waits_of([7, 11], tmp_path) == {7: 3.0, 8: pytest.approx(5e-9)}
 
 
 @pytest.mark.parametrize(
-    ("waited", "busy"), [((5.0, 5.0), False), ((5.0, 9.0), True), ((None, 9.0), False)]
+    ("before", "now", "busy"),
+    [
+        ({7: 5.0}, {7: 5.0}, False),
+        ({7: 5.0}, {7: 9.0}, True),
+        ({7: 5.0}, {7: 5.0, 8: 1.0}, True),  # a thread, or a process, that is new
+        ({7: 5.0}, {}, False),
+        ({0: 5.0}, {0: 9.0}, True),
+        ({7: 5.0}, {0: 900.0}, False),
+    ],
 )
-def test_busy_is_where_somebody_waited(
-    monkeypatch: pytest.MonkeyPatch, waited: tuple[float | None, float], busy: bool
+def test_busy_is_where_one_of_them_waited(
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[int, float],
+    now: dict[int, float],
+    busy: bool,
 ) -> None:
-    readings = iter(waited)
-    monkeypatch.setattr(pressure, "waited_s", lambda: next(readings))
-    assert pressure.watch()() is busy
+    readings = iter((before, now))
+    monkeypatch.setattr(pressure, "waits_of", lambda pids: next(readings))
+    assert pressure.watch(lambda: [7])() is busy
+
+
+def test_who_shares_a_core_waits_and_who_sleeps_does_not() -> None:
+    """Two that work on one core; what a neighbour does with it is no matter to one that sleeps."""
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count it")
+    core = min(os.sched_getaffinity(0))
+    bound = f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
+    work, sleep = bound + "while True: pass", bound + "time.sleep(60)"
+    started = [subprocess.Popen([sys.executable, "-S", "-c", one]) for one in (work, work, sleep)]
+    try:
+        time.sleep(0.3)
+        shared, idle = (pressure.watch(lambda pid=one.pid: [pid]) for one in started[1:])  # type: ignore[misc]
+        time.sleep(1.0)
+        assert shared() and not idle()
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()

@@ -59,7 +59,7 @@ SMALL = ("--device", "cpu", "--shape", "N=4,H=2,D=32,L=16")
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pressure, "waited_s", lambda: None)  # others may use this machine
+    monkeypatch.setattr(pressure, "waits_of", lambda pids: {})  # others may use this machine
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_a_baseline_that_was_disturbed_is_not_kept(
 ) -> None:
     """It would flatter every kernel after it."""
     if how == "busy":
-        monkeypatch.setattr(pressure, "watch", lambda: lambda: True)
+        monkeypatch.setattr(pressure, "watch", lambda processes: lambda: True)
     else:
         throttled = Conditions(clock_event_reasons=["hw_slowdown"])
         monkeypatch.setattr(Entry, "conditions_that_count", property(lambda self: [throttled]))

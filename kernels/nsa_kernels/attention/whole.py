@@ -61,7 +61,9 @@ def nsa_attention(
         window: keys of the window branch, 1 or more.
         sm_scale: positive factor on q.k; 1/sqrt(D) when None.
         cu_seqlens: int32 [sequences + 1]; with it, B = 1 and the sequences are packed along T. It
-            must not decrease. Its values are never read on the host.
+            must not decrease. Its values are never read on the host. No query attends to another
+            sequence; but what is NaN or infinite in k or v of one may reach its neighbours, with
+            which it shares a tile.
         cu_seqlens_k: int32 [sequences + 1], with cu_seqlens, which then counts queries: where the
             tokens of each sequence begin in k and v. The queries are the last of these tokens.
 

@@ -282,6 +282,12 @@ class WorkerExecutor:
             )
         return _Beside(self.apart)
 
+    def processes(self) -> list[int]:
+        """Its worker and what that started, by their numbers."""
+        if self._worker is None:
+            return []
+        return [self._worker.pid, *(child.pid for child in self._worker.children())]
+
     def log(self) -> str:
         return self._last_log
 

@@ -9,10 +9,9 @@ that has never met the code says whether they are right.
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -33,12 +32,14 @@ from nsabench.execution.protocol import (
     Judged,
     Pose,
     Posed,
+    Sheet,
     Step,
 )
 from nsabench.execution.supervisor.family import StillRuns
 from nsabench.execution.supervisor.loss import WorkerLost
 from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
 from nsabench.execution.supervisor.scratch import Scratch
+from nsabench.execution.supervisor.turnstile import Moves, Papers, Turnstile, move
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.plan import ImplementationInfo
@@ -46,8 +47,10 @@ from nsabench.model.vocabulary import Direction, Status
 
 MOST_ANSWER_BYTES = 1 << 30  # of outputs in one look
 READ_BYTES = 16 << 20  # at a time
+UNREADABLE = "its outputs cannot be read: "
 
 R = TypeVar("R", bound=Message)
+Answers = Sequence[Sequence[Sheet]]
 
 
 class Examinee(Protocol):
@@ -115,15 +118,15 @@ class Looker:
     ) -> Look:
         """Have up to `count` calls made. Raises `Unseen` or `Fault`."""
         private = Path(self._scratch.of_the_referee.scratch)
-        posed_at, judged_at = _Files.of(private), private / "outputs"
-        kept_at = posed_at.kept()
-        with _removed(*posed_at, *kept_at, judged_at):
+        posed_at, kept_at = Papers(private, "posed", count), Papers(private, "kept", count)
+        judged_at = private / "outputs"
+        with _removed(*posed_at.all(), *kept_at.all(), judged_at):
             pose = Pose(
                 case=case,
                 computes=info.computes,
                 count=count,
-                path=str(posed_at.inputs),
-                gradient=str(posed_at.gradient),
+                path=posed_at.inputs,
+                gradient=posed_at.gradient,
             )
             posed = self._of_referee(pose, Posed, case.timeout_s)
             if posed.reason:
@@ -137,7 +140,7 @@ class Looker:
             calls, beside = len(posed.answers), None
             request = _request(case, info.name, posed)
             with _called(by, request, posed_at) as called:
-                _taken(called.outputs, judged_at, posed.answer_bytes)
+                _taken(called.outputs, judged_at, posed.answer_bytes, called.before)
                 # While nothing of the examinee runs, it takes nothing from the yardstick.
                 if yardstick is not None:
                     beside = _beside(yardstick, request, kept_at)
@@ -175,30 +178,6 @@ class Looker:
             referee.stop()
 
 
-class _Files(tuple[Path, Path]):
-    """Inputs, and the gradients of the outputs."""
-
-    @classmethod
-    def of(cls, folder: Path, name: str = "posed") -> _Files:
-        return cls((folder / f"{name}.in", folder / f"{name}.gradient"))
-
-    @property
-    def inputs(self) -> Path:
-        return self[0]
-
-    @property
-    def gradient(self) -> Path:
-        return self[1]
-
-    def kept(self) -> _Files:
-        return self.of(self.inputs.parent, "kept")
-
-    def copy(self, to: _Files) -> None:
-        for one, other in zip(self, to, strict=True):
-            if one.exists():
-                shutil.copyfile(one, other)
-
-
 def _request(case: Case, name: str, posed: Posed) -> Examine:
     """All but where the files will be."""
     return Examine(
@@ -217,59 +196,74 @@ class _Clock:
     """Moves what was posed to where it is awaited, at the steps that await it, and reads the time
     then; each time the first time only."""
 
-    def __init__(self, case: Case, posed: _Files, to: _Files) -> None:
-        self._posed, self._to = posed, to
-        self._begins_with = {
-            NEW_INPUTS: [0, 1] if case.direction is not Direction.BACKWARD else [0],
-            NEW_GRADIENTS: [1] if case.direction is Direction.BACKWARD else [],
-        }
+    def __init__(self, case: Case, posed: Papers, to: Papers, answers: Answers) -> None:
+        sets = [list(zip(posed.of(i), to.of(i), strict=True)) for i in range(len(answers))]
+        self._before: Moves = []
+        self._left = [NEW_INPUTS]
+        if case.direction is Direction.BACKWARD:  # its forwards are not its time
+            self._before = [of_set[0] for of_set in sets]
+            self._left.append(NEW_GRADIENTS)
+            sets = [of_set[1:] for of_set in sets]
+        self._first = sets[0]
+        self.turnstile = Turnstile(to, sets, answers)
         self.begun = time.monotonic()
 
     def at_step(self, step: Step) -> None:
-        if step.phase == NEW_GRADIENTS and NEW_INPUTS in self._begins_with:
+        if not self._left or step.phase != self._left[0]:
             return
-        moved = self._begins_with.pop(step.phase, [])
-        if moved:
-            self.begun = time.monotonic()
-        for which in moved:
-            if self._posed[which].exists():
-                self._posed[which].rename(self._to[which])
+        self._left.pop(0)
+        self.begun = time.monotonic()
+        if self._left:
+            move(self._before)
+        else:
+            move(self._first)
+            self.turnstile.open()
 
 
 @dataclass(frozen=True)
 class _Called:
+    """before: the first outputs, as they were when the inputs of the next were handed over."""
+
     took_s: float
     outputs: Path
+    before: bytes
     examined: Examined
 
 
 @contextmanager
-def _called(by: Examinee, request: Examine, posed_at: _Files) -> Iterator[_Called]:
+def _called(by: Examinee, request: Examine, posed_at: Papers) -> Iterator[_Called]:
     """What came of the calls, while nothing of `by` runs."""
-    folder, token = Path(by.folder()), token_hex(8)
-    awaited_at, outputs = _Files.of(folder, token), folder / f"{token}.out"
+    awaited_at = Papers(Path(by.folder()), token_hex(8), len(request.answers))
     where = {
-        "inputs": str(awaited_at.inputs),
-        "gradient": str(awaited_at.gradient),
-        "outputs": str(outputs),
+        "inputs": awaited_at.inputs,
+        "gradient": awaited_at.gradient,
+        "turns": awaited_at.turns,
+        "outputs": str(awaited_at.outputs),
     }
-    clock = _Clock(request.case, posed_at, awaited_at)
-    with _removed(*awaited_at, outputs):
-        examined = by.examine(request.model_copy(update=where), clock.at_step)
-        try:
-            # What is not there when the clock stops was not timed.
-            with by.stopped():
-                took_s = time.monotonic() - clock.begun
-                if examined.status is not Status.OK:
-                    raise Fault(examined.status, examined.reason)
-                if request.again:
-                    took_s -= examined.besides_ms / 1e3
-                yield _Called(took_s, outputs, examined)
-        except StillRuns as running:
-            raise Unseen(f"it cannot be held up: {running}") from None
+    with _removed(*awaited_at.all()):
+        clock = _Clock(request.case, posed_at, awaited_at, request.answers)
+        turnstile = clock.turnstile
+        with closing(turnstile):
+            examined = by.examine(request.model_copy(update=where), clock.at_step)
+            try:
+                # What is not there when the clock stops was not timed.
+                with by.stopped():
+                    took_s = time.monotonic() - clock.begun
+                    if examined.status is not Status.OK:
+                        raise Fault(examined.status, examined.reason)
+                    if turnstile.fault:
+                        raise Fault(Status.WRONG, UNREADABLE + turnstile.fault)
+                    if turnstile.given < len(request.answers):
+                        raise Fault(Status.WRONG, "it returned before it had all of them")
+                    if request.again:
+                        took_s -= examined.besides_ms / 1e3
+                    before = b"".join(turnstile.taken)
+                    yield _Called(took_s, awaited_at.outputs, before, examined)
+            except StillRuns as running:
+                raise Unseen(f"it cannot be held up: {running}") from None
 
 
-def _beside(yardstick: Yardstick, request: Examine, kept_at: _Files) -> tuple[float, float] | None:
+def _beside(yardstick: Yardstick, request: Examine, kept_at: Papers) -> tuple[float, float] | None:
     """Times (ms) of a call by our clock, and by its own; None where it failed."""
     asked = request.model_copy(update={"implementation": yardstick.implementation, "again": True})
     calls = len(request.answers)
@@ -281,12 +275,17 @@ def _beside(yardstick: Yardstick, request: Examine, kept_at: _Files) -> tuple[fl
     return (took_s * 1e3 / calls, own_ms) if own_ms is not None else None
 
 
-def _taken(outputs: Path, to: Path, size: int) -> None:
-    """Copy the outputs. Raises `Fault` when they are not there as they should be, and `Unseen` when
-    the copy cannot be written."""
+def _taken(outputs: Path, to: Path, size: int, before: bytes = b"") -> None:
+    """Copy the outputs, of which the first are those of `before`.
+
+    Raises `Fault` when they are not there as they should be, and `Unseen` when the copy cannot be
+    written.
+    """
     with _room(), to.open("wb") as copy:
         for part in _parts(outputs, size):
             copy.write(part)
+        copy.seek(0)
+        copy.write(before)
 
 
 @contextmanager
@@ -305,7 +304,7 @@ def _parts(outputs: Path, size: int) -> Iterator[bytes]:
             while part := file.read(READ_BYTES):
                 yield part
     except (OSError, bounds.OutOfBounds) as error:
-        raise Fault(Status.WRONG, f"its outputs cannot be read: {error}") from None
+        raise Fault(Status.WRONG, f"{UNREADABLE}{error}") from None
 
 
 @contextmanager

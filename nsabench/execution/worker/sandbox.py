@@ -33,6 +33,8 @@ _CACHES = {
     "XDG_CACHE_HOME": "cache",
     "TMPDIR": "tmp",
 }
+# Where the CUDA of a GPU that several processes share finds the daemon through which they do.
+_MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _MAX_FILE_BYTES = 16 << 30
 _MAX_OPEN_FILES = 1 << 14  # a machine has a few hundred thousand for all
 
@@ -94,12 +96,14 @@ def _files(scratch: Path, hidden: Iterable[str]) -> Iterator[str]:
 
 def _calls(*, signals: bool) -> Iterator[str]:
     """signals: whether Landlock does not keep them."""
+    connects = Path(os.environ.get(_MPS, _MPS_FOLDER), "control").exists()
     try:
-        seccomp.restrict(signals=signals)
+        seccomp.restrict(signals=signals, connects=connects)
     except OSError as error:
         yield f"all sockets open ({error.strerror})"
     else:
-        yield "sockets, signals (seccomp)" if signals else "sockets (seccomp)"
+        sockets = "sockets but local ones" if connects else "sockets"
+        yield f"{sockets}, signals (seccomp)" if signals else f"{sockets} (seccomp)"
 
 
 def _devices() -> Iterator[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsabench.execution.supervisor import look
+from nsabench.execution.supervisor.turnstile import Papers
 from nsabench.model.vocabulary import Status
 
 
@@ -41,7 +42,7 @@ def test_inputs_that_cannot_be_kept_for_the_baseline_are_nobodys_fault(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    files = look._Files.of(tmp_path)
-    files.inputs.write_bytes(b"x")
+    posed, kept = Papers(tmp_path, "posed", 2), Papers(tmp_path, "kept", 2)
+    posed.of(1)[0].write_bytes(b"x")
     with pytest.raises(look.Unseen, match="No space left"), look._room():
-        files.copy(files.kept())
+        posed.copy(kept)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ ATTEMPTS = {
     "empties a file": "os.truncate(HOME + '/mine.py', 0)",
     "makes a device": "os.mknod(TMP + '/disk', 0o60600, os.makedev(254, 0))",
     "connects": "socket.socket().connect(('127.0.0.1', 9))",
+    "asks a daemon": "os.chdir(HOME); socket.socket(socket.AF_UNIX).connect('daemon')",
     "opens a datagram socket": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
     "signals its parent": "os.kill(PARENT, 0)",
     "reads its parent's memory": "open(f'/proc/{PARENT}/mem', 'rb')",
@@ -96,7 +100,7 @@ print(json.dumps({"held": sandbox.held(), "tmp": TMP, "found": found}))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path) -> Iterator[Path]:
     """A home with a run in it, another run beside that, a key, and a scratch."""
     for name in ("results/run", "results/other", "scratch"):
         (tmp_path / name).mkdir(parents=True)
@@ -108,12 +112,20 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / name).write_text("x")
     for name in ("signing.key", "mine.py"):
         (tmp_path / name).write_text("x")
+    # A daemon that does what it is asked to; whoever connects need not be answered.
+    daemon = socket.socket(socket.AF_UNIX)
+    before = Path.cwd()
+    os.chdir(tmp_path)  # the name of a socket is short
+    daemon.bind("daemon")
+    os.chdir(before)
+    daemon.listen()
     for folder in [tmp_path, *tmp_path.parents]:
         if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(0o777)  # a user other than root gets there, and may write
     for path in tmp_path.rglob("*"):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    return tmp_path
+    with closing(daemon):
+        yield tmp_path
 
 
 def tried(place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0) -> dict[str, object]:
@@ -183,6 +195,19 @@ OWN_SIGNALS = {
 }
 
 
+def test_the_daemon_of_a_shared_gpu_can_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it CUDA would not start there; and it is said."""
+    asked = []
+    monkeypatch.setattr(seccomp, "restrict", lambda **how: asked.append(how["connects"]))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert list(sandbox._calls(signals=False)) == ["sockets (seccomp)"]
+    (tmp_path / "control").write_text("")
+    assert list(sandbox._calls(signals=False)) == ["sockets but local ones (seccomp)"]
+    assert asked == [False, True]
+
+
 @needs_landlock
 def test_below_landlocks_scopes_signals_are_kept_by_seccomp(place: Path) -> None:
     """Most hosts of GPUs have such a kernel."""
@@ -223,7 +248,7 @@ def test_each_version_is_asked_for_what_it_has(
     monkeypatch.setattr(landlock, "abi", lambda: abi)
     monkeypatch.setattr(landlock, "_checked", call)
     monkeypatch.setattr(landlock, "no_new_privileges", lambda: None)
-    monkeypatch.setattr(seccomp, "restrict", lambda *, signals: filters.append(signals))
+    monkeypatch.setattr(seccomp, "restrict", lambda *, signals, connects: filters.append(signals))
     parts = [*sandbox._files(tmp_path, []), *sandbox._calls(signals=abi < landlock.SCOPE_ABI)]
     assert ", ".join(parts) == held
     assert asked == [(size, rights)] and filters == [abi < 6]

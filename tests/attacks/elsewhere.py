@@ -1,0 +1,140 @@
+"""The suite of attacks where a bench is used: as a user, and in an image that is shut off.
+
+    python -m tests.attacks.elsewhere user [ARGUMENTS OF PYTEST]
+    python -m tests.attacks.elsewhere container [ARGUMENTS OF PYTEST]
+
+As root the first becomes uid 1000, without any of root's powers. The second needs the image of the
+combo `cpu`; it is started as `nsabench images run` starts it, with the tests in a folder that it
+reads.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from nsabench.images import daemon, launch
+from nsabench.images.combos import tag
+
+CHECKOUT = Path(__file__).parents[2]
+UID = 1000
+OWNER = f"{UID}:{UID}"
+COMBO = "cpu"
+THERE = "/checkout"  # in the container
+PACKAGES = "/packages"
+TIME_LIMIT_S = 1800
+FEW = "rewrites_the_bench or oracle_in_memory or leaves_an_orphan"
+
+
+def pytest_in(temporary: str, arguments: Sequence[str]) -> list[str]:
+    return [
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
+        *("--basetemp", temporary, *(arguments or ["tests/attacks/test_attacks.py"])),
+    ]
+
+
+def as_user(arguments: Sequence[str]) -> int:
+    """Run the tests as a user other than root; the exit code of pytest."""
+    with tempfile.TemporaryDirectory(prefix="attacks-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, *pytest_in(f"{folder}/tests", arguments)]
+        environment = {**os.environ, "HOME": folder, "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
+        if os.getuid() == 0:
+            os.chown(folder, UID, UID)
+            command = ["unshare", "--mount", "sh", "-euc", _demoted(command, folder)]
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, timeout=TIME_LIMIT_S)
+    return done.returncode
+
+
+def _demoted(command: Sequence[str], folder: str) -> str:
+    """Words of a shell that is root in a view of the files of its own: what the tests need is shown
+    where it lies, though the folder that it lies in be closed to others, and nothing else of it."""
+    needed = [CHECKOUT, *({Path(sys.base_prefix).resolve(), Path(sys.prefix)} - {CHECKOUT})]
+    closed = {one for path in needed for one in _closed(path)}
+    lines = []
+    shown = [path for path in needed if any(path.is_relative_to(one) for one in closed)]
+    for number, path in enumerate(shown):
+        aside = f"{folder}/{number}"
+        lines += [f"mkdir {aside}", f"mount --bind {shlex.quote(str(path))} {aside}"]
+    lines += [f"mount -t tmpfs -o mode=755 none {shlex.quote(str(one))}" for one in closed]
+    for number, path in enumerate(shown):
+        at = shlex.quote(str(path))
+        lines += [f"mkdir -p {at}", f"mount --bind {folder}/{number} {at}"]
+    lines.append(f"cd {shlex.quote(str(CHECKOUT))}")  # the folder of before lies underneath
+    powerless = ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--clear-groups"]
+    become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", *powerless]
+    return "\n".join([*lines, "exec " + shlex.join([*become, *command])])
+
+
+def _closed(path: Path) -> Iterator[Path]:
+    """The outermost folder around it that others may not enter, if there is one."""
+    for folder in reversed(path.parents):
+        if not folder.stat().st_mode & 0o001:
+            yield folder
+            return
+
+
+def in_container(arguments: Sequence[str], image: str = "") -> int:
+    """Run the tests in an image: read-only, no network, uid 1000, no powers. The exit code."""
+    client = daemon.connect()
+    image = image or tag(COMBO)
+    with (
+        tempfile.TemporaryDirectory(prefix="attacks-", ignore_cleanup_errors=True) as folder,
+        daemon.in_words(image),
+    ):
+        results, packages = Path(folder, "results"), Path(folder, "packages")
+        results.mkdir()
+        Path(folder).chmod(0o755)
+        _copy_pytest(packages)
+        shown = {str(packages): PACKAGES}
+        for part in ("tests", "pyproject.toml"):
+            shown[str(CHECKOUT / part)] = f"{THERE}/{part}"
+        digest = str(client.images.get(image).id)
+        settings = launch._settings(launch.Launch(COMBO, [], results, user=OWNER), digest)
+        assert settings["read_only"] and settings["network_mode"] == "none"
+        assert settings["cap_drop"] == ["ALL"]
+        settings["volumes"] |= {path: {"bind": at, "mode": "ro"} for path, at in shown.items()}
+        settings["environment"] |= {"PYTHONPATH": f"{THERE}:{PACKAGES}", "OMP_NUM_THREADS": "1"}
+        settings["environment"] |= {"HOME": "/tmp"}  # which is there, and could be written to
+        settings |= {"entrypoint": ["python"], "working_dir": THERE}
+        settings["command"] = pytest_in("/tmp/tests", arguments)
+        container = client.containers.create(image, **settings)
+        try:
+            asked = launch.Launch(COMBO, [], results, time_limit_s=TIME_LIMIT_S)
+            return launch._attend(container, asked, lambda line: print(line, flush=True))
+        finally:
+            container.remove(force=True)
+
+
+def _copy_pytest(to: Path) -> None:
+    """pytest and what it needs, which no image has; all of it is Python."""
+    to.mkdir()
+    names = ["pytest", "pytest-timeout"]
+    for name in names:
+        distribution = metadata.distribution(name)
+        for line in distribution.requires or ():
+            wanted = Requirement(line)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                names += [wanted.name] if wanted.name not in names else []
+        for file in distribution.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                target = to / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(str(distribution.locate_file(file)), target)
+
+
+if __name__ == "__main__":
+    where, *given = sys.argv[1:] or [""]
+    places = {"user": as_user, "container": in_container}
+    if where not in places:
+        raise SystemExit(f"give one of {', '.join(places)}")
+    raise SystemExit(places[where](given))
