@@ -30,11 +30,11 @@ from nsabench.execution.run import Finished
 from nsabench.files import writing
 from nsabench.fleet.agreement import refuse_gaps, refuse_others
 from nsabench.fleet.derive import derived
-from nsabench.fleet.processes import each
 from nsabench.fleet.shard import Shard, admit
 from nsabench.fleet.tables import Tables
 from nsabench.model.plan import MergedShard, Plan
 from nsabench.output.report import Facts
+from nsabench.processes import each
 from nsabench.signing import Signer
 
 # A page holds every record, and one of more is of no use to anybody.

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.fleet.processes import WORTH_IT, each
+from nsabench.processes import WORTH_IT, each
 
 
 def _square(n: int) -> tuple[int, int]:
