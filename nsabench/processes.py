@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -17,25 +17,43 @@ AHEAD = 4  # answers a process that wait to be taken: they are held in memory
 MOST = 16  # processes
 
 
+# What a process does, and with what: it has them from the one that it was forked from, so that
+# neither is handed over, and an op of the user's file is known there, too.
+_work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
+
+
 def each(do: Callable[[A], B], things: Sequence[A]) -> Iterator[B]:
-    """What is answered for each, in their order. Raises what `do` raises, for the first of them."""
+    """What is answered for each, in their order. Raises what `do` raises, for the first of them.
+
+    Only answers pass from process to process, so `do` may be any function.
+    """
     processes = min(len(os.sched_getaffinity(0)), MOST)
     if len(things) < WORTH_IT or processes < 2:
         yield from map(do, things)
         return
-    # Forked, so that an op of the user's file is known there, too.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        yield from _ahead(pool, do, things, processes * AHEAD)
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_begin, initargs=(do, things)
+    ) as pool:
+        yield from _ahead(pool, len(things), processes * AHEAD)
 
 
-def _ahead(
-    pool: ProcessPoolExecutor, do: Callable[[A], B], things: Iterable[A], most: int
-) -> Iterator[B]:
-    waiting: deque[Future[B]] = deque()
+def _begin(do: Callable[[Any], Any], things: Sequence[Any]) -> None:
+    global _work
+    _work = do, things
+
+
+def _done(place: int) -> Any:
+    assert _work is not None
+    do, things = _work
+    return do(things[place])
+
+
+def _ahead(pool: ProcessPoolExecutor, count: int, most: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
     try:
-        for thing in things:
-            waiting.append(pool.submit(do, thing))
+        for place in range(count):
+            waiting.append(pool.submit(_done, place))
             if len(waiting) >= most:
                 yield waiting.popleft().result()
         while waiting:

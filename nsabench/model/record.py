@@ -320,7 +320,7 @@ class Record:
     def row(self) -> dict[str, Any]:
         """As records.parquet holds it: by column, with a column a size."""
         cells: dict[str, Any] = {}
-        for name in _fixed():
+        for name in vocabulary():
             if name == SHAPE:
                 cells.update(self.shape)
                 continue
@@ -336,7 +336,7 @@ class Record:
 
         Raises `ValueError` when it lacks what no record lacks, or holds a word that is none.
         """
-        fixed, values = _fixed(), {}
+        fixed, values = vocabulary(), {}
         for name, (word, required) in fixed.items():
             value = row.get(name) if name != SHAPE else None
             if value is None:
@@ -437,8 +437,9 @@ def _stored(kind: Any) -> type:
 
 
 @cache
-def _fixed() -> dict[str, tuple[type[Enum] | None, bool]]:
-    """The fields of a record: the vocabulary that its words are of, and whether all have it."""
+def vocabulary() -> dict[str, tuple[type[Enum] | None, bool]]:
+    """The fields of a record by name: the vocabulary that its words are of, and whether every
+    record has it."""
     hints = get_type_hints(Record)
     fixed: dict[str, tuple[type[Enum] | None, bool]] = {}
     for column in fields(Record):
