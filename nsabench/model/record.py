@@ -405,11 +405,18 @@ def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
 
 def size_columns(sizes: Iterable[str]) -> list[Column]:
     """The columns of a record's shape, by name."""
-    _, column = get_args(get_type_hints(Record, include_extras=True)[SHAPE])
+    column = _size_column()
     return [
         replace(column, name=size, type=int, meaning=column.meaning.format(size))
         for size in sorted(sizes)
     ]
+
+
+@cache
+def _size_column() -> Column:
+    _, column = get_args(get_type_hints(Record, include_extras=True)[SHAPE])
+    assert isinstance(column, Column)
+    return column
 
 
 def _columns(table: Table, sizes: Iterable[str]) -> Iterator[Column]:
