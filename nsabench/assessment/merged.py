@@ -41,10 +41,9 @@ def of_shard(
     """The results of one shard, as records of the merged run. part: its own part of the plan;
     run_id: of the merged run."""
     known = [canary.finding(f"{shard}: {outlying}")] if outlying else []
-    results = assess(part, contents, known).results(contents)
+    results = replace(assess(part, contents, known), run_id=run_id).results(contents)
     return replace(
         results,
-        records=[replace(record, run_id=run_id) for record in results.records],
         findings=[told for f in results.findings for told in _told(f, shard, part)],
     )
 

@@ -61,7 +61,7 @@ def record(
     against = against if row.status is Status.OK else {}
     own, queue = against.get(Regime.of_samples(row.mode)), against.get(Regime.QUEUE)
     return Record(
-        run_id=run.plan.run_id,
+        run_id=run.run_id or run.plan.run_id,
         case_id=row.case_id,
         op=row.op,
         implementation=row.implementation,

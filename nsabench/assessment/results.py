@@ -42,7 +42,8 @@ class Results:
 @dataclass(frozen=True)
 class Assessed:
     """What the checks made of a journal. `first_look`: the verdicts before any second process;
-    `first_in_queue`: the same in the regime `queue`, of the cases that have it."""
+    `first_in_queue`: the same in the regime `queue`, of the cases that have it; `run_id`: of the
+    merged run whose records they are, if they are those of one."""
 
     plan: Plan
     header: Header
@@ -54,6 +55,7 @@ class Assessed:
     catches: dict[Key, Catch]
     first_look: dict[Key, Judgement]
     first_in_queue: dict[Key, Judgement]
+    run_id: str = ""
 
     def judgements(self, contents: Contents) -> dict[Key, Judgement]:
         """The verdicts after what other processes saw of the same cases, by which later passes

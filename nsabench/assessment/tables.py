@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from nsabench import ops
 from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError
-from nsabench.model.record import Burst, Column, Record, Sample, columns, size_columns
+from nsabench.model.record import SHAPE, Burst, Column, Record, Sample, columns, size_columns
 
 # Those of the ops that ship; an op from outside adds its own to the table of its run.
 SIZES = {size for name in ops.shipped() for size in ops.get(name).shape_model.model_fields}
@@ -61,10 +63,14 @@ def of_records(records: Sequence[Record], sizes: Iterable[str] | None = None) ->
     sizes: all that there are, where these records are a part of a table.
     """
     found = {size for record in records for size in record.shape} if sizes is None else set(sizes)
-    return pa.Table.from_pylist(
-        [record.row() for record in records],
-        schema=schema([*RECORDS, *size_columns(found - SIZES)]),
-    )
+    named = schema([*RECORDS, *size_columns(found - SIZES)])
+    fixed = [field.name for field in fields(Record) if field.name != SHAPE]
+    values = zip(*map(attrgetter(*fixed), records), strict=True)
+    cells: dict[str, Sequence[Any]] = dict(zip(fixed, values, strict=True)) if records else {}
+    for name in named.names:
+        if name not in cells:
+            cells[name] = [record.shape.get(name) for record in records]
+    return pa.Table.from_pydict(cells, schema=named)
 
 
 def refuse_sizes(op: ops.Op) -> None:

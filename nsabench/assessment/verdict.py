@@ -65,8 +65,12 @@ def judge(
     `rows` already carry the statuses that the checks gave them. In the queue nobody is judged where
     nobody's calls were made one behind the other, as in runs of before there were bursts.
     """
-    findings = list(findings)
     cases = by_case(rows)
+    heard: dict[str, list[Finding]] = {case_id: [] for case_id in cases}
+    for finding in findings:
+        for case_id in [finding.case_id] if finding.case_id else heard:
+            if case_id in heard:
+                heard[case_id].append(finding)
     if regime is Regime.QUEUE:
         cases = {case_id: case for case_id, case in cases.items() if _queues(case)}
     return {
@@ -74,7 +78,7 @@ def judge(
             row,
             cases[row.case_id],
             timings,
-            findings,
+            heard[row.case_id],
             regime or Regime.of_samples(row.mode),
         )
         for row in rows
@@ -142,7 +146,7 @@ def _judge(
         if not finding.speaks_in(regime):
             continue
         # One that names no case speaks of the run: an uncaught control, say.
-        if finding.effect is Effect.INVALID and (finding in concerning or finding.of_run):
+        if finding.effect is Effect.INVALID and (finding.concerns(row) or finding.of_run):
             return Judgement(Verdict.INVALID, finding.sentence)
     if row.time_ms(regime) is None:
         return Judgement(Verdict.INCONCLUSIVE, "parity only: it was not timed")

@@ -112,17 +112,18 @@ def table(path: Path, rows: int, columns: Sequence[str] | None = None) -> pa.Tab
 
 def rows_of(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
     """The rows of a part by column; rows with the same text share it."""
-    columns = [_values(column) for column in batch.columns]
-    for values in zip(*columns, strict=True):
-        yield dict(zip(batch.schema.names, values, strict=True))
+    columns = [values(column) for column in batch.columns]
+    for row in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, row, strict=True))
 
 
-def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """What a column holds, row by row; rows with the same text share it."""
     if isinstance(column, pa.ChunkedArray):
-        return [value for chunk in column.chunks for value in _values(chunk)]
+        return [value for chunk in column.chunks for value in values(chunk)]
     if not pa.types.is_dictionary(column.type):
-        values: list[Any] = column.to_pylist()
-        return values
+        plain: list[Any] = column.to_pylist()
+        return plain
     column = _used(column)
     texts = column.dictionary.to_pylist()
     return [None if i is None else texts[i] for i in column.indices.to_pylist()]

@@ -40,7 +40,7 @@ FLEET = click.argument(
 def command() -> None:
     """One run on many hosts: its jobs are written, submitted, watched and merged.
 
-    FLEET is the folder that `fleet slurm` makes; all hosts share it.
+    FLEET is the folder that `fleet slurm` makes; all hosts share it, or a bucket.
 
     Example: nsabench fleet slurm selection_rows --shards 8 --out fleets/rows --submit
     """
@@ -97,6 +97,11 @@ def _make(out: Path, shards: int, given: dict[str, Any], results: str = "") -> F
     return folders.make(out, shards, asked_again(asked), files, results)
 
 
+def _refuse_no_bucket(results: str) -> None:
+    if not results.startswith("s3://"):
+        raise UsageError(f"{results} is no bucket", "write s3://BUCKET/PREFIX.")
+
+
 @command.command("slurm")
 @_asking
 @click.option(
@@ -139,25 +144,53 @@ def _make(out: Path, shards: int, given: dict[str, Any], results: str = "") -> F
 )
 @click.option("--key-file", default="", metavar="FILE", help="The key that signs, on every node.")
 @click.option("--passphrase-file", default="", metavar="FILE", help="What opens that key.")
+@click.option(
+    "--results",
+    default="",
+    metavar="s3://BUCKET/PREFIX",
+    help="Where tasks send their shards, of this fleet alone. Default: nodes share FLEET.",
+)
+@click.option(
+    "--s3-env",
+    default="",
+    metavar="FILE",
+    help="With --results: a file of AWS_* variables, at one path on every node.",
+)
+@click.option(
+    "--work",
+    default=slurm.WORK,
+    show_default=True,
+    metavar="DIR",
+    help="With --results: a folder of each node's own, to measure in.",
+)
 @click.option("--submit", is_flag=True, help="Submit the jobs, too.")
 def slurm_(
     matrices: tuple[str, ...],
     shards: int,
     out: Path,
     engine: str,
+    results: str,
     submit: bool,
     **given: Any,
 ) -> int:
     """Write a job array that measures a plan on Slurm, and the job that merges it.
 
     A task that is requeued, or whose node failed, goes on with its shard: what it has journaled is
-    not run again. FLEET must be shared by all nodes.
+    not run again. All nodes must share FLEET; with --results they share nothing but a bucket, and
+    `fleet collect` merges what they have sent there.
 
     Example: nsabench fleet slurm selection_rows --shards 8 --out fleets/rows --submit
     """
+    if results:
+        _refuse_no_bucket(results)
+        if given["balance"] is not None:
+            raise UsageError(
+                "nodes that share no folder have not the run of --balance", "leave it away."
+            )
     own = {name: given.pop(name) for name in ("image", "time", "gres", "cpus", "memory")}
     own |= {n: given.pop(n) for n in ("warned_s", "options", "key_file", "passphrase_file")}
-    fleet = _make(out, shards, {"matrices": matrices, **given})
+    own |= {name: given.pop(name) for name in ("s3_env", "work")}
+    fleet = _make(out, shards, {"matrices": matrices, **given}, results)
     slurm.write(fleet, Slurm(engine=Engine(engine), **own))
     say(f"{shards} shards: {fleet.path}")
     if submit:
@@ -201,8 +234,7 @@ def kubernetes_(
     Example: nsabench fleet kubernetes selection_rows --shards 8 --out fleets/rows
     --image registry.example/nsabench:torch2.11.0-cu130 --results s3://bench/fleets/rows
     """
-    if not results.startswith("s3://"):
-        raise UsageError(f"{results} is no bucket", "write s3://BUCKET/PREFIX.")
+    _refuse_no_bucket(results)
     names = ("image", "gpus", "cpus", "memory", "key_secret", "s3_secret", "queue", "product")
     own = {name: given.pop(name) for name in (*names, "namespace", "parallel")}
     fleet = _make(out, shards, {"matrices": matrices, **given}, results)
@@ -255,8 +287,13 @@ def submit(fleet: Path, options: tuple[str, ...], anew: bool) -> int:
 
 
 def _submitted(fleet: FleetFolder, options: Sequence[str], *, anew: bool = False) -> None:
-    *arrays, merging = slurm.submit(fleet, options, anew=anew)
-    say(f"submitted {', '.join(arrays) or 'no shard'}, and {merging}, which merges")
+    jobs = slurm.submit(fleet, options, anew=anew)
+    if fleet.read().results:
+        say(f"submitted {', '.join(jobs) or 'no shard'}")
+        say(f"then, when all have ended: nsabench fleet collect {fleet.path}")
+    else:
+        *arrays, merging = jobs
+        say(f"submitted {', '.join(arrays) or 'no shard'}, and {merging}, which merges")
     say(f"look at it with: nsabench fleet status {fleet.path}")
 
 
@@ -296,7 +333,9 @@ def status_(fleet: Path, as_json: bool) -> None:
     """
     folder = FleetFolder(fleet.absolute())
     jobs = folder.jobs.read_text().split() if folder.jobs.is_file() else []
-    shards = status.of_fleet(folder, slurm.queue(jobs))
+    results = folder.read().results
+    sent = stored.stages(results) if results else None
+    shards = status.of_fleet(folder, slurm.queue(jobs), sent)
     merged = (folder.whole / MANIFEST).is_file()
     if as_json:
         document = {"shards": [shard.as_json() for shard in shards], "merged": merged}

@@ -51,6 +51,11 @@ from nsabench.preflight import architectures, compiled_launch, report, run, trit
     metavar="SECONDS",
     help="The longest that one compilation may take.",
 )
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Compile also what an earlier preflight compiled of the same source with the same Triton.",
+)
 @_options.as_json
 def command(
     matrices: tuple[str, ...],
@@ -61,6 +66,7 @@ def command(
     out: Path,
     jobs: int | None,
     timeout: float,
+    no_cache: bool,
     as_json: bool,
 ) -> int:
     """Compile every candidate's kernels for other GPUs and other Tritons, without a GPU.
@@ -82,6 +88,7 @@ def command(
         ops_file=ops_file,
         timeout_s=timeout,
         jobs=jobs or 0,
+        known=not no_cache,
     )
     console = terminal.console()
     complete: list[compiled_launch.CompiledLaunch] = []

@@ -7,6 +7,7 @@ So every line is still vouched for by whoever measured it, and not by whoever me
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,6 +17,9 @@ from nsabench.errors import VerificationFailed
 from nsabench.execution import chain, journal
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Header, Line, Sitting
+
+# How the first line of a run begins, as it is written.
+_BEGINS = re.compile(rb'\{"previous":"[0-9a-f]*","kind":"sitting","run_id":"([^"\\]*)"')
 
 
 @dataclass(frozen=True)
@@ -28,23 +32,54 @@ class Segment:
     environments: frozenset[str]
 
 
-def segments(path: Path, take: Callable[[Line], None]) -> dict[str, Segment]:
-    """The segments by run. Each line is handed to `take`, as `journal.origin` does.
+@dataclass(frozen=True)
+class Piece:
+    """Lines of a journal. start, stop: the bytes where they begin and end, None: with the file;
+    above: lines that stand above them."""
+
+    start: int = 0
+    stop: int | None = None
+    above: int = 0
+
+
+def pieces(path: Path) -> list[Piece]:
+    """The journal cut where, by a look at its bytes, another run begins. Whether it does is for who
+    reads the pieces to see: a run is in one of them. Raises as `journal.lines` does."""
+    cuts, last, at = [(0, 0)], b"", 0
+    for number, content in enumerate(journal.contents(path)):
+        begins = _BEGINS.match(content)
+        if begins and begins[1] != last:
+            last = begins[1]
+            if at:
+                cuts.append((at, number))
+        at += len(content)
+    ends = [start for start, _ in cuts[1:]]
+    return [
+        Piece(start, stop, above) for (start, above), stop in zip(cuts, [*ends, None], strict=True)
+    ]
+
+
+def segments(path: Path, take: Callable[[Line], None], piece: Piece) -> dict[str, Segment]:
+    """The segments of a piece by run. Each line is handed to `take`, as `journal.origin` does.
 
     Raises as `journal.origin`, and `VerificationFailed` when the lines of a run lie apart.
     """
     found: dict[str, Segment] = {}
-    for run_id, pairs in groupby(_named(path), key=lambda named: named[0]):
+    for run_id, pairs in groupby(_named(path, piece), key=lambda named: named[0]):
         if run_id in found:
-            raise VerificationFailed(f"the lines of run {run_id} lie in several places")
+            raise VerificationFailed(apart(run_id))
         found[run_id] = _segment(((content, line) for _, content, line in pairs), take)
     return found
 
 
-def _named(path: Path) -> Iterator[tuple[str, bytes, Line]]:
+def apart(run_id: str) -> str:
+    return f"the lines of run {run_id} lie in several places"
+
+
+def _named(path: Path, piece: Piece) -> Iterator[tuple[str, bytes, Line]]:
     """Each line with the run that it is of: only a sitting and a header name it."""
     run_id = ""
-    for content, line in journal.lines(path):
+    for content, line in journal.lines(path, piece.start, piece.stop, piece.above):
         if isinstance(line, Sitting | Header):
             run_id = line.run_id
         yield run_id, content, line

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -226,11 +226,35 @@ def _examine(
     return vouched, whole, chain.link(last) if last else ""
 
 
-def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
-    """Each whole line, as it stands there without its end, and what it says."""
+def lines(
+    path: Path, start: int = 0, stop: int | None = None, above: int = 0
+) -> Iterator[tuple[bytes, Line]]:
+    """Each whole line, as it stands there without its end, and what it says.
+
+    start, stop: the bytes where those lines begin and end that are asked for, None: of the
+    file; above: lines that stand above them.
+    """
+    with _reading(path) as file:
+        file.seek(start)
+        yield from _lines_of(file, path, start, stop, above)
+
+
+def contents(path: Path) -> Iterator[bytes]:
+    """Each line with its end, as it stands there, whatever it says. Raises as `read` does."""
+    with _reading(path) as file:
+        end = 0
+        while text := file.readline(limits.JOURNAL_LINE + 1):
+            yield text
+            end += len(text)
+            if end > limits.JOURNAL:
+                raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
     try:
         with bounds.opened(path) as file:
-            yield from _lines_of(file, path)
+            yield file
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", "give the folder that nsabench made."
@@ -239,12 +263,14 @@ def lines(path: Path) -> Iterator[tuple[bytes, Line]]:
         raise UsageError(f"{path} {error}", "give the folder that nsabench made.") from None
 
 
-def _lines_of(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Line]]:
-    number = end = 0
+def _lines_of(
+    file: BinaryIO, path: Path, start: int, stop: int | None, above: int
+) -> Iterator[tuple[bytes, Line]]:
+    number, end = above, start
     # What is begun gives way to the next line, maybe while it is read here: it is held back until
     # what follows it is known to follow it.
     begun: tuple[bytes, Line] | None = None
-    while True:
+    while stop is None or end < stop:
         text = file.readline(limits.JOURNAL_LINE + 1)
         if end + len(text) > limits.JOURNAL:
             raise bounds.OutOfBounds(f"has more than {limits.JOURNAL} bytes")

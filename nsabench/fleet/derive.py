@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from nsabench.assessment import merged
+from nsabench.assessment import merged, neighbours
 from nsabench.assessment.failures import failures
 from nsabench.assessment.parquet import of_bursts, of_samples
 from nsabench.assessment.results import Results
@@ -20,9 +20,12 @@ from nsabench.model.plan import MergedShard, Plan
 
 @dataclass(frozen=True)
 class Derived:
-    """Of one shard. wall_s, measuring_s: of its passes, and of kernels and compilers in them."""
+    """Of one shard. results: None where no page shows them, since they are large to hand from
+    process to process; slowed: what its neighbours did to it, a sentence each; wall_s, measuring_s:
+    of its passes, and of kernels and compilers in them."""
 
-    results: Results
+    results: Results | None
+    slowed: list[str]
     records: pa.Table
     samples: pa.Table
     bursts: pa.Table
@@ -33,15 +36,17 @@ class Derived:
 
 
 def derived(
-    given: tuple[Shard, MergedShard, Plan, str], run_id: str, sizes: Iterable[str]
+    given: tuple[Shard, MergedShard, Plan, str], run_id: str, sizes: Iterable[str], shown: bool
 ) -> Derived:
     """given: a shard, as the merged run names it, its part of the plan, and why its host is not as
-    the others, if it is not. run_id: of the merged run; sizes: all that its shapes have."""
+    the others, if it is not. run_id: of the merged run; sizes: all that its shapes have; shown:
+    whether there is a page that shows its results."""
     shard, info, part, outlying = given
     contents = shard.contents()
     results = merged.of_shard(run_id, info, part, contents, outlying)
     return Derived(
-        results=results,
+        results=results if shown else None,
+        slowed=[f.sentence for f in results.findings if f.check == neighbours.CHECK],
         records=of_records(results.records, sizes),
         samples=of_samples(run_id, results.samples),
         bursts=of_bursts(run_id, results.bursts),

@@ -17,7 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from nsabench import conclusion, ops
-from nsabench.assessment import canary, merged, neighbours, pays, threshold
+from nsabench.assessment import canary, merged, pays, threshold
 from nsabench.assessment.results import Results
 from nsabench.assessment.threshold import decide_all
 from nsabench.assessment.threshold.evidence import Evidence, together
@@ -30,11 +30,11 @@ from nsabench.execution.run import Finished
 from nsabench.files import writing
 from nsabench.fleet.agreement import refuse_gaps, refuse_others
 from nsabench.fleet.derive import derived
-from nsabench.fleet.processes import each
 from nsabench.fleet.shard import Shard, admit
 from nsabench.fleet.tables import Tables
 from nsabench.model.plan import MergedShard, Plan
 from nsabench.output.report import Facts
+from nsabench.processes import each
 from nsabench.signing import Signer
 
 # A page holds every record, and one of more is of no use to anybody.
@@ -149,27 +149,25 @@ def _make(
         (shard, info, part, outlying.get(str(info), ""))
         for shard, (info, part) in zip(shards, plan.parts(), strict=True)
     ]
-    derive = partial(derived, run_id=plan.run_id, sizes=sizes)
+    shown = sum(len(planned.implementations) for planned in plan.cases) <= MOST_ON_A_PAGE
+    derive = partial(derived, run_id=plan.run_id, sizes=sizes, shown=shown)
     with run.journal.open("wb") as joined, Tables(folder) as tables:
         for (shard, info, _, _), own in zip(given, each(derive, given), strict=True):
             joined.write(_keep(folder, shard))
             tables.add(own.records, own.samples, own.bursts)
-            for finding in own.results.findings:
-                if finding.check == neighbours.CHECK:
-                    note(f"{finding.sentence}: its verdicts are inconclusive")
+            for sentence in own.slowed:
+                note(f"{sentence}: its verdicts are inconclusive")
             found.failed += own.failed
             found.records += own.records.num_rows
             wall_s += own.wall_s
             measuring_s += own.measuring_s
             evidence.append(own.evidence)
-            if found.records <= MOST_ON_A_PAGE:
+            if own.results is not None:
                 parts.append((info, own.results))
-            else:
-                parts.clear()
     shutil.copyfile(shards[0].folder / "environment.json", run.environment)
     decisions = decide_all([together(evidence)], plan.margin)
     lacking = ""
-    if found.records <= MOST_ON_A_PAGE:
+    if shown:
         results = merged.together(parts)
         found.finished = Finished(run, plan, results, wall_s, measuring_s, signer)
         threshold.write(decisions, run.thresholds, pays.decide(results.records))

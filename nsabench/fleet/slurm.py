@@ -3,25 +3,34 @@
 The batch script runs on the host, and nsabench in whatever holds its versions. Slurm requeues a
 task whose node failed. A task whose time is nearly up is told so, ends with what it has journaled,
 and asks to be queued again. In both cases the shard goes on in its own folder, which hosts share.
+
+Where they share none, shards go through a bucket (`fleet.stored`). The script then brings along
+what the fleet's folder holds, measures on a disk of the node, and nobody merges but who collects.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
+from secrets import token_hex
 
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.files import whole
-from nsabench.fleet.folder import FleetFolder
+from nsabench.fleet import stored
+from nsabench.fleet.folder import INPUT, SPEC, FleetFolder
+from nsabench.fleet.status import Stage
 from nsabench.fleet.task import ELSEWHERE, is_begun, is_signed
 from nsabench.model.plan import Plan
 from nsabench.signing import run_keys
@@ -30,6 +39,8 @@ from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
 SHARD, MERGE = "shard.sh", "merge.sh"
 WARNED_S = 180  # before the limit: Slurm may be a minute early, and a case may take a while to end
 PATIENCE_S = 60
+WORK = "/var/tmp"
+MOST_BROUGHT = 2 << 20  # bytes, of a script: Slurm takes 4 MB
 # What the interpreter of a container is told on each host. Slurm makes them; Docker would not know.
 HANDED_ON = ("SLURMD_NODENAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
@@ -47,7 +58,9 @@ class Engine(StrEnum):
 class Slurm:
     """How the jobs are to be. image: of the engine; of a venv its folder, empty for this one.
     time, memory, gres: as Slurm writes them; options: further ones of `sbatch`, for all jobs.
-    key_file, passphrase_file: of the key that signs, at one path on all nodes."""
+    key_file, passphrase_file: of the key that signs, at one path on all nodes. work: a folder of
+    each node's own, where shards that go through a bucket are measured; s3_env: likewise a file
+    with the AWS_* variables of the bucket, one `NAME=value` a line."""
 
     engine: Engine = Engine.VENV
     image: str = ""
@@ -59,23 +72,31 @@ class Slurm:
     options: Sequence[str] = ()
     key_file: str = ""
     passphrase_file: str = ""
+    work: str = WORK
+    s3_env: str = ""
 
 
 def write(folder: FleetFolder, how: Slurm) -> None:
-    """Write shard.sh and merge.sh into a fleet's folder.
+    """Write shard.sh, and merge.sh where hosts share the folder, into a fleet's folder.
 
-    Raises `UsageError` where an image is missing, or a name is one that Slurm does not take.
+    Raises `UsageError` where an image is missing, a name is one that Slurm does not take, or the
+    fleet's files are too large to be brought along.
     """
     if how.engine is not Engine.VENV and not how.image:
         raise UsageError(
             f"{how.engine} needs an image", "give --image; `nsabench images build` makes one."
         )
-    if shlex.quote(str(folder.path)) != str(folder.path) or "%" in str(folder.path):
-        raise UsageError(
-            f"{folder.path} has characters in its name that Slurm would take for others",
-            "give --out a folder whose path is of letters, digits, '/', '.', '-' and '_'.",
-        )
-    count = folder.read().shards
+    for option, path in (("--out", str(folder.path)), ("--work", how.work)):
+        if shlex.quote(path) != path or "%" in path:
+            raise UsageError(
+                f"{path} has characters in its name that Slurm would take for others",
+                f"give {option} a folder whose path is of letters, digits, '/', '.', '-' and '_'.",
+            )
+    spec = folder.read()
+    count = spec.shards
+    # Whoever else may write there does not know it, so nobody puts a folder in its place.
+    own = f"{how.work}/nsabench-{folder.path.name}-{token_hex(8)}-"
+    logs = own if spec.results else f"{folder.logs}/shard-"
     name = f"nsabench-{folder.path.name}"
     both = [
         "--open-mode=append",
@@ -91,7 +112,7 @@ def write(folder: FleetFolder, how: Slurm) -> None:
         f"--time={how.time}",
         f"--signal=B:USR1@{how.warned_s}",  # to the script, which hands it on
         "--requeue",
-        f"--output={folder.logs}/shard-%a.log",
+        f"--output={logs}%a.log",
     ]
     merge = [
         f"--job-name={name}-merge",
@@ -99,18 +120,30 @@ def write(folder: FleetFolder, how: Slurm) -> None:
         f"--cpus-per-task={how.cpus}",
         f"--output={folder.logs}/merge.log",
     ]
-    _fill(folder, SHARD, [*shard, *both], how, gpu=bool(how.gres), count=count)
-    _fill(folder, MERGE, [*merge, *both], how, gpu=False, count=count)
+    brought = _brought(folder, how, own) if spec.results else []
+    _fill(folder, SHARD, [*shard, *both], how, gpu=bool(how.gres), count=count, brought=brought)
+    if not spec.results:
+        _fill(folder, MERGE, [*merge, *both], how, gpu=False, count=count)
 
 
 def _fill(
-    folder: FleetFolder, name: str, directives: Sequence[str], how: Slurm, *, gpu: bool, count: int
+    folder: FleetFolder,
+    name: str,
+    directives: Sequence[str],
+    how: Slurm,
+    *,
+    gpu: bool,
+    count: int,
+    brought: Sequence[str] = (),
 ) -> None:
+    """brought: lines of a script that make the fleet's folder on the node, if it is not shared."""
     text = (files("nsabench.fleet") / "templates" / name).read_text()
     for word, value in {
         "DIRECTIVES": "\n".join(f"#SBATCH {directive}" for directive in directives),
-        "VARIABLES": "\n".join(_variables(how)),
-        "START": _start(folder, how, gpu=gpu),
+        "VARIABLES": "\n".join([*_variables(how), *brought]),
+        "START": _start(folder, how, gpu=gpu, bucket=bool(brought)),
+        "HERE": '"$fleet"' if brought else str(folder.path),
+        "TIDY": 'rm -rf "$fleet" && ' if brought else "",
         "FLEET": str(folder.path),
         "COUNT": str(count),
         "ELSEWHERE": str(ELSEWHERE),
@@ -131,18 +164,44 @@ def _variables(how: Slurm) -> list[str]:
     return lines + [f"export {name}={shlex.quote(to)}" for name, to in named.items() if to]
 
 
-def _start(folder: FleetFolder, how: Slurm, *, gpu: bool) -> str:
-    """The words that start nsabench on a node, for a shell."""
+def _brought(folder: FleetFolder, how: Slurm, own: str) -> list[str]:
+    """Lines that make the fleet's folder on a node, of what this one holds. own: how the path of
+    each begins."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in (SPEC, INPUT, "shards"):
+            archive.add(folder.path / name, name)
+    size = len(packed.getvalue())
+    if size > MOST_BROUGHT:
+        raise UsageError(
+            f"the files of the fleet take {size >> 20} MiB, too much for a script",
+            "measure in a folder that all nodes share, without --results.",
+        )
+    text = base64.encodebytes(packed.getvalue()).decode()
+    lines = [
+        f'fleet="{own}$SLURM_ARRAY_TASK_ID"',
+        '(umask 077 && mkdir -p "$fleet") || exit 3',
+        f"base64 -d <<'END' | tar -xz --no-same-owner -C \"$fleet\" || exit 3\n{text}END",
+    ]
+    if how.s3_env:
+        lines.append(f"set -a; . {shlex.quote(how.s3_env)} || exit 3; set +a")
+    return lines
+
+
+def _start(folder: FleetFolder, how: Slurm, *, gpu: bool, bucket: bool) -> str:
+    """The words that start nsabench on a node, for a shell. bucket: shards are sent there."""
     if how.engine is Engine.VENV:
         python = Path(how.image) / "bin" / "python" if how.image else Path(sys.executable)
         return f"{shlex.quote(str(python.absolute()))} -m nsabench"
     image = shlex.quote(how.image)
-    shown = [str(folder.path), str(run_keys.folder())]
+    shown = [how.work if bucket else str(folder.path), str(run_keys.folder())]
+    known = f"--env-file {shlex.quote(how.s3_env)}" if bucket and how.s3_env else ""
     shown += [str(Path(file).parent) for file in (how.key_file, how.passphrase_file) if file]
     shown = list(dict.fromkeys(shown))
     if how.engine is Engine.APPTAINER:
         binds = " ".join(f"--bind {shlex.quote(path)}" for path in shown)
-        return f"apptainer exec --containall {'--nv ' if gpu else ''}{binds} {image} nsabench"
+        words = f"apptainer exec --containall {'--nv ' if gpu else ''}{known} {binds}"
+        return f"{words} {image} nsabench"
     if how.engine is Engine.PYXIS:
         mounts = shlex.quote(",".join(f"{path}:{path}" for path in shown))
         return (
@@ -150,7 +209,9 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool) -> str:
             f"--no-container-mount-home --container-mounts={mounts} nsabench"
         )
     words = [
-        "docker run --rm --init --read-only --network none --cap-drop ALL",
+        f"docker run --rm --init --read-only --network {'host' if bucket else 'none'}",
+        *([known] if known else []),
+        "--cap-drop ALL",
         '--security-opt no-new-privileges --user "$(id -u):$(id -g)"',
         "--tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=4g --shm-size 1g",
         *(f"--env {name}" for name in (*HANDED_ON, "XDG_STATE_HOME", KEY_FILE, PASSPHRASE_FILE)),
@@ -163,7 +224,7 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool) -> str:
 
 def submit(folder: FleetFolder, options: Sequence[str] = (), *, anew: bool = False) -> list[str]:
     """Submit the shards that are not whole, and the merge after them. Returns the ids of the jobs,
-    the merge's last.
+    the merge's last; of a fleet whose shards go through a bucket there is none.
 
     A shard that was begun is submitted to the node on which it was begun. anew: it is begun again
     on any node, and what it had measured is kept beside it. options: further ones of `sbatch`.
@@ -174,10 +235,11 @@ def submit(folder: FleetFolder, options: Sequence[str] = (), *, anew: bool = Fal
         raise UsageError(
             f"{folder.path} is no fleet of Slurm", "make one with `nsabench fleet slurm`."
         )
+    sent = stored.stages(spec.results) if spec.results else {}
     by_host: dict[str, list[int]] = defaultdict(list)
     for number in range(1, spec.shards + 1):
         run, state = folder.shard(number), folder.state(number)
-        if is_signed(run):
+        if is_signed(run) or sent.get(number) is Stage.WHOLE:
             continue
         begun = state is not None and is_begun(run)
         if begun and anew:
@@ -190,8 +252,9 @@ def submit(folder: FleetFolder, options: Sequence[str] = (), *, anew: bool = Fal
         where = [f"--nodelist={host}"] if host else []
         array = f"--array={','.join(map(str, numbers))}"
         jobs.append(_sbatch([array, *where, *options, str(folder.path / SHARD)]))
-    after = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
-    jobs.append(_sbatch([*after, str(folder.path / MERGE)]))
+    if not spec.results:
+        after = [f"--dependency=afterany:{':'.join(jobs)}"] if jobs else []
+        jobs.append(_sbatch([*after, str(folder.path / MERGE)]))
     with folder.jobs.open("a") as file:
         file.writelines(f"{job}\n" for job in jobs)
     return jobs

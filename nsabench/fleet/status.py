@@ -42,14 +42,20 @@ class Progress:
         return asdict(self)
 
 
-def of_fleet(folder: FleetFolder, queued: Mapping[str, str]) -> list[Progress]:
-    """All shards, in their order. queued: what the scheduler says, by `JOB_TASK`."""
+def of_fleet(
+    folder: FleetFolder, queued: Mapping[str, str], sent: Mapping[int, Stage] | None = None
+) -> list[Progress]:
+    """All shards, in their order. queued: what the scheduler says, by `JOB_TASK`; sent: how far
+    those have come that were sent to the bucket of the fleet, where it has one."""
     by_task = {job.rpartition("_")[2]: said for job, said in queued.items() if "_" in job}
     spec = folder.read()
-    return [_of(folder, n, by_task.get(str(n), "")) for n in range(1, spec.shards + 1)]
+    return [
+        _of(folder, number, by_task.get(str(number), ""), (sent or {}).get(number, Stage.WAITING))
+        for number in range(1, spec.shards + 1)
+    ]
 
 
-def _of(folder: FleetFolder, number: int, queued: str) -> Progress:
+def _of(folder: FleetFolder, number: int, queued: str, sent: Stage) -> Progress:
     run, state = folder.shard(number), folder.state(number)
     code = state.code if state is not None else None
     measured = cases = 0
@@ -57,13 +63,13 @@ def _of(folder: FleetFolder, number: int, queued: str) -> Progress:
         contents = journal.read(RunFolder(run).journal)
         measured = len({entry.case_id for entry in contents.of(PassName.FIRST_LOOK)})
         cases = len(Plan.read(RunFolder(run).plan).cases)
-    if is_signed(run):
+    if is_signed(run) or sent is Stage.WHOLE:
         stage = Stage.WHOLE
     elif is_written(run) or queued.startswith("RUNNING"):
         stage, code = Stage.MEASURING, None
     elif code is not None and code not in (130, 143, ELSEWHERE):
         stage = Stage.REFUSED
     else:
-        stage = Stage.STOPPED if cases else Stage.WAITING
+        stage = Stage.STOPPED if cases else sent
     host = state.host if state is not None else ""
     return Progress(number, stage, measured, cases, host, code, queued)

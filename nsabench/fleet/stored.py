@@ -21,6 +21,7 @@ from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.fleet import task
 from nsabench.fleet.folder import FleetFolder
+from nsabench.fleet.status import Stage
 from nsabench.fleet.task import is_begun, is_signed
 from nsabench.model.plan import Plan
 
@@ -104,6 +105,21 @@ def fetch(folder: FleetFolder, location: str) -> dict[int, list[str]]:
         if number <= folder.read().shards and not is_signed(folder.shard(number)):
             _take(store, names, f"shards/{number}/{min(runs)}/", folder.shard(number))
     return {number: sorted(runs) for number, runs in found.items() if len(runs) > 1}
+
+
+def stages(location: str) -> dict[int, Stage]:
+    """Which shards the bucket has, whole or stopped. Raises `EnvironmentRefused` where it cannot be
+    read."""
+    found: dict[int, Stage] = {}
+    for name in _store(location, create=True).names():
+        parts = PurePosixPath(name).parts
+        if len(parts) < 4 or not parts[1].isdigit():
+            continue
+        if parts[0] == "shards" and parts[-1] == MANIFEST:
+            found[int(parts[1])] = Stage.WHOLE
+        elif parts[0] == "unfinished" and parts[-1] == MARK:
+            found.setdefault(int(parts[1]), Stage.STOPPED)
+    return found
 
 
 def fetch_stopped(folder: FleetFolder, number: int, location: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsabench.errors import NsabenchError
-from nsabench.images import context, daemon, provenance, sbom
+from nsabench.images import context, daemon, provenance, sbom, settled
 from nsabench.images.combos import Checkout, tag
 from nsabench.images.lock import FLASH_ATTN, sha256
 from nsabench.images.revision import revision
@@ -39,14 +39,14 @@ def build(
     say: Callable[[str], None] = lambda line: None,
     evidence: Path | None = None,
 ) -> str:
-    """Build and tag; returns the image's id.
+    """Build and tag; returns the image's id, which is the same of the same commit, lock and base.
 
     With a wheelhouse, and a base that has Python and a compiler, nothing is fetched. evidence: a
     folder for the signed provenance and the bill of materials. Raises `NsabenchError` with the step
     that failed, and `UsageError` when the key that is to sign cannot be used.
     """
     signer = load_signer() if evidence is not None else None
-    began = datetime.now(UTC)
+    began, when = datetime.now(UTC), settled.time_of(checkout.root)
     combos = checkout.combos()
     combo = combos.get(name)
     lock = existing_lock(checkout, name)
@@ -88,6 +88,7 @@ def build(
             },
         )
         _follow(lines, image, say)
+        settled.settle(client, image, when, say)
         built = client.images.get(image)
         if evidence is not None and signer is not None:
             source = provenance.Source(name, base, _digest(client, base), target)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -25,8 +25,10 @@ from nsabench.model.run_id import RunId
 from nsabench.model.source import Source
 from nsabench.model.version import __version__
 from nsabench.model.vocabulary import MARGIN, Direction, Kind, Mode, Role, Runs
+from nsabench.processes import each
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # a large plan takes the other seconds
+TOGETHER = 64  # cases that are made YAML of in one go
 Device = Literal["cuda", "cpu"]
 
 
@@ -193,8 +195,10 @@ class Plan(BaseModel):
 
     def _as_yaml(self) -> bytes:
         content = self.model_dump(mode="json")
-        text: str = yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=100)
-        return text.encode()
+        cases = content.pop("cases")  # last, and of a merged run very many
+        parts = [cases[at : at + TOGETHER] for at in range(0, len(cases), TOGETHER)]
+        text = _dumped(content) + ("cases:\n" if cases else "cases: []\n")
+        return "".join([text, *each(_dumped, parts)]).encode()
 
     def write(self, path: Path) -> None:
         """Whoever looks sees a whole plan or none. Raises `UsageError` for one that is too large to
@@ -237,6 +241,11 @@ class Plan(BaseModel):
                     "start a new run.",
                 )
         return plan
+
+
+def _dumped(content: Any) -> str:
+    text: str = yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=100)
+    return text
 
 
 def _why(error: Exception) -> str:

@@ -320,7 +320,7 @@ class Record:
     def row(self) -> dict[str, Any]:
         """As records.parquet holds it: by column, with a column a size."""
         cells: dict[str, Any] = {}
-        for name in _fixed():
+        for name in vocabulary():
             if name == SHAPE:
                 cells.update(self.shape)
                 continue
@@ -336,7 +336,7 @@ class Record:
 
         Raises `ValueError` when it lacks what no record lacks, or holds a word that is none.
         """
-        fixed, values = _fixed(), {}
+        fixed, values = vocabulary(), {}
         for name, (word, required) in fixed.items():
             value = row.get(name) if name != SHAPE else None
             if value is None:
@@ -405,11 +405,18 @@ def columns(table: Table, sizes: Iterable[str] = ()) -> list[Column]:
 
 def size_columns(sizes: Iterable[str]) -> list[Column]:
     """The columns of a record's shape, by name."""
-    _, column = get_args(get_type_hints(Record, include_extras=True)[SHAPE])
+    column = _size_column()
     return [
         replace(column, name=size, type=int, meaning=column.meaning.format(size))
         for size in sorted(sizes)
     ]
+
+
+@cache
+def _size_column() -> Column:
+    _, column = get_args(get_type_hints(Record, include_extras=True)[SHAPE])
+    assert isinstance(column, Column)
+    return column
 
 
 def _columns(table: Table, sizes: Iterable[str]) -> Iterator[Column]:
@@ -437,8 +444,9 @@ def _stored(kind: Any) -> type:
 
 
 @cache
-def _fixed() -> dict[str, tuple[type[Enum] | None, bool]]:
-    """The fields of a record: the vocabulary that its words are of, and whether all have it."""
+def vocabulary() -> dict[str, tuple[type[Enum] | None, bool]]:
+    """The fields of a record by name: the vocabulary that its words are of, and whether every
+    record has it."""
     hints = get_type_hints(Record)
     fixed: dict[str, tuple[type[Enum] | None, bool]] = {}
     for column in fields(Record):

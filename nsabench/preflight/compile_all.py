@@ -18,6 +18,7 @@ from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import Architecture, declared, occupancy
 from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.known import Known
 from nsabench.preflight.messages import (
     REPLY,
     Build,
@@ -52,8 +53,15 @@ class Compiler:
     """Runs a task in workers of its own."""
 
     def __init__(
-        self, task: Task, foreign: Foreign, timeout_s: float, done: Callable[[CompiledLaunch], None]
+        self,
+        task: Task,
+        foreign: Foreign,
+        timeout_s: float,
+        done: Callable[[CompiledLaunch], None],
+        known: Known,
     ) -> None:
+        """known: what need not be compiled again."""
+        self._known = known
         self._task = task
         self._foreign = foreign
         self._timeout_s = timeout_s
@@ -98,7 +106,10 @@ class Compiler:
                 break
             # Two implementations may share a kernel, as all that split share their merge.
             if launch.key not in built:
-                if not self._counts(launch) and crashes == ENOUGH_LOST:
+                found = self._known.find(launch)
+                if found is not None:
+                    built[launch.key] = found
+                elif not self._counts(launch) and crashes == ENOUGH_LOST:
                     built[launch.key] = Built(
                         status=Status.UNSUPPORTED,
                         reason=f"not tried: {crashes} others took this Triton down before",
@@ -108,6 +119,7 @@ class Compiler:
                     if self.stopped:
                         break  # nobody knows what would have become of it
                     crashes += self._worker is None
+                    self._known.keep(launch, built[launch.key])
             rows.append(self._built(recorded, launch, built[launch.key]))
             self._done(rows[-1])
         return rows

@@ -63,6 +63,7 @@ class Launch(Message):
     options: str
     example: str  # the first case that launches it
     compiler: str = ""  # of its own; empty: Triton
+    content: str = ""  # a hash of all that it is compiled from; empty: not known
     cases: int = 1
 
 

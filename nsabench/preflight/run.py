@@ -18,12 +18,14 @@ from nsabench.preflight import tritons
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.compile_all import Compiler, Task
 from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.known import Known
 from nsabench.preflight.messages import Foreign
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be compiled. No `versions`: the Triton that is installed."""
+    """What is to be compiled. No `versions`: the Triton that is installed. known: what an earlier
+    one compiled of the same content is not compiled again."""
 
     architectures: Sequence[Architecture]
     versions: Sequence[str] = ()
@@ -32,6 +34,7 @@ class Order:
     ops_file: Path | None = None
     timeout_s: float = 120.0
     jobs: int = 0
+    known: bool = False
 
 
 def run(
@@ -51,7 +54,8 @@ def run(
     jobs = order.jobs or len(os.sched_getaffinity(0))
 
     foreign = Foreign(order.kernels, order.ops_file)
-    compilers = [Compiler(task, foreign, order.timeout_s, done) for task in tasks]
+    known = Known(tritons.cache_folder() / "preflight" if order.known else None)
+    compilers = [Compiler(task, foreign, order.timeout_s, done, known) for task in tasks]
 
     def compile_one(compiler: Compiler) -> list[CompiledLaunch]:
         compiled = compiler.run(cases)

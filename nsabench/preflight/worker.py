@@ -18,11 +18,12 @@ from nsabench.execution.protocol import Refused, Step
 from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
-from nsabench.preflight import driver
+from nsabench.preflight import driver, record
 from nsabench.preflight.ahead import variants
 from nsabench.preflight.architectures import ARCHITECTURES, Architecture
 from nsabench.preflight.build import Call, build
 from nsabench.preflight.candidates import launches
+from nsabench.preflight.content import content
 from nsabench.preflight.messages import (
     REQUEST,
     Build,
@@ -32,7 +33,6 @@ from nsabench.preflight.messages import (
     RecordLaunches,
     Trouble,
 )
-from nsabench.preflight.record import triton_version
 from nsabench.registry import Implementation
 
 
@@ -62,6 +62,7 @@ class Worker:
         self.foreign = foreign
         self.channel = channel
         self._calls: dict[str, Call] = {}
+        self._contents: dict[str, str] = {}
 
     def serve(self) -> None:
         self.channel.send(Step(phase="start"))
@@ -95,14 +96,20 @@ class Worker:
                     recording.trouble(item, failure, group)
                     continue
                 for key, call in calls.items():
-                    self._calls.setdefault(key, call)
-                    recording.launch(item, call, group)
+                    if key not in self._calls:
+                        self._calls[key] = call
+                        self._contents[key] = self._content(call)
+                    recording.launch(item, call, group, self._contents[key])
         return RecordedLaunches(
-            triton=triton_version(),
+            triton=record.triton_version(),
             torch=str(torch.__version__),
             launches=list(recording.launches.values()),
             troubles=list(recording.troubles.values()),
         )
+
+    def _content(self, call: Call) -> str:
+        """Other compilers are not asked what theirs is made of."""
+        return content(call, self.architecture) if isinstance(call, record.Call) else ""
 
     def _calls_of(self, item: Implementation, case: Case) -> dict[str, Call]:
         """The distinct launches of a case. Raises `Failure` when there are none."""
@@ -143,7 +150,7 @@ class _Recording:
         )
         self.troubles.setdefault((item.op, item.name, str(failure)), new).cases += len(cases)
 
-    def launch(self, item: Implementation, call: Call, cases: Sequence[Case]) -> None:
+    def launch(self, item: Implementation, call: Call, cases: Sequence[Case], content: str) -> None:
         key = call.key()
         new = Launch(
             key=key,
@@ -155,6 +162,7 @@ class _Recording:
             options=call.options(),
             example=labels.of_case(cases[0]),
             compiler=call.compiler,
+            content=content,
             cases=0,
         )
         self.launches.setdefault((item.op, item.name, key), new).cases += len(cases)

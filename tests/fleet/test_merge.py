@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nsabench import processes
 from nsabench.assessment.results import assemble
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import decide_run, of_run
@@ -237,6 +238,42 @@ def test_whoever_merges_cannot_change_what_was_measured(shards: list[Path], sign
 
     broken = resealed(out, signer, cut_a_line)
     assert broken.startswith("origin: shard 3/3") and "journal.jsonl is not what" in broken
+
+
+@pytest.mark.parametrize("worth_it", [1, 1000])
+def test_on_all_cores_the_same_is_found_as_on_one(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch, worth_it: int
+) -> None:
+    """Each shard's journal is read by itself: what is wrong between two of them is found, too."""
+    monkeypatch.setattr(processes, "WORTH_IT", worth_it)
+    _, out = merged(shards, signer)
+    journal, plan = out / "journal.jsonl", out / "plan.yaml"
+    whole = journal.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    first, second, third = (
+        [line for line in lines if line in (shard / "journal.jsonl").read_bytes()]
+        for shard in shards
+    )
+    assert verify(out).broken is None
+    for changed, said in (
+        ([*first, *second[:2], *third, *second[2:]], "does not follow the line before it"),
+        ([*first, *second, *third, *first], "the lines of run shard-1 lie in several places"),
+        ([*first, *third], "is missing"),
+        ([*first, *second[1:], *third], "line 1 has a seal, and no sitting before it"),
+        ([*first, *second, third[0], b"{}\n", *third[1:]], f"jsonl:{len(first + second) + 2}: not"),
+        ([*first, *second, *third[:-1], third[-1].replace(b'"ok"', b'"no"', 1)], "not a line"),
+        ([*first, *second, *third[:-1], third[-1].replace(b'ms":[', b'ms":[1', 1)], "measured"),
+    ):
+        broken = resealed(out, signer, lambda _, changed=changed: write(journal, changed))  # type: ignore[misc]
+        assert said in broken and broken.startswith("journal: "), broken
+    journal.write_bytes(whole)
+    place = out / "shards" / "shard-2" / "plan.yaml"
+    broken = resealed(out, signer, lambda _: write(place, [plan.read_bytes()]))
+    assert broken == "origin: shard 2/3 (run shard-2): its plan.yaml is not what was signed"
+
+
+def write(path: Path, lines: list[bytes]) -> None:
+    path.write_bytes(b"".join(lines))
 
 
 def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signer: Signer) -> None:

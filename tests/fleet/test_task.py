@@ -81,6 +81,38 @@ def test_the_scripts_are_shell(tmp_path: Path, engine: str) -> None:
         assert str(out) in script.read_text()
 
 
+@pytest.mark.parametrize("engine", ["venv", "apptainer", "pyxis", "docker"])
+def test_without_a_shared_folder_the_script_brings_what_is_measured(
+    tmp_path: Path, engine: str
+) -> None:
+    matrix, out, work = tmp_path / "tiny.yaml", tmp_path / engine, tmp_path / "work"
+    matrix.write_text(TINY)
+    words = ["--shards", "2", "--engine", engine, "--image", "nsabench:cpu", "--out", str(out)]
+    words += ["--results", "s3://bench/fleet", "--s3-env", "/k/s3 env", "--work", str(work)]
+    done = CliRunner().invoke(command, ["slurm", str(matrix), *words])
+    assert done.exit_code == 0, done.output
+    assert not (out / "merge.sh").exists()
+    text = (out / "shard.sh").read_text()
+    assert f"#SBATCH --output={work}/nsabench-{engine}-" in text
+    [start] = [line for line in text.splitlines() if " fleet measure " in line]
+    assert engine != "docker" or "--network host --env-file '/k/s3 env'" in start
+    assert engine != "apptainer" or "--env-file '/k/s3 env'" in start
+    assert ". '/k/s3 env' || exit 3" in text
+    asked = text.replace(
+        start, 'cat "$fleet/fleet.yaml" "$fleet/input/tiny.yaml" && stat -c %a "$fleet" &'
+    )
+    asked = asked.replace(". '/k/s3 env'", "true")
+    script = tmp_path / "asked.sh"
+    script.write_text(asked)
+    task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURMD_NODENAME": "node"}
+    ran = subprocess.run(
+        ["bash", str(script)], env={**os.environ, **task}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (out / "fleet.yaml").read_text() + TINY + "700\n" in ran.stdout
+    assert not list(work.iterdir())  # nothing stays of a shard that is whole
+
+
 def begin(fleet: FleetFolder, number: int, **variables: str) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "nsabench", "fleet", "measure", str(fleet.path), str(number)]
     return subprocess.Popen(words, env={**os.environ, **variables})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,7 +22,7 @@ import yaml
 
 from nsabench.errors import NsabenchError
 from nsabench.images import build as building
-from nsabench.images import combos, context, daemon, launch, lock, provenance
+from nsabench.images import combos, context, daemon, launch, lock, provenance, settled
 from nsabench.images.revision import revision
 from tests.attacks import elsewhere
 from tests.fleet import pod
@@ -278,10 +281,14 @@ def test_an_image_is_what_its_lock_and_its_provenance_say(image: str, wheels: Pa
     assert "FAILED provenance" in done.stdout and "other layers" in done.stdout
 
 
-def test_a_build_of_the_same_sources_has_the_same_layers(
-    image: str, wheels: Path, tmp_path: Path
+def test_a_build_of_the_same_sources_is_the_same_image(
+    built: tuple[str, str], wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nsabench is installed anew, since a file that is not of it differs; torch is not."""
+    image, sources = built
+    # The copy is no checkout that would say so.
+    monkeypatch.setattr(building, "revision", lambda _: sources)
+    monkeypatch.setenv(settled.EPOCH, str(int(settled.time_of(CHECKOUT.root).timestamp())))
     for part in (*context.SOURCES, "docker"):
         origin, target = CHECKOUT.root / part, tmp_path / part
         if origin.is_dir():
@@ -298,7 +305,35 @@ def test_a_build_of_the_same_sources_has_the_same_layers(
     finally:
         client.images.get(image).tag("nsabench", "cpu")
     assert first == second
-    assert again != image, "its commit is not known"
+    assert again == image
+
+
+def test_the_digest_of_an_image_hangs_on_no_time() -> None:
+    from docker.errors import ImageNotFound
+
+    client, tag = daemon.connect(), "nsabench-test:settled"
+    text = io.BytesIO(f'FROM {BASE}\nRUN true\nENV A=B\nCOPY Dockerfile /\nCMD ["env"]\n'.encode())
+    try:
+        ids, digests, when = [], [], datetime(2026, 1, 2, tzinfo=UTC)
+        for _ in range(2):
+            built, _lines = client.images.build(
+                fileobj=text, tag=tag, nocache=True, network_mode="host", rm=True
+            )
+            ids.append(built.id)
+            digests.append(settled.settle(client, tag, when))
+            text.seek(0)
+            time.sleep(1)
+        assert ids[0] != ids[1] and digests[0] == digests[1]
+        assert settled.settle(client, tag, when) == digests[0]
+        found = client.images.get(tag).attrs
+        assert found["Created"] == "2026-01-02T00:00:00Z"
+        assert found["RootFS"] == client.images.get(ids[1]).attrs["RootFS"]
+        assert "A=B" in found["Config"]["Env"] and found["Config"]["Cmd"] == ["env"]
+        assert b"A=B" in client.containers.run(tag, network_mode="none", remove=True)
+    finally:
+        for name in (tag, *ids):
+            with suppress(ImageNotFound):
+                client.images.remove(name, force=True)
 
 
 def test_the_same_lock_without_a_container(wheels: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight import architectures, compile_all, tritons
 from nsabench.preflight.architectures import ARCHITECTURES, occupancy
 from nsabench.preflight.compiled_launch import CompiledLaunch
+from nsabench.preflight.known import Known
 from nsabench.preflight.messages import (
     Build,
     Built,
@@ -339,14 +340,14 @@ def lost_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lost_twice")
 def test_a_worker_that_is_lost_while_it_records_again_costs_one_launch() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    cells = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None).run([])
+    cells = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None, Known(None)).run([])
     assert [c.status for c in cells] == [Status.OK, Status.TIMEOUT, Status.TIMEOUT, Status.OK]
 
 
 @pytest.mark.usefixtures("lost_twice")
 def test_a_compiler_that_is_stopped_compiles_no_more() -> None:
     task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-    compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: compiler.stop())
+    compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda cell: compiler.stop(), Known(None))
     assert [c.status for c in compiler.run([])] == [Status.OK]
 
 
@@ -360,7 +361,7 @@ def test_whatever_ends_it_keeps_what_is_complete(
         if out.exists():
             raise EnvironmentRefused("there is no Triton")
         task = compile_all.Task(ARCHITECTURES["sm_90"], "3.7.1", None, ahead=False)
-        finished(compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None).run([]))
+        finished(compile_all.Compiler(task, Foreign(), 1.0, lambda cell: None, Known(None)).run([]))
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("nsabench.preflight.run.run", ends)
@@ -375,7 +376,7 @@ def test_tasks_of_one_triton_share_a_template() -> None:
     programs = []
     for name in ("sm_80", "sm_90"):
         task = compile_all.Task(ARCHITECTURES[name], "3.6.0", None, ahead=False)
-        compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda row: None)
+        compiler = compile_all.Compiler(task, Foreign(), 1.0, lambda row: None, Known(None))
         compiler._cache = f"/of/{name}"
         programs.append(compiler._program())
     one, other = programs

@@ -7,9 +7,8 @@ whole run. Each takes a folder and the signed predicate, and raises `Verificatio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,21 +17,16 @@ from nsabench.assessment.tables import BURSTS, RECORDS, SAMPLES, misfit
 from nsabench.assessment.verdict import Key
 from nsabench.bounds import OutOfBounds, limits, parquet
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest import files, shards, summary
-from nsabench.evidence.manifest.looks import Looks
+from nsabench.evidence.manifest import files, shards, summary, whole_records
+from nsabench.evidence.manifest.journaled import Journaled
+from nsabench.evidence.manifest.same import same, same_members
 from nsabench.evidence.manifest.seal import brief_of, brief_plan
 from nsabench.evidence.manifest.statement import Predicate
 from nsabench.evidence.manifest.summary import Stated
-from nsabench.execution import joined, journal
-from nsabench.execution.chain import Origin
-from nsabench.execution.joined import Segment
 from nsabench.machine.environment.model import Environment
 from nsabench.machine.environment.pairs import belongs
-from nsabench.model.description import Described
-from nsabench.model.journal import Entry, Header, Line, Sitting
 from nsabench.model.plan import Plan
-from nsabench.model.record import Column, Record
-from nsabench.model.vocabulary import PassName, Status
+from nsabench.model.record import Column
 
 RECORD_COLUMNS = ["run_id", "case_id", "implementation", "status", "reason", "n_samples", "speedup"]
 SAMPLE_COLUMNS = ["run_id", "case_id", "implementation", "time_ms"]
@@ -46,14 +40,14 @@ def read_plan(folder: Path, predicate: Predicate | None) -> Plan:
     except UsageError as error:
         raise VerificationFailed(f"plan.yaml: {error}") from None
     if predicate is not None:
-        _same("plan.yaml: run_id", plan.run_id, predicate.run_id)
+        same("plan.yaml: run_id", plan.run_id, predicate.run_id)
         brief = brief_plan(plan)
         # Manifests that were made before it was named there say nothing of it.
         later = ("ops_sha256", "packages")
         brief = brief.model_copy(
             update={name: None for name in later if getattr(predicate.plan, name) is None}
         )
-        _same("plan.yaml", brief, predicate.plan)
+        same("plan.yaml", brief, predicate.plan)
     return plan
 
 
@@ -68,7 +62,7 @@ def check_environment(folder: Path, predicate: Predicate | None) -> Environment:
     if predicate is not None:
         there = brief_of(environment)
         for name, stated in predicate.environment:
-            _same(f"environment.json: {name}", getattr(there, name), stated)
+            same(f"environment.json: {name}", getattr(there, name), stated)
     return environment
 
 
@@ -80,92 +74,6 @@ def said_of_environment(environment: Environment) -> str:
     return f"{said}; {other}" if other else said
 
 
-class Journaled:
-    """What the journal of a run holds, taken line by line, since it may be large.
-
-    cases: how often the first look at each was journaled; samples, bursts: timings in them;
-    described: by the first header; environments: the sha256 of environment.json, as the headers
-    say; origin: who vouches for it all; segments: of a merged run instead, by the run of each
-    shard; looks: those from outside.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._openings = plan.openings
-        self._lines = 0
-        self.cases = Counter[object]()
-        self.samples = 0
-        self.bursts = 0
-        self.described: Described | None = None
-        self.environments: set[str] = set()
-        self.origin: Origin | None = None
-        self.segments: dict[str, Segment] = {}
-        self.looks = Looks(plan)
-
-    def __str__(self) -> str:
-        return f"{self.cases.total()} cases"
-
-    def take(self, line: Line) -> None:
-        """Raises `VerificationFailed` when it is of another run, or one of too many."""
-        self._lines += 1
-        self.looks.take(line)
-        most = limits.SITTINGS + limits.LINES_A_CASE * len(self._plan.cases)
-        most += limits.LINES_A_CASE * len(self._plan.shards)
-        if self._lines > most:  # each may have a seal to check
-            raise VerificationFailed(f"more than {most} lines for {len(self._plan.cases)} cases")
-        if isinstance(line, Sitting | Header):
-            if line.run_id not in self._openings:
-                _same("run_id", line.run_id, self._plan.run_id)
-            if line.plan_sha256:  # older journals do not say
-                expected = self._openings[line.run_id]
-                _same("sha256 of plan.yaml", line.plan_sha256, expected)
-        if isinstance(line, Header):
-            self.described = self.described or line.described
-            self.environments.add(line.environment_sha256)
-        elif isinstance(line, Entry) and line.pass_name is PassName.FIRST_LOOK:
-            # Of more cases than were planned, one that was not is enough to say so.
-            if line.case_id in self.cases or len(self.cases) <= len(self._plan.cases):
-                self.cases[line.case_id] += 1
-            counts = {o.implementation: len(o.samples.time_ms) for o in line.outcomes}
-            self.samples += sum(counts.values())
-            bursts = {o.implementation: len(o.bursts.time_ms) for o in line.outcomes}
-            self.bursts += sum(bursts.values())
-
-
-def read_journal(
-    folder: Path, plan: Plan, seen: Callable[[Line], None] = lambda _: None
-) -> Journaled:
-    """What the journal holds, which is one of this run and not of another, and who vouches. seen:
-    is handed each line."""
-    journaled = Journaled(plan)
-
-    def take(line: Line) -> None:
-        journaled.take(line)
-        seen(line)
-
-    try:
-        path = folder / "journal.jsonl"
-        if plan.shards:
-            journaled.segments = joined.segments(path, take)
-        else:
-            journaled.origin = journal.origin(path, take)
-    except (OSError, UsageError, VerificationFailed) as error:
-        raise VerificationFailed(f"journal.jsonl: {error}") from None
-    return journaled
-
-
-def check_journal(
-    folder: Path, plan: Plan, seen: Callable[[Line], None] = lambda _: None
-) -> Journaled:
-    """Every case of the plan is journaled once, by this run. seen: is handed each line."""
-    journaled = read_journal(folder, plan, seen)
-    if journaled.described is None:
-        raise VerificationFailed("journal.jsonl has no header")
-    planned: Counter[object] = Counter(case.id for case in plan.cases)
-    _same_members("journal.jsonl: case", journaled.cases, planned)
-    return journaled
-
-
 def check_origin(
     folder: Path, plan: Plan, journaled: Journaled, predicate: Predicate | None
 ) -> None:
@@ -174,16 +82,16 @@ def check_origin(
     if plan.shards:
         shards.check(folder, plan, journaled.segments, predicate)
         digest = files.sha256(folder, "environment.json")
-        _same("environment.json: its sha256", digest, plan.shards[0].environment_sha256)
+        same("environment.json: its sha256", digest, plan.shards[0].environment_sha256)
         return
     origin = journaled.origin
     if origin is None:
         return  # of a version that did not say who measured
     if predicate is not None:
-        _same("journal.jsonl: the key that vouches for it", origin.keyid, predicate.signer.keyid)
+        same("journal.jsonl: the key that vouches for it", origin.keyid, predicate.signer.keyid)
     digest = files.sha256(folder, "environment.json")
     for stated in sorted(journaled.environments):
-        _same("environment.json: its sha256, by the journal,", stated, digest)
+        same("environment.json: its sha256, by the journal,", stated, digest)
 
 
 def check_records(
@@ -201,7 +109,7 @@ def check_records(
     )
     rows = _count_rows(folder, "records.parquet", limits.RECORDS)
     if predicate is not None:
-        _same("records.parquet: rows", rows, predicate.records)
+        same("records.parquet: rows", rows, predicate.records)
     if rows > 2 * planned.total():  # of fewer, the one that is too many is named
         raise VerificationFailed(
             f"records.parquet has {rows} rows, and {planned.total()} records were planned"
@@ -209,17 +117,14 @@ def check_records(
     keys: Counter[object] = Counter()
     for part in _parts(folder, "records.parquet", RECORDS, RECORD_COLUMNS):
         for run_id in _texts(part["run_id"]):
-            _same("records.parquet: run_id", run_id, plan.run_id)
+            same("records.parquet: run_id", run_id, plan.run_id)
         keys.update(_keys(part))
-    _same_members("records.parquet: record", keys, planned)
+    same_members("records.parquet: record", keys, planned)
     counts: dict[Key, int | None] = {}
     stated: set[Stated] = set()
     for part in parquet.batches(folder / "records.parquet"):
-        for row in parquet.rows_of(part):
-            key = row["case_id"], row["implementation"]
-            record = _record(row, key)
-            counts[key] = record.n_samples if record.status is Status.OK else None
-            stated.add(Stated.of(record))
+        counts.update(whole_records.counts(part))
+        stated.update(map(Stated.of, whole_records.differing(part, Stated._fields)))
         if len(stated) > limits.STATED:
             raise VerificationFailed(
                 f"records.parquet states more than {limits.STATED} different things"
@@ -229,7 +134,7 @@ def check_records(
         summary.check(stated, predicate)
         if predicate.seen_from_outside is not None:
             what = "what was signed: seen_from_outside"
-            _same(what, predicate.seen_from_outside, journaled.looks.any)
+            same(what, predicate.seen_from_outside, journaled.looked)
     return counts
 
 
@@ -255,28 +160,14 @@ def _check_origin_of(
     }
     for record in records:
         for name, value in expected.items():
-            _same(f"records.parquet: {name}, by the journal,", getattr(record, name), value)
+            same(f"records.parquet: {name}, by the journal,", getattr(record, name), value)
     torch, gpu = environment.software.torch, environment.gpu
     if torch is not None:
-        _same("environment.json: torch, by the journal,", torch.version, software.torch)
+        same("environment.json: torch, by the journal,", torch.version, software.torch)
     if plan.device == "cuda" and gpu is not None:
         what = "environment.json: the GPU, by the journal,"
         if not summary.is_device(gpu.name or "", device.name):
-            _same(what, gpu.name or "", device.name or "")
-
-
-def _record(row: Mapping[str, Any], key: Key) -> Record:
-    """The record that a row holds, once it is a whole one."""
-    where = f"records.parquet: {key[1]} on {key[0]}"
-    try:
-        record = Record.from_row(row)
-    except ValueError as error:
-        raise VerificationFailed(f"{where} {error}") from None
-    if record.status is not Status.OK and not record.reason:
-        raise VerificationFailed(f"{where} is {record.status} without a reason")
-    if record.status is not Status.OK and record.speedup is not None:
-        raise VerificationFailed(f"{where} is {record.status} and yet has a speed-up")
-    return record
+            same(what, gpu.name or "", device.name or "")
 
 
 def check_samples(
@@ -296,8 +187,8 @@ def check_samples(
     for key, stated in records.items():
         # What a check found implausible keeps its samples and states no count of them.
         if stated is not None:
-            _same(f"samples.parquet: samples of {key[1]} on {key[0]}", counts[key], stated)
-    _same("samples.parquet: rows", counts.total(), journaled)
+            same(f"samples.parquet: samples of {key[1]} on {key[0]}", counts[key], stated)
+    same("samples.parquet: rows", counts.total(), journaled)
     return counts.total()
 
 
@@ -314,7 +205,7 @@ def check_bursts(
     if signed is None and not (folder / "bursts.parquet").exists():
         return 0
     counts = _timings(folder, "bursts", plan, signed, records, journaled)
-    _same("bursts.parquet: rows", counts.total(), journaled)
+    same("bursts.parquet: rows", counts.total(), journaled)
     return counts.total()
 
 
@@ -333,14 +224,14 @@ def _timings(
     name, (columns, needed) = f"{table}.parquet", TIMINGS[table]
     rows = _count_rows(folder, name, limits.SAMPLES)
     if signed is not None:
-        _same(f"{name}: rows", rows, signed)
+        same(f"{name}: rows", rows, signed)
     # Before they are read: a table of very many takes much time and little room.
     if rows > journaled:
-        _same(f"{name}: rows", rows, journaled)
+        same(f"{name}: rows", rows, journaled)
     counts = Counter[Key]()
     for part in _parts(folder, name, columns, needed):
         for run_id in _texts(part["run_id"]):
-            _same(f"{name}: run_id", run_id, plan.run_id)
+            same(f"{name}: run_id", run_id, plan.run_id)
         times = part["time_ms"]
         if times.null_count or not pc.all(pc.is_finite(times), min_count=0).as_py():
             raise VerificationFailed(f"{name} holds a time that is no finite number")
@@ -395,19 +286,3 @@ def _counts(of: str, part: pa.RecordBatch) -> Iterator[tuple[Key, int]]:
         if case is None or name is None:
             raise VerificationFailed(f"{of} holds a time of nothing")
         yield (case_texts[case], name_texts[name]), count
-
-
-def _same(what: str, value: object, expected: object) -> None:
-    if value != expected:
-        raise VerificationFailed(f"{what} is {value!r} and should be {expected!r}")
-
-
-def _same_members(what: str, members: Counter[object], expected: Counter[object]) -> None:
-    for key, count in (expected - members).items():
-        raise VerificationFailed(f"{what} {_text(key)} is missing ({count} of {expected[key]})")
-    for key, count in (members - expected).items():
-        raise VerificationFailed(f"{what} {_text(key)} is there {count} times too often")
-
-
-def _text(key: object) -> str:
-    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -14,6 +14,7 @@ from nsabench.evidence.manifest import files
 from nsabench.evidence.manifest.statement import Predicate, Statement
 from nsabench.execution.joined import Segment
 from nsabench.model.plan import ImplementationInfo, MergedShard, Plan, PlannedCase
+from nsabench.processes import each
 
 FOLDER = "shards"
 KEPT = ("plan.yaml", "environment.json", "manifest.dsse.json")
@@ -40,11 +41,16 @@ def check(
         if predicate.plan.shards != stated:
             raise VerificationFailed("what was signed: the shards are not those of plan.yaml")
     implementations = {(i.op, i.name): i for i in plan.implementations}
-    for shard, part in plan.parts():
+
+    def check_one(given: tuple[MergedShard, Plan]) -> None:
+        shard, part = given
         try:
             _check(folder, shard, part, implementations, segments[shard.run_id])
         except VerificationFailed as error:
             raise VerificationFailed(f"{shard}: {error}") from None
+
+    for _ in each(check_one, list(plan.parts())):
+        pass
 
 
 def _check(

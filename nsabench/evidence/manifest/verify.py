@@ -16,6 +16,7 @@ from nsabench.bounds import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
+from nsabench.evidence.manifest.journaled import check_journal, read_journal
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
@@ -95,7 +96,7 @@ def verify(
     revoked: Mapping[str, Revocation] | None = None,
     begun: Callable[[str], None] = lambda _: None,
     tables: bool = True,
-    seen: Callable[[Line], None] = lambda _: None,
+    seen: Callable[[Line], None] | None = None,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
@@ -104,7 +105,8 @@ def verify(
     manifest passes when its files agree with each other. `revoked`: keys that do not count any
     more; None: those that NSABENCH_REVOKED_KEYS lists. `begun` is told of each check as it begins.
     `tables`: whether both Parquet files are read, for whoever reads what is in them. `seen` is
-    handed each line of the journal, which counts for nothing before the report says so.
+    handed each line of the journal, which counts for nothing before the report says so; not of a
+    merged run.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
@@ -145,7 +147,7 @@ def _verify(
     revoked: Mapping[str, Revocation],
     begun: Callable[[str], None],
     tables: bool,
-    seen: Callable[[Line], None],
+    seen: Callable[[Line], None] | None,
 ) -> None:
     folder = report.folder
 
@@ -179,7 +181,7 @@ def _verify(
         lambda: contents.check_environment(folder, predicate),
         contents.said_of_environment,
     )
-    journaled = run("journal", lambda: contents.check_journal(folder, plan, seen), str)
+    journaled = run("journal", lambda: check_journal(folder, plan, seen), str)
     report.origin = journaled.origin
     run(
         "origin",
@@ -285,7 +287,7 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
     """Whether a key that is trusted, or kept here, vouches for the journal of an unsigned run."""
     try:
         plan = contents.read_plan(folder, None)
-        origin = contents.read_journal(folder, plan).origin
+        origin = read_journal(folder, plan).origin
     except VerificationFailed:
         return False
     if origin is None:

@@ -12,7 +12,7 @@ hand_on() { [ -z "$child" ] || kill -TERM "$child" 2>/dev/null; }
 trap 'late=1; hand_on' USR1
 trap hand_on TERM INT
 @VARIABLES@
-@START@ fleet measure @FLEET@ "$SLURM_ARRAY_TASK_ID" &
+@START@ fleet measure @HERE@ "$SLURM_ARRAY_TASK_ID" &
 child=$!
 # A signal ends a wait before the child has ended; one for a child that has ended gives its code.
 while kill -0 "$child" 2>/dev/null; do wait "$child"; done
@@ -20,7 +20,7 @@ wait "$child"
 code=$?
 echo "== ended with $code"
 case $code in
-0 | 1) exit 0 ;; # whole: what failed in it is said by the merged run
+0 | 1) @TIDY@exit 0 ;; # whole: what failed in it is said by the merged run
 130 | 143)
     if [ "$late" = 1 ]; then
         echo "== the time was nearly up: queued again"

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from nsabench.errors import UsageError
-from nsabench.fleet.processes import WORTH_IT, each
+from nsabench.processes import WORTH_IT, each
 
 
 def _square(n: int) -> tuple[int, int]:
@@ -29,3 +29,9 @@ def test_what_one_raises_is_raised_with_its_remedy() -> None:
     with pytest.raises(UsageError, match="one too many") as raised:
         list(each(_square, range(3 * WORTH_IT)))
     assert raised.value.remedy == "leave it away."
+
+
+def test_nothing_but_answers_passes_between_processes() -> None:
+    """Neither a function of the moment nor what it is done with can be handed over."""
+    things = [(lambda n=n: n) for n in range(WORTH_IT)]
+    assert list(each(lambda thing: thing() + 1, things)) == list(range(1, WORTH_IT + 1))

@@ -1,0 +1,147 @@
+"""What the journal of a run holds, as far as its tables and its signature speak of it.
+
+It is taken line by line, since it may be large. That of a merged run is read by all cores, the
+journal of each shard by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nsabench.bounds import limits
+from nsabench.errors import UsageError, VerificationFailed
+from nsabench.evidence.manifest.looks import Looks
+from nsabench.evidence.manifest.same import same, same_members
+from nsabench.execution import joined, journal
+from nsabench.execution.chain import Origin
+from nsabench.execution.joined import Piece, Segment
+from nsabench.model.description import Described
+from nsabench.model.journal import Entry, Header, Line, Sitting
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import PassName
+from nsabench.processes import each
+
+
+@dataclass
+class Journaled:
+    """What a journal, or a piece of one, holds.
+
+    cases: how often the first look at each was journaled; samples, bursts: timings in them;
+    described: by the first header; environments: the sha256 of environment.json, as the headers
+    say; looked: whether a candidate was looked at from outside; origin: who vouches for it all;
+    segments: of a merged run instead, by the run of each shard.
+    """
+
+    lines: int = 0
+    cases: Counter[object] = field(default_factory=Counter)
+    samples: int = 0
+    bursts: int = 0
+    described: Described | None = None
+    environments: set[str] = field(default_factory=set)
+    looked: bool = False
+    origin: Origin | None = None
+    segments: dict[str, Segment] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.cases.total()} cases"
+
+    def add(self, piece: Journaled) -> None:
+        """What the next piece of a merged run's journal holds. Raises `VerificationFailed` when it
+        holds lines of a run that one before it held."""
+        for run_id in piece.segments.keys() & self.segments.keys():
+            raise VerificationFailed(joined.apart(run_id))
+        self.segments |= piece.segments
+        self.lines += piece.lines
+        self.cases += piece.cases
+        self.samples += piece.samples
+        self.bursts += piece.bursts
+        self.described = self.described or piece.described
+        self.environments |= piece.environments
+        self.looked |= piece.looked
+
+
+class _Reader:
+    """Reads the journal of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._openings = plan.openings
+        self._most = limits.SITTINGS + limits.LINES_A_CASE * (len(plan.cases) + len(plan.shards))
+        self._looks = Looks(plan)
+        self.found = Journaled()
+
+    def piece(self, path: Path, piece: Piece) -> Journaled:
+        """What a piece of it holds."""
+        self.found, self._looks.any = Journaled(), False
+        self.found.segments = joined.segments(path, self.take, piece)
+        return self.found
+
+    def take(self, line: Line) -> None:
+        """Raises `VerificationFailed` when it is of another run, or one of too many."""
+        found = self.found
+        found.lines += 1
+        self.refuse_many(found.lines)  # each may have a seal to check
+        self._looks.take(line)
+        found.looked = self._looks.any
+        if isinstance(line, Sitting | Header):
+            if line.run_id not in self._openings:
+                same("run_id", line.run_id, self._plan.run_id)
+            if line.plan_sha256:  # older journals do not say
+                expected = self._openings[line.run_id]
+                same("sha256 of plan.yaml", line.plan_sha256, expected)
+        if isinstance(line, Header):
+            found.described = found.described or line.described
+            found.environments.add(line.environment_sha256)
+        elif isinstance(line, Entry) and line.pass_name is PassName.FIRST_LOOK:
+            # Of more cases than were planned, one that was not is enough to say so.
+            if line.case_id in found.cases or len(found.cases) <= len(self._plan.cases):
+                found.cases[line.case_id] += 1
+            counts = {o.implementation: len(o.samples.time_ms) for o in line.outcomes}
+            found.samples += sum(counts.values())
+            bursts = {o.implementation: len(o.bursts.time_ms) for o in line.outcomes}
+            found.bursts += sum(bursts.values())
+
+    def refuse_many(self, lines: int) -> None:
+        """Raises `VerificationFailed` when there are more lines than a run of the plan has."""
+        if lines > self._most:
+            count = len(self._plan.cases)
+            raise VerificationFailed(f"more than {self._most} lines for {count} cases")
+
+
+def read_journal(folder: Path, plan: Plan, seen: Callable[[Line], None] | None = None) -> Journaled:
+    """What the journal holds, which is one of this run and not of another, and who vouches. seen:
+    is handed each line, unless the run is a merged one."""
+    path, reader = folder / "journal.jsonl", _Reader(plan)
+
+    def take(line: Line) -> None:
+        reader.take(line)
+        if seen is not None:
+            seen(line)
+
+    try:
+        if not plan.shards:
+            origin = journal.origin(path, take)
+            reader.found.origin = origin
+            return reader.found
+        whole = Journaled()
+        for piece in each(lambda piece: reader.piece(path, piece), joined.pieces(path)):
+            whole.add(piece)
+            reader.refuse_many(whole.lines)
+        return whole
+    except (OSError, UsageError, VerificationFailed) as error:
+        raise VerificationFailed(f"journal.jsonl: {error}") from None
+
+
+def check_journal(
+    folder: Path, plan: Plan, seen: Callable[[Line], None] | None = None
+) -> Journaled:
+    """Every case of the plan is journaled once, by this run. seen: as of `read_journal`."""
+    journaled = read_journal(folder, plan, seen)
+    if journaled.described is None:
+        raise VerificationFailed("journal.jsonl has no header")
+    planned: Counter[object] = Counter(case.id for case in plan.cases)
+    same_members("journal.jsonl: case", journaled.cases, planned)
+    return journaled

@@ -1,0 +1,50 @@
+"""What an earlier preflight compiled of the same content, so that only what changed is compiled.
+
+Failures are not kept: whatever failed is tried again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsabench import bounds
+from nsabench.bounds import limits
+from nsabench.files import whole
+from nsabench.model.vocabulary import Status
+from nsabench.preflight.messages import Built, Launch
+
+KEPT = (Status.OK, Status.OUT_OF_MEMORY)
+
+
+class Known:
+    """folder: where it is kept; None: nowhere, and nothing is known."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def find(self, launch: Launch) -> Built | None:
+        """None where it is not known, or what was kept cannot be read."""
+        path = self._path(launch)
+        if path is None:
+            return None
+        try:
+            return Built.model_validate_json(bounds.read(path, limits.MATRIX))
+        except (OSError, bounds.OutOfBounds, ValidationError):
+            return None
+
+    def keep(self, launch: Launch, built: Built) -> None:
+        """Keep what became of a launch. Where there is no room for it, it is compiled again."""
+        path = self._path(launch)
+        if path is None or built.status not in KEPT:
+            return
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            whole(path, built.model_dump_json().encode())
+
+    def _path(self, launch: Launch) -> Path | None:
+        if self._folder is None or not launch.content:
+            return None
+        return self._folder / launch.content[:2] / f"{launch.content}.json"

@@ -1,0 +1,63 @@
+"""One thing done with many, on all cores, where there are enough to be worth the processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any, TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+WORTH_IT = 32
+AHEAD = 4  # answers a process that wait to be taken: they are held in memory
+MOST = 16  # processes
+
+
+# What a process does, and with what: it has them from the one that it was forked from, so that
+# neither is handed over, and an op of the user's file is known there, too.
+_work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
+
+
+def each(do: Callable[[A], B], things: Sequence[A]) -> Iterator[B]:
+    """What is answered for each, in their order. Raises what `do` raises, for the first of them.
+
+    Only answers pass from process to process, so `do` may be any function.
+    """
+    processes = min(len(os.sched_getaffinity(0)), MOST)
+    if len(things) < WORTH_IT or processes < 2:
+        yield from map(do, things)
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_begin, initargs=(do, things)
+    ) as pool:
+        yield from _ahead(pool, len(things), processes * AHEAD)
+
+
+def _begin(do: Callable[[Any], Any], things: Sequence[Any]) -> None:
+    global _work
+    _work = do, things
+
+
+def _done(place: int) -> Any:
+    assert _work is not None
+    do, things = _work
+    return do(things[place])
+
+
+def _ahead(pool: ProcessPoolExecutor, count: int, most: int) -> Iterator[Any]:
+    waiting: deque[Future[Any]] = deque()
+    try:
+        for place in range(count):
+            waiting.append(pool.submit(_done, place))
+            if len(waiting) >= most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
