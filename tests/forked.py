@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,7 +46,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     code = json.loads(asks.recv(4096))["code"]
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
@@ -53,6 +55,8 @@ started = templates.start
 begun_with = dict(os.environ)
 # As a template of workers on the CPU has it, but for the mark: what they come from is none of them.
 imported_with = {n: v for n, v in process.worker_environment("cpu").items() if n != process.MARK}
+INTERPRETS = "TRITON_INTERPRET"
+variants = (False, True)  # whether Triton was imported as it is where it compiles
 
 
 def run(
@@ -83,16 +87,18 @@ class Command:
         arguments: Sequence[str],
         folder: Path,
         environment: Mapping[str, str],
-        out: int = 1,
-        err: int = 2,
+        out: int | None = None,
+        err: int | None = None,
     ) -> None:
+        """out, err: the descriptors of its streams; None: nobody reads that."""
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
-        with Path(os.devnull).open() as nothing:
-            self._asked = _ask(request, [nothing.fileno(), out, err])
+        with Path(os.devnull).open("r+") as nothing:
+            streams = (nothing.fileno() if one is None else one for one in (None, out, err))
+            self._asked = _ask(request, list(streams))
         self.pid = _answer(self._asked, START_S)["pid"]
         self.returncode: int | None = None
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = START_S) -> int:
         """Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             try:
@@ -112,9 +118,8 @@ class Command:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        if self.poll() is None:
-            self.send_signal(signal.SIGKILL)
-            self.wait(START_S)
+        self.send_signal(signal.SIGKILL)
+        self.wait()
 
 
 class Template(ForkedProcess):
@@ -134,7 +139,8 @@ def template(
     environment: Mapping[str, str], ask: socket.socket
 ) -> Template | subprocess.Popen[bytes]:
     """As `templates.start`, in whose place it is."""
-    if not is_as_imported(environment):
+    compiles = next((one for one in variants if is_as_imported(environment, one)), None)
+    if compiles is None:
         return started(environment, ask)
     process._adopt_orphans()
     request = {
@@ -142,15 +148,22 @@ def template(
         "folder": str(Path.cwd()),
         "environment": dict(environment),
     }
-    with _ask(request, [ask.fileno()]) as asked:
+    with _ask(request, [ask.fileno()], compiles) as asked:
         return Template(_answer(asked, START_S)["pid"])
 
 
-def shim(folder: Path) -> None:
-    """Have a program `nsabench` there that forks its command."""
+@cache
+def shim(*, compiles: bool = False) -> Path:
+    """A program `nsabench`, in a folder of its own, that forks what it is called for. A signal that
+    ends it ends that; who is its child, and what is started, is left to what begins anew.
+
+    compiles: it makes templates that do."""
+    folder = Path(tempfile.mkdtemp(prefix="nsabench-forked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "nsabench"
-    path.write_text(SHIM.format(python=sys.executable, address=_origin()))
+    path.write_text(SHIM.format(python=sys.executable, address=_origin(compiles)))
     path.chmod(0o755)
+    return path
 
 
 def can_be_forked(environment: Mapping[str, str], before: Mapping[str, str] = begun_with) -> bool:
@@ -160,11 +173,15 @@ def can_be_forked(environment: Mapping[str, str], before: Mapping[str, str] = be
     return not any(map(is_secret, environment)) and not _differ(environment, before, READ_AT_START)
 
 
-def is_as_imported(environment: Mapping[str, str]) -> bool:
-    """Whether torch would be imported with it as it was."""
+def is_as_imported(environment: Mapping[str, str], compiles: bool = False) -> bool:
+    """Whether torch and Triton would be imported with it as they were."""
     return not any(map(is_secret, environment)) and not _differ(
-        environment, imported_with, (*READ_AT_START, *READ_ON_IMPORT)
+        environment, _with(compiles), (*READ_AT_START, *READ_ON_IMPORT)
     )
+
+
+def _with(compiles: bool) -> dict[str, str]:
+    return {n: v for n, v in imported_with.items() if not (compiles and n == INTERPRETS)}
 
 
 def _differ(one: Mapping[str, str], other: Mapping[str, str], beginnings: tuple[str, ...]) -> bool:
@@ -172,10 +189,10 @@ def _differ(one: Mapping[str, str], other: Mapping[str, str], beginnings: tuple[
     return any(name.startswith(beginnings) for name in changed)
 
 
-def _ask(request: object, descriptors: Sequence[int]) -> socket.socket:
+def _ask(request: object, descriptors: Sequence[int], compiles: bool = False) -> socket.socket:
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        asked.connect(_origin())
+        asked.connect(_origin(compiles))
         socket.send_fds(asked, [json.dumps(request).encode()], descriptors)
     except OSError as error:
         asked.close()
@@ -191,7 +208,7 @@ def _answer(asked: socket.socket, limit_s: float) -> dict[str, int]:
 
 
 @cache
-def _origin() -> str:
+def _origin(compiles: bool = False) -> str:
     """Where the process that all of this one's are forked from is asked; it ends with this one."""
     address = an_address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -200,7 +217,7 @@ def _origin() -> str:
         origin = subprocess.Popen(
             [sys.executable, "-m", "tests.origin", str(os.getpid()), str(listener.fileno())],
             cwd=Path(__file__).parents[1],
-            env={**imported_with, "ROOM": " " * 1024},  # for what is not there when it begins
+            env={**_with(compiles), "ROOM": " " * 4096},  # for what is not there when it begins
             stdin=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
         )
@@ -215,7 +232,7 @@ def an_address() -> str:
 
 def come_from(address: str) -> None:
     """Of a process that was forked: what it forks itself comes from there."""
-    globals()["_origin"] = lambda: address
+    globals()["_origin"] = lambda _compiles=False: address
     templates.start = template
     # What names this process is drawn when it is imported.
     process._mark = f"{os.getpid()}-{time.monotonic_ns()}"

@@ -15,6 +15,8 @@ import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
 import time
@@ -36,6 +38,7 @@ _hidden: dict[str, ModuleType] = {}
 def main() -> None:
     """Fork what is asked for, as long as whoever began this is there."""
     begun_with = _known(os.environ)
+    forked.imported_with, forked.variants = dict(os.environ), (False,)
     importlib.import_module("nsabench.cli")
     of_commands = set(sys.modules)
     assert "torch" not in of_commands
@@ -108,14 +111,17 @@ def _become_template(
 def _become_command(
     asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
 ) -> None:
-    """In a child of one that tells how it ended, and waits for what it leaves."""
+    """In a child of one that tells how it ended, and kills it when nobody asks any more."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = os.fork()
     if command:
         for descriptor in descriptors:
             os.close(descriptor)
-        with suppress(OSError):  # whoever asked is gone
+        with suppress(OSError):
             asks.send(json.dumps({"pid": command}).encode())
+        ended = os.pidfd_open(command)
+        if ended not in select.select([ended, asks], [], [])[0]:  # whoever asked is gone
+            os.kill(command, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
         end = time.monotonic() + LAST_S
         while _reap() and time.monotonic() < end:

@@ -18,6 +18,7 @@ from nsabench.errors import UsageError
 from nsabench.fleet.folder import FleetFolder
 from nsabench.fleet.status import Stage, of_fleet
 from nsabench.fleet.task import ELSEWHERE, is_begun, is_signed, measure
+from tests import forked
 from tests.fleet.cluster import wait
 from tests.fleet.test_devices import TINY
 
@@ -82,7 +83,7 @@ def test_the_scripts_are_shell(tmp_path: Path, engine: str) -> None:
 
 
 def begin(fleet: FleetFolder, number: int, **variables: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "nsabench", "fleet", "measure", str(fleet.path), str(number)]
+    words = [forked.shim(), "fleet", "measure", str(fleet.path), str(number)]
     return subprocess.Popen(words, env={**os.environ, **variables})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from nsabench.preflight.messages import (
     RecordLaunches,
 )
 from nsabench.preflight.run import installed_triton
+from tests import forked
 
 pytest.importorskip("triton")
 
@@ -54,7 +54,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def preflight(out: Path, *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
     done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "preflight", *map(str, arguments), "--out", out],
+        [forked.shim(compiles=True), "preflight", *map(str, arguments), "--out", out],
         capture_output=True,
         text=True,
         timeout=250,
@@ -202,7 +202,7 @@ def test_an_interrupted_one_keeps_what_is_complete(
     monkeypatch.setenv("NSABENCH_TEST_BEGUN", str(begun))
     options = ["--arch", "sm_89,sm_80,sm_120", "--jobs", "1", "--kernels", str(FOR_EVER)]
     running = subprocess.Popen(
-        [sys.executable, "-m", "nsabench", "preflight", str(matrix), *options, "--out", out],
+        [forked.shim(compiles=True), "preflight", str(matrix), *options, "--out", out],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -284,7 +284,7 @@ def test_which_failures_count() -> None:
 
 def test_its_help_has_an_example() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "preflight", "--help"],
+        [forked.shim(compiles=True), "preflight", "--help"],
         capture_output=True,
         text=True,
         timeout=60,
