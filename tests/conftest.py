@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from nsabench.execution.supervisor import templates
+from tests import forked
+
 if not torch.cuda.is_available():
     # Triton decides when it is first imported, which some test module does while it is collected.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -41,4 +44,12 @@ def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Keys of runs are not to lie in the state folder of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_templates() -> Iterator[None]:
+    """Templates of workers come from a process that has imported torch already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(templates, "start", forked.template)
         yield

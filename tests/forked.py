@@ -1,33 +1,62 @@
-"""Commands in forked processes: half of what a short command takes is what it imports.
+"""Commands and templates of workers in forked processes: half of what a short command takes is what
+it imports, and most of what a short run takes is torch, imported by the template of its workers.
 
-They come from a process that has imported the command line, and nothing else: no torch and no
-foreign code, as when a command begins. From there on each is a process as any other is, with an
-environment, a folder and streams of its own. What only a start from nothing shows is left to that:
-variables that Python reads then, and secrets, which lie in the block that a process begins with.
+`tests.origin` is what they are forked from. From there on each is a process as any other is, with
+an environment, a folder and streams of its own. What only a start from nothing shows is left to
+that: variables that are read then, and secrets, which lie in the block that a process begins with.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
-import importlib
 import json
 import os
-import runpy
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from nsabench.execution.supervisor import process, templates
+from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 
 MOST_BYTES = 1 << 17  # of a request
 READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_")
-_begun_with = dict(os.environ)
+# By torch, Triton and what they bring, when they are imported.
+READ_ON_IMPORT = ("CUDA", "OMP_", "MKL_", "KMP_", "OPENBLAS", "TORCH", "PYTORCH", "TRITON", "HF_")
+START_S = 180.0
+SHIM = """#!{python} -IS
+import json, os, signal, socket, sys
+
+request = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}}
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
+    asks.connect({address!r})
+    socket.send_fds(asks, [json.dumps(request).encode()], [0, 1, 2])
+    pid = json.loads(asks.recv(4096))["pid"]
+    if not pid:
+        os.execv({python!r}, [{python!r}, "-m", "nsabench", *sys.argv[1:]])
+    signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    code = json.loads(asks.recv(4096))["code"]
+if code < 0:
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+started = templates.start
+begun_with = dict(os.environ)
+# As a template of workers on the CPU has it, but for the mark: what they come from is none of them.
+imported_with = {n: v for n, v in process.worker_environment("cpu").items() if n != process.MARK}
+INTERPRETS = "TRITON_INTERPRET"
+variants = (False, True)  # whether Triton was imported as it is where it compiles
 
 
 def run(
@@ -35,86 +64,175 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` does it, both streams captured; it begins anew where it has to."""
     words = [sys.executable, "-m", "nsabench", *arguments]
-    if not _can_be_forked(environment):
+    if not can_be_forked(environment):
         return subprocess.run(
             words, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env=environment
         )
-    request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        zygote = _zygote()
-        socket.send_fds(zygote, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
-        zygote.settimeout(timeout_s)
-        code = json.loads(zygote.recv(MOST_BYTES))
+        command = Command(arguments, folder, environment, out.fileno(), err.fileno())
+        try:
+            code = command.wait(timeout_s)
+        finally:
+            command.kill()
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(words, code, out.read(), err.read())
 
 
-def _can_be_forked(environment: Mapping[str, str]) -> bool:
-    names = {*environment, *_begun_with}
-    changed = (n for n in names if environment.get(n) != _begun_with.get(n))
-    return not any(map(is_secret, environment)) and not any(
-        name.startswith(READ_AT_START) for name in changed
-    )
+class Command:
+    """What `subprocess.Popen` is of a command that it started. It reads nothing."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        out: int | None = None,
+        err: int | None = None,
+    ) -> None:
+        """out, err: the descriptors of its streams; None: nobody reads that."""
+        request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
+        with Path(os.devnull).open("r+") as nothing:
+            streams = (nothing.fileno() if one is None else one for one in (None, out, err))
+            self._asked = _ask(request, list(streams))
+        self.pid = _answer(self._asked, START_S)["pid"]
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float = START_S) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            try:
+                self.returncode = _answer(self._asked, timeout)["code"]
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(f"command {self.pid}", timeout) from None
+            self._asked.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(1e-3)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+
+class Template(ForkedProcess):
+    """A template of workers that was forked, and is this process's child by adoption."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode = None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def template(
+    environment: Mapping[str, str], ask: socket.socket
+) -> Template | subprocess.Popen[bytes]:
+    """As `templates.start`, in whose place it is."""
+    compiles = next((one for one in variants if is_as_imported(environment, one)), None)
+    if compiles is None:
+        return started(environment, ask)
+    process._adopt_orphans()
+    request = {
+        "parent": os.getpid(),
+        "folder": str(Path.cwd()),
+        "environment": dict(environment),
+    }
+    with _ask(request, [ask.fileno()], compiles) as asked:
+        return Template(_answer(asked, START_S)["pid"])
 
 
 @cache
-def _zygote() -> socket.socket:
-    """One for all tests of this process; it ends when this process does."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+def shim(*, compiles: bool = False) -> Path:
+    """A program `nsabench`, in a folder of its own, that forks what it is called for. A signal that
+    ends it ends that; who is its child, and what is started, is left to what begins anew.
+
+    compiles: it makes templates that do."""
+    folder = Path(tempfile.mkdtemp(prefix="nsabench-forked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "nsabench"
+    path.write_text(SHIM.format(python=sys.executable, address=_origin(compiles)))
+    path.chmod(0o755)
+    return path
+
+
+def can_be_forked(environment: Mapping[str, str], before: Mapping[str, str] = begun_with) -> bool:
+    """Whether a command that begins with it is none of those that have to begin anew.
+
+    before: the variables of what it is forked from."""
+    return not any(map(is_secret, environment)) and not _differ(environment, before, READ_AT_START)
+
+
+def is_as_imported(environment: Mapping[str, str], compiles: bool = False) -> bool:
+    """Whether torch and Triton would be imported with it as they were."""
+    return not any(map(is_secret, environment)) and not _differ(
+        environment, _with(compiles), (*READ_AT_START, *READ_ON_IMPORT)
+    )
+
+
+def _with(compiles: bool) -> dict[str, str]:
+    return {n: v for n, v in imported_with.items() if not (compiles and n == INTERPRETS)}
+
+
+def _differ(one: Mapping[str, str], other: Mapping[str, str], beginnings: tuple[str, ...]) -> bool:
+    changed = (name for name in {*one, *other} if one.get(name) != other.get(name))
+    return any(name.startswith(beginnings) for name in changed)
+
+
+def _ask(request: object, descriptors: Sequence[int], compiles: bool = False) -> socket.socket:
+    asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        asked.connect(_origin(compiles))
+        socket.send_fds(asked, [json.dumps(request).encode()], descriptors)
+    except OSError as error:
+        asked.close()
+        raise NoTemplate("what it is forked from is gone") from error
+    return asked
+
+
+def _answer(asked: socket.socket, limit_s: float) -> dict[str, int]:
+    """Raises `TimeoutError`."""
+    asked.settimeout(limit_s)
+    answer: dict[str, int] = json.loads(asked.recv(MOST_BYTES) or b"{}")
+    return answer
+
+
+@cache
+def _origin(compiles: bool = False) -> str:
+    """Where the process that all of this one's are forked from is asked; it ends with this one."""
+    address = an_address()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        origin = subprocess.Popen(
+            [sys.executable, "-m", "tests.origin", str(os.getpid()), str(listener.fileno())],
             cwd=Path(__file__).parents[1],
-            env=_begun_with,
+            env={**_with(compiles), "ROOM": " " * 4096},  # for what is not there when it begins
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[listener.fileno()],
         )
-    atexit.register(process.wait, 10)
-    atexit.register(ours.close)  # first: what is registered last is called first
-    return ours
+    atexit.register(origin.wait, 10)
+    atexit.register(origin.kill)  # first: what is registered last is called first
+    return address
 
 
-def _serve(asks: socket.socket) -> list[str] | None:
-    """Fork commands until nobody asks any more. In a command: its arguments."""
-    while True:
-        message, streams, _, _ = socket.recv_fds(asks, MOST_BYTES, 2)
-        if not message:
-            return None
-        child = os.fork()
-        if not child:
-            request = json.loads(message)
-            _become(request["folder"], request["environment"], streams)
-            asks.close()
-            return list(request["arguments"])
-        for stream in streams:
-            os.close(stream)
-        asks.send(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+def an_address() -> str:
+    return f"\0nsabench-tests-{os.getpid()}-{time.monotonic_ns()}"
 
 
-def _become(folder: str, environment: Mapping[str, str], streams: Sequence[int]) -> None:
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.chdir(folder)
-    sys.path[0] = folder  # as `python -m` has it
-    os.environ.clear()
-    os.environ.update(environment)
+def come_from(address: str) -> None:
+    """Of a process that was forked: what it forks itself comes from there."""
+    globals()["_origin"] = lambda _compiles=False: address
+    templates.start = template
     # What names this process is drawn when it is imported.
-    process = importlib.import_module("nsabench.execution.supervisor.process")
     process._mark = f"{os.getpid()}-{time.monotonic_ns()}"
-
-
-def main() -> None:
-    importlib.import_module("nsabench.cli")
-    assert "torch" not in sys.modules
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as asks:
-        arguments = _serve(asks)
-    if arguments is not None:
-        sys.argv = ["nsabench", *arguments]
-        runpy.run_module("nsabench", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -29,8 +29,8 @@ def test_it_says_and_returns_the_same(tmp_path: Path, words: list[str]) -> None:
 
 
 def test_what_would_show_in_a_process_begun_anew_is_begun_anew() -> None:
-    may = forked._can_be_forked
-    begun_with = forked._begun_with
+    may = forked.can_be_forked
+    begun_with = forked.begun_with
     assert may(begun_with)
     assert may({**begun_with, "XDG_CACHE_HOME": "/elsewhere"})
     assert not may({**begun_with, "PYTHONWARNINGS": "error"})

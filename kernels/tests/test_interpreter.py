@@ -1,4 +1,5 @@
-"""Triton's interpreter prepares the language once a launch, and restores it after each."""
+"""Triton's interpreter prepares the language once a launch, and restores it after each; the type of
+a block and its shape it makes once."""
 
 from __future__ import annotations
 
@@ -73,3 +74,28 @@ def test_the_language_is_restored_after_a_launch_and_after_one_that_fails() -> N
         _failing[(1,)](torch.empty(1))
     assert {name: getattr(tl, name) for name in before} == before
     assert launch(1, 1).tolist() == [[6.0, 8.0, 10.0, 12.0]]
+
+
+@pytest.mark.parametrize("element", [tl.float16, tl.pointer_type(tl.float32)], ids=str)
+@pytest.mark.parametrize("shape", [[4], [2, tl.constexpr(8)], [16, 1]], ids=str)
+def test_what_is_remembered_is_what_triton_makes(element: object, shape: list[object]) -> None:
+    """The first of a kind, and the ones after."""
+    for _ in range(2):
+        own, remembered = object.__new__(tl.block_type), tl.block_type(element, shape)
+        tl.block_type.__init__.__wrapped__(own, element, shape)
+        assert vars(remembered) == vars(own) and remembered == own
+        for type_ in (own, element):
+            value, again = object.__new__(tl.tensor), tl.tensor(None, type_)
+            tl.tensor.__init__.__wrapped__(value, None, type_)
+            assert vars(again).keys() == vars(value).keys()
+            assert again.type is type_ and again.dtype is value.dtype
+            assert [int(n) for n in again.shape] == [int(n) for n in value.shape]
+            assert int(again.numel) == int(value.numel)
+
+
+def test_a_block_that_cannot_be_is_refused_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="power of 2"):
+            tl.block_type(tl.float32, [3])
+        with pytest.raises(TypeError, match="0d"):
+            tl.block_type(tl.float32, [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,8 @@ timing:
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "nsabench", *map(str, arguments)]
+    """To be started where it is no matter whose child it is."""
+    return [str(forked.shim()), *map(str, arguments)]
 
 
 def complete(done: subprocess.CompletedProcess[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
+from tests import forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
 from tests.runs import Made, make_run
 
@@ -164,11 +167,8 @@ def test_what_another_measured_is_not_signed(run: Path, nsabench: Nsabench) -> N
 def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, journaled: int) -> None:
     """Killed while it measures the case after so many journaled ones."""
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        command("all", tiny, "--device", "cpu", "--out", run),
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-    )
+    words = ("all", str(tiny), "--device", "cpu", "--out", str(run))
+    process = forked.Command(words, tmp_path, os.environ)
     journal = run / "journal.jsonl"
     written = b""
     while written.count(b"\n") < 2 or written.count(b'"kind":"entry"') < journaled:
@@ -176,6 +176,7 @@ def test_kill_9_then_resume(tmp_path: Path, tiny: Path, nsabench: Nsabench, jour
         assert process.poll() is None
         time.sleep(0.02)
     workers = psutil.Process(process.pid).children(recursive=True)
+    assert workers
     process.kill()
     process.wait()
     assert psutil.wait_procs(workers, timeout=10)[1] == []
@@ -204,9 +205,9 @@ def test_kill_9_leaves_nothing_that_a_worker_started(tmp_path: Path, tiny: Path)
         "    time.sleep(600)\n"
     )
     tiny.write_text(tiny.read_text().replace("rows_group", "mine"))
+    words = ("all", tiny, "--device", "cpu", "--out", tmp_path / "run", "--kernels", kernels)
     process = subprocess.Popen(
-        command("all", tiny, "--device", "cpu", "--out", tmp_path / "run", "--kernels", kernels),
-        stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", "nsabench", *map(str, words)], stdout=subprocess.DEVNULL
     )
     children: list[psutil.Process] = []
     while not children:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
+from tests.cli.conftest import command
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
 KERNELS = """
@@ -37,12 +38,7 @@ timing:
 
 
 def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nsabench", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=250)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +70,12 @@ def test_its_sizes_are_columns_and_its_controls_are_caught(folder: Path) -> None
 
 
 def test_what_is_computed_anew_needs_the_file(folder: Path) -> None:
-    for command in (("report", "--out", folder / "page"), ("audit",), ("threshold",)):
-        without = nsabench(command[0], folder / "run", *command[1:])
+    for name, *options in (("report", "--out", folder / "page"), ("audit",), ("threshold",)):
+        without = nsabench(name, folder / "run", *options)
         assert without.returncode == 2, without.stdout
         assert "--ops" in without.stderr
-        words = (*command[1:], "--ops", folder / "rmsnorm.py")
-        done = nsabench(command[0], folder / "run", *words)
+        words = (*options, "--ops", folder / "rmsnorm.py")
+        done = nsabench(name, folder / "run", *words)
         assert done.returncode in (0, 1), done.stderr
     assert "rmsnorm" in (folder / "page" / "selection_report.md").read_text()
     compared = nsabench("compare", folder / "run", folder / "run")

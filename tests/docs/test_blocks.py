@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 RUN = "<!-- runnable"
 PAGES = sorted(
@@ -65,7 +67,7 @@ def test_every_block_is_run_or_says_what_it_needs(page: str) -> None:
 
 
 def run(script: str, says: str, folder: Path) -> None:
-    bin_folder = str(Path(sys.executable).parent)
+    folders = [str(forked.shim().parent), str(Path(sys.executable).parent), os.environ["PATH"]]
     done = subprocess.run(
         ["sh", "-eu"],
         input=script,
@@ -73,7 +75,7 @@ def run(script: str, says: str, folder: Path) -> None:
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, **NETWORK, "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+        env={**os.environ, **NETWORK, "PATH": os.pathsep.join(folders)},
     )
     exits = re.search(r"exits ([\d or]+)", says)
     allowed = {int(code) for code in re.findall(r"\d+", exits[1])} if exits else {0}

@@ -178,10 +178,10 @@ class Cluster:
                 process.kill()
 
 
-def wait(until: Callable[[], bool], most_s: float, what: str) -> None:
-    """Raises `TimeoutError`, which says what did not come."""
+def wait(until: Callable[[], bool], most_s: float, what: str, look_s: float = 0.2) -> None:
+    """Looks each `look_s`. Raises `TimeoutError`, which says what did not come."""
     deadline = time.monotonic() + most_s
     while not until():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {most_s:g} s")
-        time.sleep(0.2)
+        time.sleep(look_s)

@@ -204,7 +204,8 @@ def _befall(cluster: Cluster, fleet: FleetFolder) -> None:
             and merging not in cluster.ask("squeue", "-h", "-o", "%A").split()
         )
 
-    wait(through, 300, "shards that were requeued")
+    # Each look asks Slurm, and reads what all shards have journaled.
+    wait(through, 300, "shards that were requeued", look_s=1.5)
     cluster.up(lost.pop())
     assert shard(fleet, CANCELLED).stage is Stage.STOPPED
     assert shard(fleet, FULL).code == 3

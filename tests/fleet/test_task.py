@@ -18,6 +18,7 @@ from nsabench.errors import UsageError
 from nsabench.fleet.folder import FleetFolder
 from nsabench.fleet.status import Stage, of_fleet
 from nsabench.fleet.task import ELSEWHERE, is_begun, is_signed, measure
+from tests import forked
 from tests.fleet.cluster import wait
 from tests.fleet.test_devices import TINY
 
@@ -114,7 +115,7 @@ def test_without_a_shared_folder_the_script_brings_what_is_measured(
 
 
 def begin(fleet: FleetFolder, number: int, **variables: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "nsabench", "fleet", "measure", str(fleet.path), str(number)]
+    words = [forked.shim(), "fleet", "measure", str(fleet.path), str(number)]
     return subprocess.Popen(words, env={**os.environ, **variables})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ from nsabench.preflight.messages import (
     RecordLaunches,
 )
 from nsabench.preflight.run import installed_triton
+from tests import forked
 
 pytest.importorskip("triton")
 
@@ -55,7 +55,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def preflight(out: Path, *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
     done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "preflight", *map(str, arguments), "--out", out],
+        [forked.shim(compiles=True), "preflight", *map(str, arguments), "--out", out],
         capture_output=True,
         text=True,
         timeout=250,
@@ -203,7 +203,7 @@ def test_an_interrupted_one_keeps_what_is_complete(
     monkeypatch.setenv("NSABENCH_TEST_BEGUN", str(begun))
     options = ["--arch", "sm_89,sm_80,sm_120", "--jobs", "1", "--kernels", str(FOR_EVER)]
     running = subprocess.Popen(
-        [sys.executable, "-m", "nsabench", "preflight", str(matrix), *options, "--out", out],
+        [forked.shim(compiles=True), "preflight", str(matrix), *options, "--out", out],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -285,7 +285,7 @@ def test_which_failures_count() -> None:
 
 def test_its_help_has_an_example() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "preflight", "--help"],
+        [forked.shim(compiles=True), "preflight", "--help"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -24,7 +24,6 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.signing import keys
 from nsabench.signing.secrecy import CAP_SYS_PTRACE, PR_CAPBSET_DROP
 from nsabench.signing.signer import COMMAND, KEY, KEY_FILE, PASSPHRASE_FILE
-from tests.cli.conftest import command
 
 SPY = Path(__file__).parent / "spy.py"
 PASSPHRASE = b"correct horse battery staple"
@@ -85,8 +84,9 @@ class Stage:
         if passphrase:
             environment[PASSPHRASE_FILE] = f"/dev/fd/{pipe}"
         matrix, kernels = self.folder / "one.yaml", ("--kernels", SPY)
+        begun = (sys.executable, "-m", "nsabench")
         self.process = subprocess.Popen(
-            command("all", matrix, "--device", "cpu", "--no-sandbox", "--out", self.run, *kernels),
+            [*begun, "all", matrix, "--device", "cpu", "--no-sandbox", "--out", self.run, *kernels],
             env=environment,
             pass_fds=[pipe],
             preexec_fn=None if as_root else unprivileged,

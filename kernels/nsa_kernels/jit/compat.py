@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from nsa_kernels.jit.interpreter import prepare_once_a_launch
+from nsa_kernels.jit.interpreter import prepare_once_a_launch, remember_shapes
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -61,6 +61,7 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
 
 if INTERPRETED:
     prepare_once_a_launch()
+    remember_shapes()
 
 # Two definitions and no condition on a global: Triton compares every global that a kernel reads
 # with what it was, in every launch, which takes 0.7 us each.

@@ -57,6 +57,21 @@ class ForkedProcess:
         return code
 
 
+def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
+    """The process of a template, which is asked through the other end of this socket."""
+    command = [sys.executable, "-m", "nsabench.execution.worker.template"]
+    command += ["--parent", str(os.getpid()), "--socket", str(ask.fileno())]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=dict(environment),
+        pass_fds=[ask.fileno()],
+    )
+
+
 class Template:
     """A process that forks workers. Its environment is theirs."""
 
@@ -64,17 +79,7 @@ class Template:
         """Raises `NoTemplate` when it does not come up."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "nsabench.execution.worker.template"]
-            command += ["--parent", str(os.getpid()), "--socket", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env=dict(environment),
-                pass_fds=[theirs.fileno()],
-            )
+            self._process = start(environment, theirs)
         self._answer(START_TIMEOUT_S)
 
     @property

@@ -19,6 +19,7 @@ from nsabench.execution.supervisor.loss import WorkerDied
 from nsabench.execution.supervisor.process import Program, WorkerProcess, measuring
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.execution.timing.timer import CPU_FLUSH_BYTES
+from tests import forked
 
 UNCLEAN = """
 import threading
@@ -35,7 +36,16 @@ assert template._state() != clean
 
 
 @pytest.fixture
-def program() -> Program:
+def begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates are started, and not forked from what has imported torch for all tests."""
+    monkeypatch.setattr(templates, "start", forked.started)
+    monkeypatch.setenv("BEGUN", "anew")
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Program:
+    if "begun_anew" in request.fixturenames:
+        request.getfixturevalue("begun_anew")
     return measuring("cpu", None)
 
 
@@ -46,6 +56,7 @@ def worker(program: Program) -> Iterator[WorkerProcess]:
     process.stop()
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_a_worker_is_forked_and_is_a_child_of_this_process(
     worker: WorkerProcess, program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -78,6 +89,7 @@ def test_waiting_for_a_forked_worker_ends(worker: WorkerProcess) -> None:
         worker._process.wait(0.05)
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_a_template_that_was_killed_is_replaced(worker: WorkerProcess, program: Program) -> None:
     gone = templates.pids()
     for pid in gone:

@@ -1,0 +1,184 @@
+"""What commands and templates of workers are forked from: it has imported the command line, torch
+and Triton, and nothing foreign.
+
+A command begins as if it had imported the command line only. Beside it is a copy of this process,
+its child, from which its templates are forked: who measures has to be whose child they are.
+
+    python -m tests.origin PARENT LISTENER
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests import forked
+
+BACKLOG = 8
+ADOPTION_S = 10.0
+LAST_S = 0.1  # in which what dies with a command does
+PR_SET_CHILD_SUBREAPER = 36
+_hidden: dict[str, ModuleType] = {}
+
+
+def main() -> None:
+    """Fork what is asked for, as long as whoever began this is there."""
+    begun_with = _known(os.environ)
+    forked.imported_with, forked.variants = dict(os.environ), (False,)
+    importlib.import_module("nsabench.cli")
+    of_commands = set(sys.modules)
+    assert "torch" not in of_commands
+    template = importlib.import_module("nsabench.execution.worker.template")
+    for name in template.IMPORTED:
+        importlib.import_module(name)
+    template.timer.flush()
+    template.die_with(int(sys.argv[1]))
+    gc.collect()
+    gc.freeze()  # pages of what is imported stay shared
+    listener = socket.socket(fileno=int(sys.argv[2]))
+    while True:
+        asks, _ = listener.accept()
+        message, descriptors, _, _ = socket.recv_fds(asks, forked.MOST_BYTES, 3)
+        request = json.loads(message)
+        is_template = "parent" in request
+        known = _known(request["environment"])
+        if not is_template and not forked.can_be_forked(known, begun_with):
+            asks.send(json.dumps({"pid": 0}).encode())
+        elif child := os.fork():
+            if is_template:
+                os.waitpid(child, 0)
+        else:
+            listener.close()
+            if is_template:
+                _become_template(asks, request, descriptors)
+                return template.main()
+            _become_command(asks, request, descriptors)
+            listener = _bound()
+            address = listener.getsockname().decode()
+            if os.fork():
+                listener.close()
+                forked.come_from(address)
+                _hide(set(sys.modules) - of_commands)
+                sys.argv = ["nsabench", *request["arguments"]]
+                runpy.run_module("nsabench", run_name="__main__", alter_sys=True)
+                return None
+            template.die_with(os.getppid())
+            _stream(os.open(os.devnull, os.O_RDWR) for _ in range(3))
+            continue
+        asks.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _reap()
+
+
+def _known(environment: Mapping[str, str]) -> dict[str, str]:
+    """But for what workers have, and commands need not."""
+    return {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
+
+
+def _become_template(
+    asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
+) -> None:
+    """In the child of a child that ends, so that whoever asked becomes the parent."""
+    if os.fork():
+        os._exit(0)
+    end = time.monotonic() + ADOPTION_S
+    while os.getppid() != request["parent"] and time.monotonic() < end:
+        time.sleep(1e-3)
+    with asks:
+        asks.send(json.dumps({"pid": os.getpid()}).encode())
+    os.setsid()
+    _stream(os.open(os.devnull, os.O_RDWR) for _ in range(3))
+    _begin(request)
+    sys.argv = ["template", "--parent", str(request["parent"])]
+    sys.argv += ["--socket", str(descriptors[0])]
+
+
+def _become_command(
+    asks: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
+) -> None:
+    """In a child of one that tells how it ended, and kills it when nobody asks any more."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    command = os.fork()
+    if command:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with suppress(OSError):
+            asks.send(json.dumps({"pid": command}).encode())
+        ended = os.pidfd_open(command)
+        if ended not in select.select([ended, asks], [], [])[0]:  # whoever asked is gone
+            os.kill(command, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+        end = time.monotonic() + LAST_S
+        while _reap() and time.monotonic() < end:
+            time.sleep(1e-3)
+        with suppress(OSError):
+            asks.send(json.dumps({"code": code}).encode())
+        os._exit(0)
+    asks.close()
+    _stream(descriptors)
+    _begin(request)
+
+
+def _reap() -> bool:
+    """Whether children are left that live."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _stream(descriptors: Iterable[int]) -> None:
+    for number, descriptor in enumerate(descriptors):
+        if number != descriptor:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _begin(request: Mapping[str, Any]) -> None:
+    os.chdir(request["folder"])
+    sys.path[0] = request["folder"]  # as `python -m` has it
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    _show(request["environment"])
+
+
+def _show(environment: Mapping[str, str]) -> None:
+    """Have others see this environment, as far as there is room where a process begins with one."""
+    mark_first = sorted(environment.items(), key=lambda item: item[0] != forked.process.MARK)
+    block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in mark_first)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    if end > start:
+        ctypes.memmove(start, block[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+def _bound() -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(forked.an_address())
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _hide(modules: Iterable[str]) -> None:
+    """Have them imported no more."""
+    _hidden.update((name, sys.modules.pop(name)) for name in modules)
+
+
+if __name__ == "__main__":
+    main()
