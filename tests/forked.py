@@ -101,8 +101,8 @@ def _become(folder: str, environment: Mapping[str, str], streams: Sequence[int])
     os.environ.clear()
     os.environ.update(environment)
     # What names this process is drawn when it is imported.
-    process = importlib.import_module("nsabench.execution.supervisor.process")
-    process._mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    program = importlib.import_module("nsabench.execution.supervisor.program")
+    program.mark = f"{os.getpid()}-{time.monotonic_ns()}"
 
 
 def main() -> None:

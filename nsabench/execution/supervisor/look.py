@@ -37,7 +37,8 @@ from nsabench.execution.protocol import (
 )
 from nsabench.execution.supervisor.family import StillRuns
 from nsabench.execution.supervisor.loss import WorkerLost
-from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import Program, worker_environment
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.supervisor.turnstile import Moves, Papers, Turnstile, move
 from nsabench.model.case import Case

@@ -20,7 +20,8 @@ from nsabench.execution.supervisor import examiner, look
 from nsabench.execution.supervisor.examiner import ON_CUDA, Examiner, Rival, examines
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.look import Examinee, Look, Looker, Yardstick
-from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import Program, worker_environment
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo
