@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from nsabench.execution.supervisor import process, templates
+from nsabench.execution.supervisor import program, templates
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 
@@ -54,7 +54,7 @@ sys.exit(code)
 started = templates.start
 begun_with = dict(os.environ)
 # As a template of workers on the CPU has it, but for the mark: what they come from is none of them.
-imported_with = {n: v for n, v in process.worker_environment("cpu").items() if n != process.MARK}
+imported_with = {n: v for n, v in program.worker_environment("cpu").items() if n != program.MARK}
 INTERPRETS = "TRITON_INTERPRET"
 variants = (False, True)  # whether Triton was imported as it is where it compiles
 
@@ -235,4 +235,4 @@ def come_from(address: str) -> None:
     globals()["_origin"] = lambda _compiles=False: address
     templates.start = template
     # What names this process is drawn when it is imported.
-    process._mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    program.mark = f"{os.getpid()}-{time.monotonic_ns()}"

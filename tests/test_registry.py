@@ -10,7 +10,7 @@ import pytest
 
 from nsabench import registry
 from nsabench.execution.run import make_plan
-from nsabench.execution.supervisor import process, templates
+from nsabench.execution.supervisor import process, program, templates
 from nsabench.sources import digest_packages
 
 MINE = """
@@ -37,7 +37,7 @@ def load_in_a_process(kernels: Path | None, expected: dict[str, str] | None) -> 
     )
     # Forked as a worker is: torch is there, and nothing that registers an implementation.
     process._adopt_orphans()
-    forked = templates.fork("tests.snippet", [], process.worker_environment("cpu"))
+    forked = templates.fork("tests.snippet", [], program.worker_environment("cpu"))
     with forked.stdin, forked.stdout, forked.stderr:
         forked.stdin.write(code.encode())
         forked.stdin.close()

@@ -62,14 +62,14 @@ class Sheet(Message):
 class Examine(Message):
     """Call an implementation on inputs that it has never seen, one set after another.
 
-    questions: by set, where its tensors lie in its file, `inputs`.0 and so on. That of the first is
-    there once step `NEW_INPUTS` was heard, and each further one when it was asked for with a byte
-    in the pipe `turns`.asked, and a byte came in `turns`.given. options: by set, as the referee
-    pickled them; answers: by set, where the results go in the file `outputs`, which is made.
+    questions: by set, where its tensors lie in its file, `inputs`.0 and so on. They are there once
+    step `NEW_INPUTS` was heard; in turn, the first is, and each further one when it was asked for
+    with a byte in the pipe `turns`.asked, and a byte came in `turns`.given. options: by set, as the
+    referee pickled them; answers: by set, where results go in the file `outputs`, which is made.
     gradients: where in `gradient`.0 and so on the gradient of each output lies; those come with the
-    inputs. In a backward all inputs come at once, and the gradients one by one, the first with step
-    `NEW_GRADIENTS`. again: of a process that can be trusted, warm up, and say how long the calls
-    take there, too.
+    inputs. In a backward all inputs come at once, and the gradients as the inputs do otherwise,
+    with step `NEW_GRADIENTS`. again: of a process that can be trusted, warm up, and say how long
+    the calls take there, too.
     """
 
     kind: Literal["examine"] = "examine"
@@ -80,6 +80,7 @@ class Examine(Message):
     options: str
     outputs: str
     answers: list[list[Sheet]]
+    in_turn: bool = False
     turns: str = ""
     gradient: str = ""
     gradients: list[Sheet] = Field(default=[])

@@ -88,6 +88,8 @@ _CALLS = {
 }
 # "All of this user", in setpriority(2) and ioprio_set(2).
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
+# F_SETLEASE, in fcntl(2): whoever opens what is leased waits until its holder lets go.
+_LEASE = (1024,)
 _OWNERS = (8, 15)  # F_SETOWN and F_SETOWN_EX, in fcntl(2)
 _OWNERS_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN and SIOCSPGRP
 
@@ -107,8 +109,8 @@ class _Program(ctypes.Structure):
 
 def restrict(*, signals: bool = False, connects: bool = False) -> None:
     """Have this thread, and what it starts, open no sockets but local ones, connect none to another
-    process, leave nothing in the kernel that outlives it (EACCES), and set nothing of other
-    processes, nor attributes of files (EPERM).
+    process, leave nothing in the kernel that outlives it (EACCES), lease no file, and set nothing
+    of other processes, nor attributes of files (EPERM).
 
     Programs of one machine do for whoever connects to them what he could not do himself: a daemon
     of containers starts one that sees every file, as root.
@@ -127,7 +129,9 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     if platform.machine() not in _CALLS:
         raise OSError(errno.ENOSYS, f"no filter is known for {platform.machine()}")
     calls = _CALLS[platform.machine()]
-    more = _own_signals(calls) if signals else []
+    held = (*_LEASE, *_OWNERS) if signals else _LEASE
+    more = _where(calls.fcntl, _but(1, held, _ERRNO | errno.EPERM))
+    more += _own_signals(calls) if signals else []
     if not connects:
         more += _where(calls.connect, [(_RETURN, 0, 0, _ERRNO | errno.EACCES)])
     lines = _lines(calls, more)
@@ -149,7 +153,6 @@ def _own_signals(calls: _Calls) -> list[Line]:
     for number in calls.signals:
         lines += _where(number, _only(0, own, denied))
     lines += _where(calls.by_descriptor, [(_RETURN, 0, 0, denied)])
-    lines += _where(calls.fcntl, _but(1, _OWNERS, denied))
     return lines + _where(calls.ioctl, _but(1, _OWNERS_BY_IOCTL, denied))
 
 

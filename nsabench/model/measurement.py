@@ -72,7 +72,8 @@ class Outside(Message):
     calls: in one look; time_ms: of a call at most, the least of all looks, with all that a look
     takes besides. baseline_ms: that of `baseline` on the same inputs, in a process that imports no
     candidate, and baseline_claim_ms: what it takes by the clock there; None: nobody was asked,
-    or `baseline` failed.
+    or `baseline` failed. in_turn_ms, baseline_in_turn_ms: of both, where each set of inputs came
+    when the one before was answered; None: nothing hung on it, or `baseline` failed.
     reason: why nothing was seen.
     """
 
@@ -81,6 +82,8 @@ class Outside(Message):
     baseline: str = ""
     baseline_ms: Time | None = None
     baseline_claim_ms: Time | None = None
+    in_turn_ms: Time | None = None
+    baseline_in_turn_ms: Time | None = None
     reason: str = ""
 
 

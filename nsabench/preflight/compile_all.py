@@ -12,7 +12,8 @@ from typing import TypeVar
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.classify import SIGNATURES, classify
 from nsabench.execution.supervisor.loss import WorkerLost
-from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import Program, worker_environment
 from nsabench.model.case import Case
 from nsabench.model.measurement import Message
 from nsabench.model.vocabulary import Status

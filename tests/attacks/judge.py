@@ -184,6 +184,29 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 @attack("crashed", DENIED)
+def holds_what_others_open(q, k, v, sm_scale):
+    """A lease on a file: whoever opens it, a worker of the baselines say, waits for 45 seconds."""
+    with Path(nsabench.__file__).with_name("conclusion.py").open("rb") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+@attack("crashed", DENIED)
+def shows_others_a_file_of_its_own(q, k, v, sm_scale):
+    """With all powers in a namespace of its own it would mount what it likes."""
+    libc.unshare(0x10000000)  # CLONE_NEWUSER
+    libc.unshare(0x00020000)  # CLONE_NEWNS
+    refused(libc.mount(b"none", os.environ["TMPDIR"].encode(), b"tmpfs", 0, None))
+
+
+@attack("crashed", DENIED)
+def takes_a_descriptor_of_its_parent(q, k, v, sm_scale):
+    """The journal's, say, which stays open after it was hidden."""
+    pidfd = os.pidfd_open(os.getppid())
+    refused(libc.syscall(438, pidfd, 3, 0))  # pidfd_getfd
+
+
+@attack("crashed", DENIED)
 def leaves_shared_memory(q, k, v, sm_scale):
     """A segment of System V, which lies in no folder and outlives whoever made it: for answers."""
     segment = refused(libc.shmget(0x6E7361, 4096, 0o1600))

@@ -26,7 +26,8 @@ from nsabench.execution.supervisor.classify import classify
 from nsabench.execution.supervisor.examiner import Examiner, examines, found_out, rivals
 from nsabench.execution.supervisor.look import Looker
 from nsabench.execution.supervisor.loss import WorkerLost
-from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess, measuring
+from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess
+from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described

@@ -37,7 +37,8 @@ from nsabench.execution.protocol import (
 )
 from nsabench.execution.supervisor.family import StillRuns
 from nsabench.execution.supervisor.loss import WorkerLost
-from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import Program, worker_environment
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.supervisor.turnstile import Moves, Papers, Turnstile, move
 from nsabench.model.case import Case
@@ -115,8 +116,11 @@ class Looker:
         count: int,
         by: Examinee,
         yardstick: Yardstick | None = None,
+        *,
+        in_turn: bool = False,
     ) -> Look:
-        """Have up to `count` calls made. Raises `Unseen` or `Fault`."""
+        """Have up to `count` calls made. in_turn: each set of inputs is there when the one before
+        was answered. Raises `Unseen` or `Fault`."""
         private = Path(self._scratch.of_the_referee.scratch)
         posed_at, kept_at = Papers(private, "posed", count), Papers(private, "kept", count)
         judged_at = private / "outputs"
@@ -138,7 +142,7 @@ class Looker:
                 with _room():
                     posed_at.copy(kept_at)
             calls, beside = len(posed.answers), None
-            request = _request(case, info.name, posed)
+            request = _request(case, info.name, posed, in_turn=in_turn)
             with _called(by, request, posed_at) as called:
                 _taken(called.outputs, judged_at, posed.answer_bytes, called.before)
                 # While nothing of the examinee runs, it takes nothing from the yardstick.
@@ -178,7 +182,7 @@ class Looker:
             referee.stop()
 
 
-def _request(case: Case, name: str, posed: Posed) -> Examine:
+def _request(case: Case, name: str, posed: Posed, *, in_turn: bool) -> Examine:
     """All but where the files will be."""
     return Examine(
         case=case,
@@ -189,6 +193,7 @@ def _request(case: Case, name: str, posed: Posed) -> Examine:
         outputs="",
         answers=posed.answers,
         gradients=posed.gradients,
+        in_turn=in_turn,
     )
 
 
@@ -196,7 +201,9 @@ class _Clock:
     """Moves what was posed to where it is awaited, at the steps that await it, and reads the time
     then; each time the first time only."""
 
-    def __init__(self, case: Case, posed: Papers, to: Papers, answers: Answers) -> None:
+    def __init__(
+        self, case: Case, posed: Papers, to: Papers, answers: Answers, *, in_turn: bool
+    ) -> None:
         sets = [list(zip(posed.of(i), to.of(i), strict=True)) for i in range(len(answers))]
         self._before: Moves = []
         self._left = [NEW_INPUTS]
@@ -204,6 +211,8 @@ class _Clock:
             self._before = [of_set[0] for of_set in sets]
             self._left.append(NEW_GRADIENTS)
             sets = [of_set[1:] for of_set in sets]
+        if not in_turn:
+            sets = [[one for of_set in sets for one in of_set]]
         self._first = sets[0]
         self.turnstile = Turnstile(to, sets, answers)
         self.begun = time.monotonic()
@@ -241,7 +250,9 @@ def _called(by: Examinee, request: Examine, posed_at: Papers) -> Iterator[_Calle
         "outputs": str(awaited_at.outputs),
     }
     with _removed(*awaited_at.all()):
-        clock = _Clock(request.case, posed_at, awaited_at, request.answers)
+        clock = _Clock(
+            *(request.case, posed_at, awaited_at, request.answers), in_turn=request.in_turn
+        )
         turnstile = clock.turnstile
         with closing(turnstile):
             examined = by.examine(request.model_copy(update=where), clock.at_step)
@@ -253,7 +264,7 @@ def _called(by: Examinee, request: Examine, posed_at: Papers) -> Iterator[_Calle
                         raise Fault(examined.status, examined.reason)
                     if turnstile.fault:
                         raise Fault(Status.WRONG, UNREADABLE + turnstile.fault)
-                    if turnstile.given < len(request.answers):
+                    if turnstile.is_left:
                         raise Fault(Status.WRONG, "it returned before it had all of them")
                     if request.again:
                         took_s -= examined.besides_ms / 1e3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import selectors
 import signal
@@ -12,19 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 import psutil
-from pydantic import TypeAdapter
 
 from nsabench.errors import NsabenchError
-from nsabench.execution.protocol import GO, REPLY, Refused, Sandbox, Step
-from nsabench.execution.supervisor import family, orphan_reaper, scratch, templates
+from nsabench.execution.protocol import GO, Refused, Step
+from nsabench.execution.supervisor import family, orphan_reaper, program, scratch, templates
 from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
@@ -33,9 +29,8 @@ from nsabench.execution.supervisor.loss import (
     WorkerTimedOut,
     WorkerTooLarge,
 )
+from nsabench.execution.supervisor.program import Program
 from nsabench.model.measurement import Message
-from nsabench.model.plan import Device
-from nsabench.signing.secrecy import is_secret
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
 TERM_GRACE_S = 2.0
@@ -53,9 +48,6 @@ ALLOWANCE_EACH = 2.0
 REFUSALS = (1, 2, 3)  # exit codes a worker may ask for
 PR_SET_CHILD_SUBREAPER = 36
 
-# Inherited by everything a worker starts, so that its orphans can be told from other children.
-MARK = "NSABENCH_WORKER_OF"
-_mark = f"{os.getpid()}-{time.monotonic_ns()}"
 _workers: set[int] = set()
 # Workers may be started by several threads: one that is born must not be taken for an orphan.
 _births = threading.Lock()
@@ -64,53 +56,17 @@ _births = threading.Lock()
 _reaper: subprocess.Popen[bytes] | None = None
 
 
-@dataclass(frozen=True)
-class Program:
-    """What a worker runs: a module that answers requests, its options, and how it answers."""
-
-    module: str
-    options: Sequence[str]
-    environment: Mapping[str, str]
-    replies: TypeAdapter[Any] = REPLY
-    scratch: str = ""  # which it may fill up to a limit
-
-
-def measuring(
-    device: Device,
-    kernels: Path | None,
-    sources: Mapping[str, str] | None = None,
-    ops_file: Path | None = None,
-    sandbox: Sandbox | None = None,
-) -> Program:
-    """The worker that measures. sources: what it imports, and refuses if it was changed."""
-    options = ["--device", device]
-    if kernels is not None:
-        options += ["--kernels", str(kernels)]
-    if ops_file is not None:
-        options += ["--ops", str(ops_file)]
-    if sources is not None:
-        options += ["--sources", json.dumps(sources)]
-    if sandbox is not None:
-        options += ["--sandbox", sandbox.model_dump_json()]
-    return Program(
-        "nsabench.execution.worker",
-        options,
-        worker_environment(device),
-        scratch=sandbox.scratch if sandbox is not None else "",
-    )
-
-
 class WorkerProcess:
     """A worker in a session (process group) of its own."""
 
-    def __init__(self, program: Program, *, memory_limit_bytes: int | None = None) -> None:
+    def __init__(self, runs: Program, *, memory_limit_bytes: int | None = None) -> None:
         _adopt_orphans()
         _start_reaper()
-        self._replies = program.replies
+        self._replies = runs.replies
         self._siblings = family.children(os.getpid())
         self._born = time.time()
         with _births:
-            self._process = _start(program)
+            self._process = _start(runs)
             _workers.add(self.pid)
         _tell_reaper(f"+{self.pid}")
         # What answers without it is not the worker: foreign code wrote on the worker's descriptor.
@@ -125,7 +81,7 @@ class WorkerProcess:
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
         self._weighed_at = self._measured_at = time.monotonic()
-        self._scratch = program.scratch
+        self._scratch = runs.scratch
         self._buffer = bytearray()
         # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
         with contextlib.suppress(OSError):
@@ -307,37 +263,21 @@ class WorkerProcess:
         _tell_reaper(f"-{self.pid}")
 
 
-def _start(program: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
+def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
     """Fork a worker, or start one the long way where that cannot be done."""
-    arguments = [*program.options, "--parent", str(os.getpid())]
+    arguments = [*runs.options, "--parent", str(os.getpid())]
     try:
-        return templates.fork(program.module, arguments, program.environment)
+        return templates.fork(runs.module, arguments, runs.environment)
     except templates.NoTemplate:
         return subprocess.Popen(
-            [sys.executable, "-m", program.module, *arguments],
+            [sys.executable, "-m", runs.module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=dict(program.environment),
+            env=dict(runs.environment),
             bufsize=0,
         )
-
-
-def worker_environment(device: Device) -> dict[str, str]:
-    env = dict(os.environ)
-    env.pop("PYTEST_CURRENT_TEST", None)  # workers of many tests come from one template
-    env["PYTHONUNBUFFERED"] = "1"
-    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool of threads would survive no fork
-    env[MARK] = _mark
-    # A pool of compile processes would compete with the calls that are timed.
-    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    if device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
-        env["TRITON_INTERPRET"] = "1"
-    else:
-        env.pop("TRITON_INTERPRET", None)  # what is interpreted must never be timed
-    return {name: value for name, value in env.items() if not is_secret(name)}
 
 
 def _adopt_orphans() -> None:
@@ -351,7 +291,12 @@ def _start_reaper() -> None:
     with _births:
         if _reaper is None or _reaper.poll() is not None:
             _reaper = subprocess.Popen(
-                [sys.executable, "-S", str(orphan_reaper.__file__), f"{MARK}={_mark}"],
+                [
+                    sys.executable,
+                    "-S",
+                    str(orphan_reaper.__file__),
+                    f"{program.MARK}={program.mark}",
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -411,6 +356,6 @@ def _left_behind(child: psutil.Process, born: float) -> bool:
     """
     try:
         foreign = child.create_time() >= born - 1 and os.getsid(child.pid) != os.getsid(0)
-        return foreign or child.environ().get(MARK) == _mark
+        return foreign or child.environ().get(program.MARK) == program.mark
     except (psutil.Error, ProcessLookupError):  # it is gone, or made itself unreadable
         return False

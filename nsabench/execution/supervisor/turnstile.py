@@ -89,6 +89,11 @@ class Turnstile:
         self.taken: list[bytes] = []  # answers, as they were when the next set was asked for
         self.fault = ""  # why one could not be read
 
+    @property
+    def is_left(self) -> bool:
+        """Whether a set was not asked for."""
+        return self.given < len(self._moves)
+
     def open(self) -> None:
         """The first set is there: from here on the next are given."""
         self._thread.start()
@@ -103,7 +108,7 @@ class Turnstile:
     def _serve(self) -> None:
         outputs = -1
         try:
-            while self.given < len(self._moves):
+            while self.is_left:
                 ready, _, _ = select.select([self._asked, self._ended], [], [])
                 if self._ended in ready:
                     return

@@ -83,7 +83,7 @@ class _Papers:
 
     def await_turn(self, index: int) -> None:
         """The answers to the sets before are written: wait for this one."""
-        if not index:
+        if not index or not self._request.in_turn:
             return
         if self._asked < 0:
             self._asked = os.open(f"{self._request.turns}.asked", os.O_WRONLY | os.O_CLOEXEC)

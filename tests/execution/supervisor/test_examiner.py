@@ -20,7 +20,8 @@ from nsabench.execution.supervisor import examiner, look
 from nsabench.execution.supervisor.examiner import ON_CUDA, Examiner, Rival, examines
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.look import Examinee, Look, Looker, Yardstick
-from nsabench.execution.supervisor.process import Program, WorkerProcess, worker_environment
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import Program, worker_environment
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo
@@ -260,14 +261,29 @@ def looked_at(
     case: Case,
     beside: dict[str, list[float | None]],
     time_ms: float = 1.0,
+    in_turn: tuple[float, float] = (1.0, 2.0),
 ) -> tuple[Outcome, list[str]]:
     """What becomes of a candidate that says 0.8 ms and takes `time_ms`, and whom it was held to.
 
-    beside: of each baseline, the fastest first, its time look by look; None: it failed.
+    beside: of each baseline, the fastest first, its time look by look; None: it failed. in_turn:
+    what both take where inputs come one set at a time.
     """
     asked = []
+    mine_ms, its_ms = in_turn
 
-    def seen(self: Looker, of: Case, info: Any, count: int, by: Any, rival: Yardstick) -> Look:
+    def seen(
+        self: Looker,
+        of: Case,
+        info: Any,
+        count: int,
+        by: Any,
+        rival: Yardstick,
+        *,
+        in_turn: bool,
+    ) -> Look:
+        if in_turn:
+            asked.append("in turn")
+            return Look(count, mine_ms, Judged(), its_ms, its_ms)
         asked.append(rival.implementation)
         found = beside[rival.implementation].pop(0)
         return Look(count, time_ms, Judged(), found, found)
@@ -304,9 +320,29 @@ def test_where_a_baseline_fails_the_next_is_asked(
 ) -> None:
     beside: dict[str, list[float | None]] = {"sdpa": [None], "slow": [2.0]}
     mine, asked = looked_at(monkeypatch, make_plan(["x"]).cases[0].case, beside)
-    assert asked == ["sdpa", "slow"]
+    assert asked == ["sdpa", "slow", "in turn"]
     assert mine.outside is not None and mine.outside.baseline == "slow"
     assert not is_no_faster(mine.outside)
+
+
+def test_who_is_faster_only_with_all_inputs_at_once_is_no_faster(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever computes all of them in one call; it is looked at as often as others are."""
+    beside: dict[str, list[float | None]] = {"sdpa": [2.0]}
+    case = make_plan(["x"]).cases[0].case
+    mine, asked = looked_at(monkeypatch, case, beside, in_turn=(2.0, 2.02))
+    assert asked == ["sdpa", *["in turn"] * 5]
+    assert mine.outside is not None and mine.outside.time_ms == 1.0
+    assert "one at a time, and one of sdpa 2.02 ms" in is_no_faster(mine.outside)
+
+
+def test_who_is_not_faster_is_not_looked_at_in_turn(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: dict[str, list[float | None]] = {"sdpa": [1.0] * 5}
+    _, asked = looked_at(monkeypatch, make_plan(["x"]).cases[0].case, beside)
+    assert asked == ["sdpa"] * 5
 
 
 def test_nobody_is_faster_than_a_baseline_of_which_nothing_was_seen(

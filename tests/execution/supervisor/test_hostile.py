@@ -13,7 +13,7 @@ from nsabench.execution import schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import first_look
-from nsabench.execution.supervisor import process, templates
+from nsabench.execution.supervisor import process, program, templates
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from nsabench.model.journal import Entry
@@ -59,7 +59,7 @@ def leftovers() -> list[int]:
     found = []
     for candidate in psutil.process_iter():
         try:
-            marked = candidate.environ().get(process.MARK) == process._mark
+            marked = candidate.environ().get(program.MARK) == program.mark
             ours = candidate.pid in templates.pids()
             if marked and not ours and candidate.status() != psutil.STATUS_ZOMBIE:
                 found.append(candidate.pid)
@@ -201,7 +201,7 @@ def test_a_timeout_is_not_much_longer_than_asked(make_plan: MakePlan) -> None:
 
 def test_what_is_left_would_be_seen() -> None:
     """`leftovers` finds what carries the mark, also in a session of its own."""
-    environment = process.worker_environment("cpu")
+    environment = program.worker_environment("cpu")
     with psutil.Popen(["sleep", "60"], env=environment, start_new_session=True) as left:
         while not left.environ():  # Linux shows none until the program has begun
             time.sleep(0.01)

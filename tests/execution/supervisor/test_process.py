@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from nsabench.execution.protocol import Discover
-from nsabench.execution.supervisor import orphan_reaper, process, scratch
+from nsabench.execution.supervisor import orphan_reaper, process, program, scratch
 from nsabench.execution.supervisor.loss import WorkerBrokeProtocol
-from nsabench.execution.supervisor.process import WorkerProcess, measuring
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import measuring
 
 UNREADABLE = """
 import ctypes, os, sys, time
@@ -140,8 +141,8 @@ def test_the_reaper_looks_again_for_what_shows_no_mark_at_first(
 
 def test_a_worker_that_times_kernels_never_interprets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "TRITON_INTERPRET" not in process.worker_environment("cuda")
-    assert process.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
+    assert "TRITON_INTERPRET" not in program.worker_environment("cuda")
+    assert program.worker_environment("cpu")["TRITON_INTERPRET"] == "1"
 
 
 @pytest.mark.parametrize(("most_bytes", "most_files"), [(1 << 16, 99), (1 << 30, 4)])

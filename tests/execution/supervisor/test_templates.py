@@ -16,7 +16,8 @@ import pytest
 from nsabench.execution.protocol import Calibrate, Calibrated, Describe
 from nsabench.execution.supervisor import templates
 from nsabench.execution.supervisor.loss import WorkerDied
-from nsabench.execution.supervisor.process import Program, WorkerProcess, measuring
+from nsabench.execution.supervisor.process import WorkerProcess
+from nsabench.execution.supervisor.program import Program, measuring
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.execution.timing.timer import CPU_FLUSH_BYTES
 from tests import forked
