@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from nsabench.execution.supervisor import program, templates
+from nsabench.execution.supervisor import process, program, templates
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
 from nsabench.signing.secrecy import is_secret
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import forked
@@ -53,3 +55,29 @@ def test_each_has_a_mark_of_its_own(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stderr
     marks = set((tmp_path / "marks").read_text().split())
     assert len(marks) == 2
+
+
+def test_a_command_ends_with_its_shim(tmp_path: Path) -> None:
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(
+        "import os, pathlib, time\n"
+        "path = pathlib.Path(__file__).with_name('pid')\n"
+        "path.with_name('new').write_text(str(os.getppid()))\n"
+        "path.with_name('new').rename(path)\n"
+        "time.sleep(600)\n"
+    )
+    words = ["run", "--no-sandbox", "--device", "cpu", "--kernels", kernels, "selection_rows"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([forked.shim(), *words], cwd=tmp_path, **quiet) as shim:
+        while not (tmp_path / "pid").exists():
+            assert shim.poll() is None
+            time.sleep(0.02)
+        command = psutil.Process(int((tmp_path / "pid").read_text()))
+        assert command.pid != shim.pid
+        shim.kill()
+    command.wait(20)
+
+
+def test_a_shim_returns_what_its_command_does(tmp_path: Path) -> None:
+    done = subprocess.run([forked.shim(), "--devise"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "--devise" in done.stderr

@@ -23,7 +23,7 @@ from nsabench.execution import schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import first_look
-from nsabench.execution.supervisor import process
+from nsabench.execution.supervisor import process, templates
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.description import Described
@@ -33,6 +33,7 @@ from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status, Verdict
 from nsabench.output import report
+from tests import forked
 from tests.attacks.kit import SLOW_S
 from tests.execution.supervisor.test_hostile import Silent, leftovers
 from tests.execution.worker.test_sandbox import needs_landlock
@@ -174,6 +175,7 @@ def attacked(
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("NSABENCH_TEST_DAEMON", daemon)
+        patch.setattr(templates, "start", forked.started)  # it is found by its command line
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
         patch.setattr(process, "MOST_PROCESSES", 60)
 

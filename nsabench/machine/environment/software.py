@@ -56,8 +56,9 @@ def distributions() -> list[Distribution]:
     """Every installed distribution by name; of two with one name, the one that imports find."""
     distributions: dict[str, Distribution] = {}
     for installed in metadata.distributions():
+        said = installed.metadata  # read anew each time, down to the last line of its description
         # Remains of a broken uninstall have no name.
-        name = installed.metadata["Name"] if installed.metadata is not None else None
+        name = said["Name"] if said is not None else None
         if not name:
             continue
         name = re.sub(r"[-_.]+", "-", name).lower()
@@ -65,7 +66,7 @@ def distributions() -> list[Distribution]:
             record = installed.read_text("RECORD")
             digest = hashlib.sha256(record.encode()).hexdigest() if record else None
             distributions[name] = Distribution(
-                name=name, version=installed.version or "", record_sha256=digest
+                name=name, version=said["Version"] or "", record_sha256=digest
             )
     return [distributions[name] for name in sorted(distributions)]
 
