@@ -30,6 +30,8 @@ class Run(Protocol):
     def ceilings(self) -> Ceilings: ...
     @property
     def limits(self) -> Limits: ...
+    @property
+    def run_id(self) -> str: ...  # of the run that they are merged into; empty: of the plan's
 
 
 def record(

@@ -69,8 +69,8 @@ def _interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
         return math.nan, math.nan
     (first, one), (last, other) = (_place(drawn.size, q) for q in (0.025, 0.975))
     ordered = np.partition(drawn, (first, first + 1, last, last + 1))
-    low, high = ordered[[first, first + 1]].tolist(), ordered[[last, last + 1]].tolist()
-    return _between(*low, one), _between(*high, other)
+    ends = [float(ordered[place]) for place in (first, first + 1, last, last + 1)]
+    return _between(ends[0], ends[1], one), _between(ends[2], ends[3], other)
 
 
 def ratio_of_medians(

@@ -200,8 +200,8 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool, bucket: bool) -> str:
     shown = list(dict.fromkeys(shown))
     if how.engine is Engine.APPTAINER:
         binds = " ".join(f"--bind {shlex.quote(path)}" for path in shown)
-        words = f"apptainer exec --containall {'--nv ' if gpu else ''}{known} {binds}"
-        return f"{words} {image} nsabench"
+        start = f"apptainer exec --containall {'--nv ' if gpu else ''}{known} {binds}"
+        return f"{start} {image} nsabench"
     if how.engine is Engine.PYXIS:
         mounts = shlex.quote(",".join(f"{path}:{path}" for path in shown))
         return (

@@ -50,8 +50,10 @@ def _write_made(checkout: Checkout, name: str, flash_attn: bool, folder: Path) -
         locks.append(checkout.lock(FLASH_ATTN))
         shutil.copyfile(locks[-1], folder / f"{FLASH_ATTN}.txt")
     (folder / "owned/results").mkdir(parents=True)
-    (folder / "share/nsabench").mkdir(parents=True)
-    sbom.write(checkout, locks, folder / "share/nsabench/sbom.cdx.json")
+    # From the root on: of a folder that is there, and gets a file, the layer would hold the time.
+    share = folder / "share/usr/share/nsabench"
+    share.mkdir(parents=True)
+    sbom.write(checkout, locks, share / "sbom.cdx.json")
 
 
 def split(checkout: Checkout, name: str) -> tuple[str, str]:

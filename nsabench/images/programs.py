@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused, NsabenchError
@@ -31,11 +32,19 @@ def find(tool: str, package: str, module: str) -> list[str]:
     return [program]
 
 
-def run(command: Sequence[str | Path], purpose: str, timeout_s: float) -> str:
-    """What it prints. Raises `NsabenchError` with its last line when it fails."""
+def run(
+    command: Sequence[str | Path], purpose: str, timeout_s: float, without: Collection[str] = ()
+) -> str:
+    """What it prints. without: variables that it is not to see. Raises `NsabenchError` with its
+    last line when it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in without}
     try:
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=timeout_s
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         raise NsabenchError(

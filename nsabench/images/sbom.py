@@ -27,5 +27,7 @@ def write(checkout: Checkout, locks: Sequence[Path], target: Path) -> Path:
         command += ["--output-reproducible", "--validate", "--output-format", "JSON"]
         command += ["--pyproject", checkout.root / "pyproject.toml"]
         command += ["--output-file", target, together.name]
-        programs.run(command, f"the bill of materials of {locks[0].stem}", LIMIT_S)
+        # It would write that time into what is to be the same of every commit.
+        purpose = f"the bill of materials of {locks[0].stem}"
+        programs.run(command, purpose, LIMIT_S, without=["SOURCE_DATE_EPOCH"])
     return target

@@ -306,6 +306,12 @@ def test_a_build_of_the_same_sources_is_the_same_image(
         client.images.get(image).tag("nsabench", "cpu")
     assert first == second
     assert again == image
+    # Of a folder that a layer only adds to, it would hold the time: a build without the daemon's
+    # cache would be another one.
+    words = ["/opt/nsabench", "/results", "/usr/share", "-newermt", "1981-01-01", "-path"]
+    found = daemon.printed(client, image, "find", [*words, "*nsabench*"])
+    found += daemon.printed(client, image, "find", ["/usr/share", "-maxdepth", "0", *words[3:5]])
+    assert found == b""
 
 
 def test_the_digest_of_an_image_hangs_on_no_time() -> None:

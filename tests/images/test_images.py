@@ -29,6 +29,7 @@ from nsabench.images import (
     programs,
     provenance,
     sbom,
+    settled,
     verify,
 )
 from nsabench.images.wheelhouse import existing_lock
@@ -135,6 +136,34 @@ def test_the_bill_of_materials_is_cyclonedx_and_names_the_whole_lock(
         hashes = component["externalReferences"][0]["hashes"]
         assert hashes and all(h["alg"] == "SHA-256" for h in hashes)
     assert bill["metadata"]["component"]["name"] == "nsabench"
+
+
+def test_the_bill_of_materials_holds_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where who builds names one: a layer is the same of every commit."""
+    texts = []
+    for epoch in ("", "1764028800"):
+        if epoch:
+            monkeypatch.setenv(settled.EPOCH, epoch)
+        texts.append(sbom.write(CHECKOUT, [CHECKOUT.lock("cpu")], tmp_path / "bill").read_bytes())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "year"), [("0", 1970), ("1764028800", 2025), ("soon", 0), ("9" * 30, 0)]
+)
+def test_the_time_of_an_image(given: str, year: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settled.EPOCH, given)
+    if year:
+        assert settled.time_of(CHECKOUT.root).year == year
+        return
+    with pytest.raises(UsageError, match=r"SOURCE_DATE_EPOCH is .*, which is no time"):
+        settled.time_of(CHECKOUT.root)
+
+
+def test_without_a_commit_an_image_is_of_1980(tmp_path: Path) -> None:
+    assert settled.time_of(tmp_path).year == 1980
 
 
 def test_a_tool_is_found_where_only_its_module_is(

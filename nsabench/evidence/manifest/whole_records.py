@@ -57,8 +57,8 @@ def _whole(part: pa.RecordBatch) -> bool:
         if required and column.null_count:
             return False
         try:
-            for value in pc.unique(column).to_pylist() if word is not None else ():
-                if value is not None:
+            if word is not None:
+                for value in pc.unique(column.drop_null()).to_pylist():
                     word(value)
         except ValueError:
             return False

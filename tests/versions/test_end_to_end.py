@@ -1,0 +1,96 @@
+"""From a question to the version that broke it, measured for real, under Tritons that are the
+installed one by another name: whatever a version does differently is for a kernel to say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from nsabench.assessment.tables import read_records
+from nsabench.evidence.manifest import verify
+from nsabench.model.vocabulary import Status
+
+triton = pytest.importorskip("triton")
+
+OLDEST, MIDDLE = "3.0.1", "3.0.2"  # no Triton is called so
+MATRIX = """
+op: selection_rows
+axes: {N: 4, H: 1, D: 32, L: 16}
+implementations: {only: [sdpa_gqa, particular]}
+timing: {warmup_s: 0.005, stopping: {kind: fixed_count, rounds: 5}}
+"""
+KERNELS = """
+import triton
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="particular", role="candidate", devices=("cpu",))
+def particular(q, k, v, *, sm_scale):
+    if triton.__version__ != "3.0.1":
+        raise NotImplementedError("a later Triton")
+    weights = ((q @ k.transpose(-1, -2)) * sm_scale).float().softmax(-1)
+    return weights.to(v.dtype) @ v
+"""
+
+
+def called(folder: Path, version: str) -> None:
+    """The installed Triton by another name, as `pip install --target` would leave that one."""
+    there, package = Path(triton.__file__).parent, folder / version / "triton"
+    package.mkdir(parents=True)
+    for path in there.iterdir():
+        if path.name not in ("__init__.py", "__pycache__"):
+            (package / path.name).symlink_to(path)
+    text = (there / "__init__.py").read_text()
+    named = re.sub(r"^__version__ = .*$", f"__version__ = '{version}'", text, flags=re.MULTILINE)
+    assert named != text
+    (package / "__init__.py").write_text(named)
+    info = folder / version / f"triton-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: triton\nVersion: {version}\n")
+
+
+def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nsabench", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_the_version_that_broke_it_is_measured_and_named(tmp_path: Path) -> None:
+    matrix, kernels, out = tmp_path / "tiny.yaml", tmp_path / "own.py", tmp_path / "runs"
+    matrix.write_text(MATRIX)
+    kernels.write_text(KERNELS)
+    tritons = tmp_path / "tritons"
+    for version in (OLDEST, MIDDLE):
+        called(tritons, version)
+    newest = metadata.version("triton")
+    words = ["versions", matrix, "--device", "cpu", "--kernels", kernels, "--tritons", tritons]
+    done = nsabench(*words, "--triton", f"{newest},{OLDEST}", "--out", out)
+    assert done.returncode == 1, done.stdout + done.stderr  # something failed in a run
+    # On a busy machine a time may come out odd, which is 1, too.
+    assert f"Triton {OLDEST} (unpaired: this torch belongs with {newest}): exit" in done.stdout
+    runs = {version: out / f"triton-{version}" for version in (OLDEST, MIDDLE, newest)}
+    statuses = {
+        version: {r.status for r in read_records(run) if r.implementation == "particular"}
+        for version, run in runs.items()
+        if version != MIDDLE
+    }
+    assert statuses == {OLDEST: {Status.OK}, newest: {Status.CRASHED}}
+    assert {r.triton for r in read_records(runs[OLDEST])} == {OLDEST}
+    assert "particular" in (out / "comparison.md").read_text()
+    data = json.loads((out / "comparison.json").read_text())
+    assert [run["versions"]["triton"] for run in data["runs"]] == [OLDEST, newest]
+    where = ["--triton", "all", "--tritons", tritons]
+    done = nsabench("compare", runs[OLDEST], runs[newest], "--bisect", *where)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"first worse in Triton {MIDDLE}, and not in {OLDEST}" in said, said
+    for run in runs.values():
+        assert verify(run).broken is None
