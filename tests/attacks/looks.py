@@ -1,13 +1,15 @@
 """What one look from outside leaves to be won: by who has read how it is taken."""
 
+import os
 import sys
+from pathlib import Path
 
 import torch
 
 from nsabench.execution.timing.timer import CpuTimer, Sample
 from nsabench.execution.worker import parity
 from nsabench.execution.worker.parity import Errors
-from tests.attacks.kit import attack, honest, once
+from tests.attacks.kit import attack, honest, instances, once
 
 NEW = "on inputs that only the referee knew, "
 CLAIMED = 0.6  # of the time that its calls take
@@ -75,6 +77,51 @@ def all_at_once(q, k, v, sm_scale):
         for one, part in zip(posed, out.split(len(q)), strict=True):
             answers[one["q"].data_ptr()] = part
     return answers[q.data_ptr()]
+
+
+@attack("wrong", NEW)
+def cuts_what_is_taken(q, k, v, sm_scale):
+    """The same, its outputs cut to nothing while it asks, so that none is there to be taken."""
+    lies_for("cuts_what_is_taken")
+    frame = frame_of("examine")
+    if frame is None:
+        return honest(q, k, v, sm_scale)
+    request, papers = frame.f_locals["request"], frame.f_locals["papers"]
+    if q.data_ptr() not in answers:
+        answers.clear()
+        whole = Path(request.outputs).stat().st_size
+        os.truncate(request.outputs, 0)
+        posed = []
+        for index in range(len(request.answers)):
+            papers.await_turn(index)
+            posed.append(papers.inputs(index))
+        os.truncate(request.outputs, whole)
+        papers.await_turn = lambda index: None
+        q_, k_, v_ = (torch.cat([one[name] for one in posed]) for name in "qkv")
+        out = honest(q_, k_, v_, sm_scale)
+        for one, part in zip(posed, out.split(len(q)), strict=True):
+            answers[one["q"].data_ptr()] = part
+    return answers[q.data_ptr()]
+
+
+@once
+def lays_folders():
+    kind = type(instances("Worker")[0])
+    examine = kind.examine
+
+    def behind_a_folder(self, request):
+        Path(request.inputs + ".0").mkdir()
+        examine(self, request)
+
+    kind.examine = behind_a_folder
+
+
+@attack("wrong", "nothing can be handed over to it")
+def is_in_the_way(q, k, v, sm_scale):
+    """A folder lies where the inputs of a look are to come, which ended the run."""
+    lies_for("is_in_the_way")
+    lays_folders()
+    return honest(q, k, v, sm_scale)
 
 
 @attack("crashed", NEW)

@@ -8,6 +8,7 @@ that has never met the code says whether they are right.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -123,8 +124,8 @@ class Looker:
         was answered. Raises `Unseen` or `Fault`."""
         private = Path(self._scratch.of_the_referee.scratch)
         posed_at, kept_at = Papers(private, "posed", count), Papers(private, "kept", count)
-        judged_at = private / "outputs"
-        with _removed(*posed_at.all(), *kept_at.all(), judged_at):
+        judged_at = posed_at.outputs
+        with _removed(*posed_at.all(), *kept_at.all()):
             pose = Pose(
                 case=case,
                 computes=info.computes,
@@ -144,7 +145,7 @@ class Looker:
             calls, beside = len(posed.answers), None
             request = _request(case, info.name, posed, in_turn=in_turn)
             with _called(by, request, posed_at) as called:
-                _taken(called.outputs, judged_at, posed.answer_bytes, called.before)
+                _taken(called.outputs, judged_at, posed.answer_bytes, called.bytes_taken)
                 # While nothing of the examinee runs, it takes nothing from the yardstick.
                 if yardstick is not None:
                     beside = _beside(yardstick, request, kept_at)
@@ -214,7 +215,8 @@ class _Clock:
         if not in_turn:
             sets = [[one for of_set in sets for one in of_set]]
         self._first = sets[0]
-        self.turnstile = Turnstile(to, sets, answers)
+        with _handed_over():
+            self.turnstile = Turnstile(to, sets, answers, posed.outputs)
         self.begun = time.monotonic()
 
     def at_step(self, step: Step) -> None:
@@ -222,20 +224,20 @@ class _Clock:
             return
         self._left.pop(0)
         self.begun = time.monotonic()
-        if self._left:
-            move(self._before)
-        else:
-            move(self._first)
+        with _handed_over():
+            move(self._before if self._left else self._first)
+        if not self._left:
             self.turnstile.open()
 
 
 @dataclass(frozen=True)
 class _Called:
-    """before: the first outputs, as they were when the inputs of the next were handed over."""
+    """bytes_taken: of the outputs, from their beginning: they lie where the inputs were, as they
+    were when the inputs of the next were handed over."""
 
     took_s: float
     outputs: Path
-    before: bytes
+    bytes_taken: int
     examined: Examined
 
 
@@ -262,14 +264,15 @@ def _called(by: Examinee, request: Examine, posed_at: Papers) -> Iterator[_Calle
                     took_s = time.monotonic() - clock.begun
                     if examined.status is not Status.OK:
                         raise Fault(examined.status, examined.reason)
+                    if turnstile.trouble:
+                        raise Unseen(f"a copy of it cannot be written: {turnstile.trouble}")
                     if turnstile.fault:
                         raise Fault(Status.WRONG, UNREADABLE + turnstile.fault)
                     if turnstile.is_left:
                         raise Fault(Status.WRONG, "it returned before it had all of them")
                     if request.again:
                         took_s -= examined.besides_ms / 1e3
-                    before = b"".join(turnstile.taken)
-                    yield _Called(took_s, awaited_at.outputs, before, examined)
+                    yield _Called(took_s, awaited_at.outputs, turnstile.bytes_taken, examined)
             except StillRuns as running:
                 raise Unseen(f"it cannot be held up: {running}") from None
 
@@ -286,17 +289,16 @@ def _beside(yardstick: Yardstick, request: Examine, kept_at: Papers) -> tuple[fl
     return (took_s * 1e3 / calls, own_ms) if own_ms is not None else None
 
 
-def _taken(outputs: Path, to: Path, size: int, before: bytes = b"") -> None:
-    """Copy the outputs, of which the first are those of `before`.
+def _taken(outputs: Path, to: Path, size: int, there: int = 0) -> None:
+    """Copy the outputs behind the first bytes, which are there already.
 
     Raises `Fault` when they are not there as they should be, and `Unseen` when the copy cannot be
     written.
     """
-    with _room(), to.open("wb") as copy:
-        for part in _parts(outputs, size):
+    with _room(), to.open("r+b" if there else "wb") as copy:
+        copy.seek(there)
+        for part in _parts(outputs, size, there):
             copy.write(part)
-        copy.seek(0)
-        copy.write(before)
 
 
 @contextmanager
@@ -308,10 +310,22 @@ def _room() -> Iterator[None]:
         raise Unseen(f"a copy of it cannot be written: {error}") from None
 
 
-def _parts(outputs: Path, size: int) -> Iterator[bytes]:
-    """Raises `Fault` when they are not there as they should be."""
+@contextmanager
+def _handed_over() -> Iterator[None]:
+    """Raises `Fault` where something is in the way that the examinee alone can have put there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+            raise Unseen(f"nothing can be handed over to it: {error}") from None
+        raise Fault(Status.WRONG, f"nothing can be handed over to it: {error}") from None
+
+
+def _parts(outputs: Path, size: int, begin: int = 0) -> Iterator[bytes]:
+    """Those from `begin` on. Raises `Fault` when they are not there as they should be."""
     try:
         with bounds.opened(outputs, size, flags=os.O_NOFOLLOW) as file:
+            file.seek(begin)
             while part := file.read(READ_BYTES):
                 yield part
     except (OSError, bounds.OutOfBounds) as error:

@@ -12,7 +12,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,24 +74,35 @@ class Turnstile:
     """Serves one look, in a thread of its own from `open` to `close`.
 
     moves: for each set what is put where it is awaited. answers: where each answer lies in the file
-    of outputs. What is asked for early is given early: the answer that is not there by then counts
-    as it is.
+    of outputs. taken: a file of our own, where answers go as they were when the next set was asked
+    for. What is asked for early is given early: the answer that is not there by then counts as it
+    is. Raises `OSError` when its pipes cannot be made.
     """
 
-    def __init__(self, at: Papers, moves: Sequence[Moves], answers: Sequence[Sequence[Sheet]]):
+    def __init__(
+        self, at: Papers, moves: Sequence[Moves], answers: Sequence[Sequence[Sheet]], taken: Path
+    ) -> None:
         self._moves = moves
         self._outputs = at.outputs
+        self._taken = taken
         self._starts = [answer[0].offset for answer in answers]
-        self._asked, self._given = (_pipe(Path(f"{at.turns}.{e}")) for e in ("asked", "given"))
-        self._ended, self._end = os.pipe()
+        with ExitStack() as unless_made:
+            asked, given = (Path(f"{at.turns}.{end}") for end in ("asked", "given"))
+            self._asked = _pipe(asked)
+            unless_made.callback(os.close, self._asked)
+            self._given = _pipe(given)
+            unless_made.callback(os.close, self._given)
+            self._ended, self._end = os.pipe()
+            unless_made.pop_all()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.given = 1
-        self.taken: list[bytes] = []  # answers, as they were when the next set was asked for
-        self.fault = ""  # why one could not be read
+        self.bytes_taken = 0  # of the outputs, from their beginning
+        self.fault = ""  # why an answer could not be read
+        self.trouble = ""  # why it could not be kept, which is nobody's fault
 
     @property
     def is_left(self) -> bool:
-        """Whether a set was not asked for."""
+        """Whether there are sets that nobody asked for."""
         return self.given < len(self._moves)
 
     def open(self) -> None:
@@ -106,25 +117,32 @@ class Turnstile:
             os.close(descriptor)
 
     def _serve(self) -> None:
-        outputs = -1
-        try:
+        if not self.is_left:
+            return
+        with ExitStack() as files:
+            try:
+                self._copy = os.open(self._taken, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                files.callback(os.close, self._copy)
+            except OSError as error:
+                self.trouble = str(error)
+            found = -1
             while self.is_left:
                 ready, _, _ = select.select([self._asked, self._ended], [], [])
                 if self._ended in ready:
                     return
                 os.read(self._asked, 1)
-                if outputs < 0 and not self.fault:
-                    outputs = self._opened()
-                self._take(outputs)
+                if found < 0 and not self.fault:
+                    found = self._opened()
+                    if found >= 0:
+                        files.callback(os.close, found)
+                self._take(found)
                 with suppress(OSError):  # what is not there cannot be read
                     move(self._moves[self.given])
                 self.given += 1
-                os.write(self._given, b"\n")
-        except BlockingIOError:  # nobody reads what is given
-            return
-        finally:
-            if outputs >= 0:
-                os.close(outputs)
+                try:
+                    os.write(self._given, b"\n")
+                except BlockingIOError:  # nobody reads what is given
+                    return
 
     def _opened(self) -> int:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -140,13 +158,27 @@ class Turnstile:
         return found
 
     def _take(self, outputs: int) -> None:
-        if self.fault:
+        """Copy the answer to the set that was given last to its place."""
+        if self.fault or self.trouble:
             return
         start, end = self._starts[self.given - 1 : self.given + 1]
         try:
-            self.taken.append(os.pread(outputs, end - start, start))
+            part = os.pread(outputs, end - start, start)
+        except (OSError, MemoryError) as error:
+            self.fault = str(error) or type(error).__name__
+            return
+        if len(part) != end - start:  # cut, so that nothing of it would be taken
+            self.fault = f"{len(part)} bytes are there of an answer of {end - start}"
+            return
+        try:
+            written = os.pwrite(self._copy, part, start)
         except OSError as error:
-            self.fault = str(error)
+            self.trouble = str(error)
+            return
+        if written != len(part):
+            self.trouble = "there is no room"
+            return
+        self.bytes_taken = end
 
 
 def _pipe(path: Path) -> int:

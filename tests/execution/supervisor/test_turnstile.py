@@ -28,7 +28,7 @@ def turnstile(tmp_path: Path, there: Papers) -> Iterator[Turnstile]:
     for index in range(SETS):
         posed.of(index)[0].write_bytes(b"%d" % index)
     moves = [list(zip(posed.of(i), there.of(i), strict=True)) for i in range(SETS)]
-    with closing(Turnstile(there, moves, ANSWERS)) as made:
+    with closing(Turnstile(there, moves, ANSWERS, posed.outputs)) as made:
         move(moves[0])
         made.open()
         yield made
@@ -65,7 +65,17 @@ def test_an_answer_counts_as_it_was_when_the_next_was_asked_for(
     there.outputs.write_bytes(b"late" + b"two." + b"last")
     ask(there)
     there.outputs.write_bytes(b"late" * SETS)
-    assert turnstile.taken == [b"one.", b"two."] and not turnstile.fault
+    assert (there.folder / "posed.out").read_bytes() == b"one.two."
+    assert (turnstile.bytes_taken, turnstile.fault, turnstile.trouble) == (8, "", "")
+
+
+def test_an_answer_that_is_cut_is_a_fault(turnstile: Turnstile, there: Papers) -> None:
+    """Of outputs that were empty until all was asked for nothing would be taken before the end."""
+    there.outputs.write_bytes(b"")
+    ask(there)
+    ask(there)
+    there.outputs.write_bytes(b"late" * SETS)
+    assert turnstile.fault and turnstile.bytes_taken == 0
 
 
 def test_outputs_that_are_elsewhere_are_a_fault_and_nobody_waits(
@@ -74,4 +84,4 @@ def test_outputs_that_are_elsewhere_are_a_fault_and_nobody_waits(
     there.outputs.symlink_to("/dev/zero")
     ask(there)
     ask(there)
-    assert turnstile.fault and turnstile.taken == []
+    assert turnstile.fault and turnstile.bytes_taken == 0
