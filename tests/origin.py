@@ -18,6 +18,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +54,12 @@ def main() -> None:
     while True:
         asks, _ = listener.accept()
         message, descriptors, _, _ = socket.recv_fds(asks, forked.MOST_BYTES, 3)
+        _, uid, _ = struct.unpack("3i", asks.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if not message or uid != os.getuid():  # ended before it asked, or is nobody of ours
+            asks.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
         request = json.loads(message)
         is_template = "parent" in request
         known = _known(request["environment"])

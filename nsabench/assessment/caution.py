@@ -84,12 +84,12 @@ def recalled(records: Sequence[Record]) -> list[Record]:
     if all(r.kind is not None for r in records if r.role is Role.BASELINE):
         return list(records)
     known = [_with_kind(r) if _lacks_kind(r) else r for r in records]
-    kinds: dict[tuple[str, int], set[Kind | None]] = {}
+    timed: dict[tuple[str, int], list[tuple[Kind | None, float]]] = {}
     recalls: set[tuple[str, int]] = set()
     for before, r in zip(records, known, strict=True):
         place = r.case_id, r.session
         if r.role is Role.BASELINE and r.status is Status.OK and r.median_ms is not None:
-            kinds.setdefault(place, set()).add(r.kind)
+            timed.setdefault(place, []).append((r.kind, r.median_ms))
         if r is not before:
             recalls.add(place)
     return [
@@ -97,7 +97,7 @@ def recalled(records: Sequence[Record]) -> list[Record]:
         if r.role is Role.CANDIDATE
         and not r.caution
         and (place := (r.case_id, r.session)) in recalls
-        and kinds.get(place) == {Kind.GENERAL}
+        and all_general(timed.get(place, []))
         and _has_great_ratio(r)
         else r
         for r in known

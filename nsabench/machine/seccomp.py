@@ -90,6 +90,15 @@ _CALLS = {
 _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
 # F_SETLEASE, in fcntl(2): whoever opens what is leased waits until its holder lets go.
 _LEASE = (1024,)
+# SOCK_DGRAM, and SOCK_RAW, which is the same among local sockets, with whatever flags.
+_DATAGRAMS = tuple(
+    kind | flags
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW)
+    for flags in (0, socket.SOCK_CLOEXEC, socket.SOCK_NONBLOCK)
+) + tuple(
+    kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW)
+)
 _OWNERS = (8, 15)  # F_SETOWN and F_SETOWN_EX, in fcntl(2)
 _OWNERS_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN and SIOCSPGRP
 
@@ -134,7 +143,7 @@ def restrict(*, signals: bool = False, connects: bool = False) -> None:
     more += _own_signals(calls) if signals else []
     if not connects:
         more += _where(calls.connect, [(_RETURN, 0, 0, _ERRNO | errno.EACCES)])
-    lines = _lines(calls, more)
+    lines = _lines(calls, more, datagrams=connects)
     instructions = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     program = _Program(len(lines), instructions)
     no_new_privileges()
@@ -156,7 +165,7 @@ def _own_signals(calls: _Calls) -> list[Line]:
     return lines + _where(calls.ioctl, _but(1, _OWNERS_BY_IOCTL, denied))
 
 
-def _lines(calls: _Calls, more: list[Line]) -> list[Line]:
+def _lines(calls: _Calls, more: list[Line], *, datagrams: bool) -> list[Line]:
     denied = _ERRNO | errno.EACCES
     lines: list[Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -169,7 +178,9 @@ def _lines(calls: _Calls, more: list[Line]) -> list[Line]:
     ]
     for number in calls.lasting:
         lines += _where(number, [(_RETURN, 0, 0, denied)])
-    lines += _where(calls.socket, _only(0, _LOCAL, denied))
+    # One of datagrams needs no connection to reach others; a pair of them is another call.
+    local = _only(0, _LOCAL, denied) if datagrams else _connected(denied)
+    lines += _where(calls.socket, local)
     itself, foreign = (0, os.getpid()), _ERRNO | errno.EPERM
     for number in calls.of_a_process:
         lines += _where(number, _only(0, itself, foreign))
@@ -203,6 +214,19 @@ def _but(argument: int, values: tuple[int, ...], otherwise: int) -> list[Line]:
     """Allow a call whose argument is none of these."""
     jumps = [(_EQUALS, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [_argument(argument), *jumps, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, otherwise)]
+
+
+def _connected(otherwise: int) -> list[Line]:
+    """Allow sockets of the kernel's own, and local ones that reach nobody before connect(2)."""
+    local, kernel = _LOCAL
+    return [
+        _argument(0),
+        (_EQUALS, 0, 1, kernel),
+        (_RETURN, 0, 0, _ALLOW),
+        (_EQUALS, 1, 0, local),
+        (_RETURN, 0, 0, otherwise),
+        *_but(1, _DATAGRAMS, otherwise),
+    ]
 
 
 def _argument(place: int) -> Line:

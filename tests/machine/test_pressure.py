@@ -70,14 +70,21 @@ def test_who_shares_a_core_waits_and_who_sleeps_does_not() -> None:
         pytest.skip("this kernel does not count it")
     core = min(os.sched_getaffinity(0))
     bound = f"import os, time; os.sched_setaffinity(0, {{{core}}})\n"
-    work, sleep = bound + "while True: pass", bound + "time.sleep(60)"
-    started = [subprocess.Popen([sys.executable, "-S", "-c", one]) for one in (work, work, sleep)]
+    begun = bound + "print('begun', flush=True)\n"
+    work, sleep = begun + "while True: pass", begun + "time.sleep(600)"
+    started = [
+        subprocess.Popen([sys.executable, "-S", "-c", one], stdout=subprocess.PIPE)
+        for one in (sleep, work, work)  # who works last keeps nobody from beginning
+    ]
     try:
-        time.sleep(0.3)
+        for one in started:
+            assert one.stdout is not None
+            assert one.stdout.readline()
+        started = [*started[1:], started[0]]
         shared, idle = (pressure.watch(lambda pid=one.pid: [pid]) for one in started[1:])  # type: ignore[misc]
         time.sleep(1.0)
         assert shared() and not idle()
     finally:
         for one in started:
             one.kill()
-            one.wait()
+            one.communicate()

@@ -39,6 +39,10 @@ ATTEMPTS = {
     "makes a device": "os.mknod(TMP + '/disk', 0o60600, os.makedev(254, 0))",
     "connects": "socket.socket().connect(('127.0.0.1', 9))",
     "asks a daemon": "os.chdir(HOME); socket.socket(socket.AF_UNIX).connect('daemon')",
+    "tells a daemon": "os.chdir(HOME); "
+    "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x', 'hears')",
+    "tells it raw": "os.chdir(HOME); socket.socket(socket.AF_UNIX, "
+    "socket.SOCK_RAW | socket.SOCK_NONBLOCK).sendto(b'x', 'hears')",
     "opens a datagram socket": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
     "signals its parent": "os.kill(PARENT, 0)",
     "reads its parent's memory": "open(f'/proc/{PARENT}/mem', 'rb')",
@@ -114,9 +118,11 @@ def place(tmp_path: Path) -> Iterator[Path]:
         (tmp_path / name).write_text("x")
     # A daemon that does what it is asked to; whoever connects need not be answered.
     daemon = socket.socket(socket.AF_UNIX)
+    hears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     before = Path.cwd()
     os.chdir(tmp_path)  # the name of a socket is short
     daemon.bind("daemon")
+    hears.bind("hears")
     os.chdir(before)
     daemon.listen()
     for folder in [tmp_path, *tmp_path.parents]:
@@ -124,7 +130,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
             folder.chmod(0o777)  # a user other than root gets there, and may write
     for path in tmp_path.rglob("*"):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    with closing(daemon):
+    with closing(daemon), closing(hears):
         yield tmp_path
 
 
