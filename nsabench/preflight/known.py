@@ -5,6 +5,7 @@ Failures are not kept: whatever failed is tried again.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.preflight.messages import Built, Launch
 
 KEPT = (Status.OK, Status.OUT_OF_MEMORY)
+_CONTENT = re.compile("[0-9a-f]{64}")  # becomes a path, so it is nothing else
 
 
 class Known:
@@ -31,20 +33,25 @@ class Known:
         if path is None:
             return None
         try:
-            return Built.model_validate_json(bounds.read(path, limits.MATRIX))
+            built = Built.model_validate_json(bounds.read(path, limits.MATRIX))
         except (OSError, bounds.OutOfBounds, ValidationError):
             return None
+        return built if built.content == launch.content else None
 
     def keep(self, launch: Launch, built: Built) -> None:
-        """Keep what became of a launch. Where there is no room for it, it is compiled again."""
+        """Keep what became of a launch. Where there is no room for it, it is compiled again.
+
+        Not what was built of another content: after a lost worker the next one records the launch
+        from the files as they are then.
+        """
         path = self._path(launch)
-        if path is None or built.status not in KEPT:
+        if path is None or built.status not in KEPT or built.content != launch.content:
             return
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             whole(path, built.model_dump_json().encode())
 
     def _path(self, launch: Launch) -> Path | None:
-        if self._folder is None or not launch.content:
+        if self._folder is None or not _CONTENT.fullmatch(launch.content):
             return None
         return self._folder / launch.content[:2] / f"{launch.content}.json"

@@ -98,6 +98,7 @@ class Built(Message):
     warps: int | None = None
     code_bytes: int | None = None
     compile_s: float | None = None
+    content: str = ""  # of the launch as this was built of it; empty: not known
 
 
 Reply = Annotated[Step | RecordedLaunches | Built | Refused, Field(discriminator="kind")]

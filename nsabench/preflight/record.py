@@ -55,7 +55,8 @@ class Call:
     def compiler(self) -> str:
         return ""
 
-    def _named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, Any]:
+        """What it is given, by name: arguments, and options of the compiler."""
         return {**dict(zip(self.function.arg_names, self.arguments, strict=False)), **self.keywords}
 
     def signature(self) -> str:
@@ -66,14 +67,14 @@ class Call:
         anyhow = {p.name for p in params if getattr(p, "do_not_specialize_on_alignment", False)}
         return " ".join(
             f"{name}:{_kind(value, name not in plain, name not in plain | anyhow)}"
-            for name, value in self._named().items()
+            for name, value in self.named().items()
             if name not in constants and name in self.function.arg_names
         )
 
     def constants(self) -> str:
         constants = self._constant_names()
         return " ".join(
-            f"{name}={_shown(value)}" for name, value in self._named().items() if name in constants
+            f"{name}={_shown(value)}" for name, value in self.named().items() if name in constants
         )
 
     def options(self) -> str:

@@ -74,7 +74,9 @@ class Worker:
                 case Build(key=key):
                     call = self._calls[key]
                     self.channel.send(Step(phase=f"compiling {call.kernel}"))
-                    self.channel.send(build(call, self.architecture))
+                    built = build(call, self.architecture)
+                    built.content = self._contents[key]
+                    self.channel.send(built)
 
     def record(self, request: RecordLaunches) -> RecordedLaunches:
         recording = _Recording()
