@@ -94,7 +94,8 @@ def write(folder: FleetFolder, how: Slurm) -> None:
             )
     spec = folder.read()
     count = spec.shards
-    # Whoever else may write there does not know it, so nobody puts a folder in its place.
+    # Of this fleet alone. It is no secret, as Slurm shows where logs lie: the script looks whose it
+    # is before it puts anything there.
     own = f"{how.work}/nsabench-{folder.path.name}-{token_hex(8)}-"
     logs = own if spec.results else f"{folder.logs}/shard-"
     name = f"nsabench-{folder.path.name}"
@@ -143,6 +144,8 @@ def _fill(
         "VARIABLES": "\n".join([*_variables(how), *brought]),
         "START": _start(folder, how, gpu=gpu, bucket=bool(brought)),
         "HERE": '"$fleet"' if brought else str(folder.path),
+        # An engine that fails ends with 1, too: then nothing may be taken away.
+        "DONE": "0" if brought else "0 | 1",
         "TIDY": 'rm -rf "$fleet" && ' if brought else "",
         "FLEET": str(folder.path),
         "COUNT": str(count),
@@ -181,6 +184,11 @@ def _brought(folder: FleetFolder, how: Slurm, own: str) -> list[str]:
     lines = [
         f'fleet="{own}$SLURM_ARRAY_TASK_ID"',
         '(umask 077 && mkdir -p "$fleet") || exit 3',
+        # Another user of the node may have made it first, and would own what is run from it.
+        'if [ ! -O "$fleet" ] || [ -L "$fleet" ] || ! chmod 700 "$fleet"; then',
+        '    echo "$fleet is not a folder of this user: have it removed, and submit again." >&2',
+        "    exit 3",
+        "fi",
         f"base64 -d <<'END' | tar -xz --no-same-owner -C \"$fleet\" || exit 3\n{text}END",
     ]
     if how.s3_env:
