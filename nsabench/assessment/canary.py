@@ -3,14 +3,15 @@ are not those of the others, its times decide nothing beside theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.statistics import quantile
 from nsabench.model.journal import Contents
-from nsabench.model.vocabulary import PassName, Status
+from nsabench.model.vocabulary import BENIGN, PassName, Status
 
 CHECK = "canary"
 # Medians of one implementation in two processes of one host differ by this much
@@ -22,8 +23,8 @@ APART = 0.03
 class Canary:
     """What a shard took for the case that all measure. medians: ms, by implementation, of those
     that were right; disturbed: why they are not to be relied on; empty where nothing is known.
-    failed: by implementation, what became of those that were not right; lost: why the process that
-    measured it was."""
+    failed: by implementation, what became of those that were not right; of those that declined it
+    only where none was timed; lost: why the process that measured it was."""
 
     medians: Mapping[str, float]
     disturbed: str = ""
@@ -46,7 +47,7 @@ def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
         failed = {
             o.implementation: f"{o.status}: {o.reason}" if o.reason else str(o.status)
             for o in entry.outcomes
-            if o.status is not Status.OK
+            if o.status is not Status.OK and not (medians and o.status in BENIGN)
         }
         lost = entry.reason
     return Canary(medians, disturbed, failed, lost)
@@ -55,9 +56,10 @@ def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
 def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
     """The shards whose times decide nothing beside those of the others, by name, each with why.
 
-    Of each implementation that all shards timed, the shards that count are the largest set whose
-    medians lie within 3 % of each other. It must be more than half of them: else nobody knows which
-    is the outlier, and none counts. A shard on which one failed that others timed is none of them.
+    Of each implementation that more than half of the shards timed, those that count are the largest
+    set whose medians lie within 3 % of each other. It must be more than half of them: else nobody
+    knows which is the outlier, and none counts. A shard on which such an implementation failed, or
+    that timed none of them, is none of them. What fewer shards timed says nothing of the others.
     """
     if len(canaries) < 2:
         return {}
@@ -66,7 +68,7 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
         for name, canary in canaries.items()
         if canary.disturbed
     }
-    timed = {one for canary in canaries.values() for one in canary.medians}
+    timed = _timed_by_most(c.medians for c in canaries.values() if not c.disturbed)
     for name, canary in canaries.items():
         failed = next((one for one in sorted(canary.failed) if one in timed), "")
         if not canary.medians:
@@ -82,11 +84,16 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
     there = {name: c.medians for name, c in canaries.items() if name not in why}
     if len(there) < 2:
         return why
-    common = set.intersection(*(set(medians) for medians in there.values()))
+    common = _timed_by_most(there.values())
     if not common:
-        return why | dict.fromkeys(there, "no implementation was timed on every shard's canary")
+        return why | dict.fromkeys(there, "no implementation was timed on most shards' canaries")
+    for name, medians in there.items():
+        if common.isdisjoint(medians):
+            why[name] = "it timed no implementation that most shards timed on their canary"
     for implementation in sorted(common):
-        medians = {name: medians[implementation] for name, medians in there.items()}
+        medians = {
+            n: times[implementation] for n, times in there.items() if implementation in times
+        }
         within = _largest_set(medians)
         lowest, highest = (min(within.values()), max(within.values())) if within else (0.0, 0.0)
         for name in medians.keys() - within.keys():
@@ -101,6 +108,13 @@ def outlying(canaries: Mapping[str, Canary]) -> dict[str, str]:
                 f"measure, and {others}: over {APART:.0%} apart",
             )
     return why
+
+
+def _timed_by_most(shards: Iterable[Mapping[str, float]]) -> set[str]:
+    """The implementations that more than half of the shards have a median of."""
+    each = list(shards)
+    counts = Counter(one for medians in each for one in medians)
+    return {one for one, count in counts.items() if 2 * count > len(each)}
 
 
 def _largest_set(medians: Mapping[str, float]) -> dict[str, float]:

@@ -190,8 +190,10 @@ def slurm_(
     own = {name: given.pop(name) for name in ("image", "time", "gres", "cpus", "memory")}
     own |= {n: given.pop(n) for n in ("warned_s", "options", "key_file", "passphrase_file")}
     own |= {name: given.pop(name) for name in ("s3_env", "work")}
+    how = Slurm(engine=Engine(engine), **own)
+    slurm.refuse(out, how)
     fleet = _make(out, shards, {"matrices": matrices, **given}, results)
-    slurm.write(fleet, Slurm(engine=Engine(engine), **own))
+    slurm.write(fleet, how)
     say(f"{shards} shards: {fleet.path}")
     if submit:
         _submitted(fleet, ())

@@ -34,6 +34,7 @@ from nsabench.fleet.status import Stage
 from nsabench.fleet.task import ELSEWHERE, is_begun, is_signed
 from nsabench.model.plan import Plan
 from nsabench.signing import run_keys
+from nsabench.signing.secrecy import S3_ENV_FILE
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
 
 SHARD, MERGE = "shard.sh", "merge.sh"
@@ -76,25 +77,37 @@ class Slurm:
     s3_env: str = ""
 
 
-def write(folder: FleetFolder, how: Slurm) -> None:
-    """Write shard.sh, and merge.sh where hosts share the folder, into a fleet's folder.
-
-    Raises `UsageError` where an image is missing, a name is one that Slurm does not take, or the
-    fleet's files are too large to be brought along.
-    """
+def refuse(out: Path, how: Slurm) -> None:
+    """Raises `UsageError` where an image is missing, a name is one that Slurm does not take, or a
+    path on each node is a relative one. out: the folder that the fleet is to have."""
     if how.engine is not Engine.VENV and not how.image:
         raise UsageError(
             f"{how.engine} needs an image", "give --image; `nsabench images build` makes one."
         )
-    for option, path in (("--out", str(folder.path)), ("--work", how.work)):
+    for option, path in (("--work", how.work), ("--s3-env", how.s3_env)):
+        if path and not Path(path).is_absolute():
+            raise UsageError(
+                f"{option} {path} is a relative path", "give the path that it has on every node."
+            )
+    for option, path in (("--out", str(out.absolute())), ("--work", how.work)):
         if shlex.quote(path) != path or "%" in path:
             raise UsageError(
                 f"{path} has characters in its name that Slurm would take for others",
                 f"give {option} a folder whose path is of letters, digits, '/', '.', '-' and '_'.",
             )
+
+
+def write(folder: FleetFolder, how: Slurm) -> None:
+    """Write shard.sh, and merge.sh where hosts share the folder, into a fleet's folder.
+
+    Raises `UsageError` as `refuse` does, and where the fleet's files are too large to be brought
+    along.
+    """
+    refuse(folder.path, how)
     spec = folder.read()
     count = spec.shards
-    # Whoever else may write there does not know it, so nobody puts a folder in its place.
+    # Of this fleet alone. It is no secret, as Slurm shows where logs lie: the script looks whose it
+    # is before it puts anything there.
     own = f"{how.work}/nsabench-{folder.path.name}-{token_hex(8)}-"
     logs = own if spec.results else f"{folder.logs}/shard-"
     name = f"nsabench-{folder.path.name}"
@@ -143,6 +156,8 @@ def _fill(
         "VARIABLES": "\n".join([*_variables(how), *brought]),
         "START": _start(folder, how, gpu=gpu, bucket=bool(brought)),
         "HERE": '"$fleet"' if brought else str(folder.path),
+        # An engine that fails ends with 1, too: then nothing may be taken away.
+        "DONE": "0" if brought else "0 | 1",
         "TIDY": 'rm -rf "$fleet" && ' if brought else "",
         "FLEET": str(folder.path),
         "COUNT": str(count),
@@ -181,10 +196,18 @@ def _brought(folder: FleetFolder, how: Slurm, own: str) -> list[str]:
     lines = [
         f'fleet="{own}$SLURM_ARRAY_TASK_ID"',
         '(umask 077 && mkdir -p "$fleet") || exit 3',
+        # Another user of the node may have made it first, and would own what is run from it.
+        'if [ ! -O "$fleet" ] || [ -L "$fleet" ] || ! chmod 700 "$fleet"; then',
+        '    echo "$fleet is not a folder of this user: have it removed, and submit again." >&2',
+        "    exit 3",
+        "fi",
         f"base64 -d <<'END' | tar -xz --no-same-owner -C \"$fleet\" || exit 3\n{text}END",
     ]
     if how.s3_env:
-        lines.append(f"set -a; . {shlex.quote(how.s3_env)} || exit 3; set +a")
+        lines += [
+            f"set -a; . {shlex.quote(how.s3_env)} || exit 3; set +a",
+            f"export {S3_ENV_FILE}={shlex.quote(how.s3_env)}",
+        ]
     return lines
 
 
@@ -194,16 +217,18 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool, bucket: bool) -> str:
         python = Path(how.image) / "bin" / "python" if how.image else Path(sys.executable)
         return f"{shlex.quote(str(python.absolute()))} -m nsabench"
     image = shlex.quote(how.image)
-    shown = [how.work if bucket else str(folder.path), str(run_keys.folder())]
+    # Words of a shell: where a shard goes through a bucket, its folder is named by the script.
+    own = '"$fleet"' if bucket else shlex.quote(str(folder.path))
     known = f"--env-file {shlex.quote(how.s3_env)}" if bucket and how.s3_env else ""
-    shown += [str(Path(file).parent) for file in (how.key_file, how.passphrase_file) if file]
-    shown = list(dict.fromkeys(shown))
+    others = [run_keys.folder()]
+    others += [Path(file).parent for file in (how.key_file, how.passphrase_file) if file]
+    shown = list(dict.fromkeys([own, *(shlex.quote(str(path)) for path in others)]))
     if how.engine is Engine.APPTAINER:
-        binds = " ".join(f"--bind {shlex.quote(path)}" for path in shown)
+        binds = " ".join(f"--bind {path}" for path in shown)
         start = f"apptainer exec --containall {'--nv ' if gpu else ''}{known} {binds}"
         return f"{start} {image} nsabench"
     if how.engine is Engine.PYXIS:
-        mounts = shlex.quote(",".join(f"{path}:{path}" for path in shown))
+        mounts = ",".join(f"{path}:{path}" for path in shown)
         return (
             f"srun --export=ALL --ntasks=1 --container-image={image} --container-writable=no "
             f"--no-container-mount-home --container-mounts={mounts} nsabench"
@@ -214,8 +239,9 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool, bucket: bool) -> str:
         "--cap-drop ALL",
         '--security-opt no-new-privileges --user "$(id -u):$(id -g)"',
         "--tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=4g --shm-size 1g",
-        *(f"--env {name}" for name in (*HANDED_ON, "XDG_STATE_HOME", KEY_FILE, PASSPHRASE_FILE)),
-        *(f"--volume {shlex.quote(f'{path}:{path}')}" for path in shown),
+        *(f"--env {name}" for name in HANDED_ON),
+        *(f"--env {n}" for n in ("XDG_STATE_HOME", KEY_FILE, PASSPHRASE_FILE, S3_ENV_FILE)),
+        *(f"--volume {path}:{path}" for path in shown),
         *(['--gpus "device=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}"'] if gpu else []),
         image,
     ]

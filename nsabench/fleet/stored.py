@@ -12,7 +12,8 @@ import hashlib
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,37 @@ if TYPE_CHECKING:
     from nsabench.evidence.archive.store import Store
 
 MARK = "mark.json"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a bucket has of a shard: all objects whose names begin with `prefix`. lines: of the
+    journal of one that was stopped."""
+
+    stage: Stage
+    number: int
+    run_id: str
+    prefix: str
+    lines: int = 0
+
+
+def _ends(names: Iterable[str]) -> Iterator[Sent]:
+    """What the bucket has all of, by the names of the objects that are written last. Any other name
+    is passed over: whoever may write there may write what they like."""
+    for name in names:
+        match name.split("/"):
+            case ["shards", number, run_id, last] if last == MANIFEST and _is_number(number):
+                yield Sent(Stage.WHOLE, int(number), run_id, name.removesuffix(MANIFEST))
+            case ["unfinished", number, run_id, lines, last] if (
+                last == MARK and _is_number(number) and lines.isascii() and lines.isdecimal()
+            ):
+                prefix = name.removesuffix(MARK)
+                yield Sent(Stage.STOPPED, int(number), run_id, prefix, int(lines))
+
+
+def _is_number(text: str) -> bool:
+    """As this module writes it, so that one shard has one name."""
+    return text.isdecimal() and str(int(text)) == text
 
 
 def _store(location: str, *, create: bool = False) -> Store:
@@ -97,10 +129,9 @@ def fetch(folder: FleetFolder, location: str) -> dict[int, list[str]]:
     store = _store(location)
     names = store.names()
     found: dict[int, list[str]] = defaultdict(list)
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if len(parts) == 4 and parts[0] == "shards" and parts[3] == MANIFEST and parts[1].isdigit():
-            found[int(parts[1])].append(parts[2])
+    for sent in _ends(names):
+        if sent.stage is Stage.WHOLE:
+            found[sent.number].append(sent.run_id)
     for number, runs in found.items():
         if number <= folder.read().shards and not is_signed(folder.shard(number)):
             _take(store, names, f"shards/{number}/{min(runs)}/", folder.shard(number))
@@ -111,14 +142,9 @@ def stages(location: str) -> dict[int, Stage]:
     """Which shards the bucket has, whole or stopped. Raises `EnvironmentRefused` where it cannot be
     read."""
     found: dict[int, Stage] = {}
-    for name in _store(location, create=True).names():
-        parts = PurePosixPath(name).parts
-        if len(parts) < 4 or not parts[1].isdigit():
-            continue
-        if parts[0] == "shards" and parts[-1] == MANIFEST:
-            found[int(parts[1])] = Stage.WHOLE
-        elif parts[0] == "unfinished" and parts[-1] == MARK:
-            found.setdefault(int(parts[1]), Stage.STOPPED)
+    for sent in _ends(_store(location, create=True).names()):
+        if found.get(sent.number) is not Stage.WHOLE:
+            found[sent.number] = sent.stage
     return found
 
 
@@ -127,14 +153,15 @@ def fetch_stopped(folder: FleetFolder, number: int, location: str) -> bool:
     anything; a shard that is whole is fetched as it is."""
     store = _store(location, create=True)
     names = store.names()
-    done = sorted(n for n in names if n.startswith(f"shards/{number}/") and n.endswith(MANIFEST))
-    marks = [n for n in names if n.startswith(f"unfinished/{number}/") and n.endswith("/" + MARK)]
+    own = [sent for sent in _ends(names) if sent.number == number]
+    done = [sent.prefix for sent in own if sent.stage is Stage.WHOLE]
+    stopped = [sent for sent in own if sent.stage is Stage.STOPPED]
     if done:
-        _take(store, names, done[0].removesuffix(MANIFEST), folder.shard(number))
-    elif marks:
-        most = max(marks, key=lambda name: (name.split("/")[3], name))
-        _take(store, names, most.removesuffix(MARK), folder.shard(number))
-    return bool(done or marks)
+        _take(store, names, min(done), folder.shard(number))
+    elif stopped:
+        most = max(stopped, key=lambda sent: (sent.lines, sent.prefix))
+        _take(store, names, most.prefix, folder.shard(number))
+    return bool(own)
 
 
 def _take(store: Store, names: list[str], prefix: str, into: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from nsabench.assessment.canary import Canary, outlying
+import pytest
+
+from nsabench.assessment.canary import Canary, of_contents, outlying
+from nsabench.model.journal import Contents, Entry
+from nsabench.model.measurement import Outcome, Samples
+from nsabench.model.vocabulary import PassName, Status
 
 
 def of(*medians: float) -> dict[str, str]:
@@ -42,3 +47,46 @@ def test_a_host_that_was_disturbed_or_did_not_time_it_decides_nothing() -> None:
     found = outlying({"a": fine, "b": Canary({"sdpa": 1.0}, "throttled"), "c": Canary({})})
     assert set(found) == {"b", "c"}
     assert "throttled" in found["b"] and "did not time" in found["c"]
+
+
+HONEST = Canary({"sdpa": 1.0, "mine": 0.5}, failed={"other": "crashed: SIGSEGV"})
+
+
+@pytest.mark.parametrize(
+    ("liar", "outliers"),
+    [
+        (Canary({"sdpa": 1.0, "mine": 0.5, "other": 0.1}), set()),
+        (Canary({"sdpa": 1.2, "mine": 0.5, "other": 0.1}), {"liar"}),
+        (Canary({"other": 0.1}), {"liar"}),
+        (Canary({"sdpa": 1.0, "other": 0.1}, failed={"mine": "crashed"}), {"liar"}),
+        (Canary({"sdpa": 1.0}), set()),  # it declined `mine`
+    ],
+    ids=["one more", "apart", "nothing else", "one failed", "one declined"],
+)
+def test_one_shard_says_nothing_against_five(liar: Canary, outliers: set[str]) -> None:
+    shards = {str(i): HONEST for i in range(5)} | {"liar": liar}
+    assert set(outlying(shards)) == outliers
+
+
+def test_what_was_timed_while_disturbed_is_held_against_nobody() -> None:
+    disturbed = Canary({"sdpa": 1.0, "mine": 0.5, "other": 0.1}, "throttled")
+    shards = {"honest": HONEST, "another": HONEST}
+    shards |= {f"disturbed {i}": disturbed for i in range(3)}
+    assert set(outlying(shards)) == {name for name in shards if "disturbed" in name}
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"),
+    [(Status.SKIPPED, False), (Status.UNSUPPORTED, False), (Status.CRASHED, True)],
+)
+def test_what_declines_the_case_has_not_failed(status: Status, failed: bool) -> None:
+    fine = Outcome(
+        implementation="sdpa", status=Status.OK, samples=Samples(round=[0], time_ms=[1.0])
+    )
+    other = Outcome(implementation="mine", status=status, reason="said so")
+    entry = Entry(pass_name=PassName.CANARY, case_id="a", outcomes=[fine, other])
+    found = of_contents(Contents([], [entry]))
+    assert found.medians == {"sdpa": 1.0}
+    assert found.failed == ({"mine": f"{status}: said so"} if failed else {})
+    alone = of_contents(Contents([], [entry.model_copy(update={"outcomes": [other]})]))
+    assert alone.failed == {"mine": f"{status}: said so"}

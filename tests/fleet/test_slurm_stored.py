@@ -55,7 +55,12 @@ def test_nodes_that_share_no_folder_make_one_run(
         cluster.ask("scancel", f"{array}_1")
         expected = {1: Stage.STOPPED, 2: Stage.WHOLE}
         wait(lambda: stored.stages(location) == expected, 150, "what was stopped, and what not")
-        [stopped] = work.glob("nsabench-fleet-*/shards/*/journal.jsonl")  # nothing of the other
+
+        def left() -> list[Path]:
+            return list(work.glob("nsabench-fleet-*/shards/*/journal.jsonl"))
+
+        wait(lambda: len(left()) == 1, 60, "nothing of the other")  # sent before it is taken away
+        [stopped] = left()
         before = stopped.read_bytes()
         shutil.rmtree(stopped.parents[2])  # it goes on by what it has sent
         away.rename(fleet.path)

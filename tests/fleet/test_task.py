@@ -55,6 +55,9 @@ def test_the_files_of_a_fleet_are_those_it_was_made_with(fleet: FleetFolder) -> 
         (["--shards", "3"], "3 shards are too many: the cases make 2 ladders"),
         (["--shards", "2", "--engine", "docker"], "docker needs an image"),
         (["--shards", "2", "--out", "with space"], "characters in its name"),
+        (["--shards", "2", "--work", "/var/with space"], "characters in its name"),
+        (["--shards", "2", "--work", "var/tmp"], "--work var/tmp is a relative path"),
+        (["--shards", "2", "--s3-env", "s3.env"], "--s3-env s3.env is a relative path"),
         (["--shards", "2", "--where", "L>4", "--quick"], "--quick names a matrix by itself"),
     ],
 )
@@ -65,6 +68,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], said: str) 
     words = [str(tmp_path / w) if w == "with space" else w for w in words]
     done = CliRunner().invoke(command, ["slurm", str(matrix), "--device", "cpu", *words, *out])
     assert isinstance(done.exception, UsageError) and said in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize("engine", ["venv", "apptainer", "pyxis", "docker"])
@@ -99,6 +103,28 @@ def test_without_a_shared_folder_the_script_brings_what_is_measured(
     assert engine != "docker" or "--network host --env-file '/k/s3 env'" in start
     assert engine != "apptainer" or "--env-file '/k/s3 env'" in start
     assert ". '/k/s3 env' || exit 3" in text
+    assert "\nexport NSABENCH_S3_ENV_FILE='/k/s3 env'\n" in text
+    assert engine != "docker" or "--env NSABENCH_S3_ENV_FILE " in start
+    # A container is shown the folder of its shard, and not those of others beside it.
+    shown = {
+        "venv": "fleet measure",
+        "apptainer": f"--bind {work}/nsabench-{engine}-",
+        "pyxis": f"--container-mounts={work}/nsabench-{engine}-",
+        "docker": f"--volume {work}/nsabench-{engine}-",
+    }[engine]
+    words = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f'fleet="$1"; echo {start.removesuffix("&")}',
+            "-",
+            f"{work}/nsabench-{engine}-x-2",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown in words and f"{work}:" not in words and f"--bind {work} " not in words
     asked = text.replace(
         start, 'cat "$fleet/fleet.yaml" "$fleet/input/tiny.yaml" && stat -c %a "$fleet" &'
     )

@@ -20,7 +20,7 @@ wait "$child"
 code=$?
 echo "== ended with $code"
 case $code in
-0 | 1) @TIDY@exit 0 ;; # whole: what failed in it is said by the merged run
+@DONE@) @TIDY@exit 0 ;; # whole: what failed in it is said by the merged run
 130 | 143)
     if [ "$late" = 1 ]; then
         echo "== the time was nearly up: queued again"

@@ -9,7 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from nsabench.execution.protocol import Sandbox
+from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.worker import sandbox
 from nsabench.machine import landlock, seccomp
 from nsabench.packages import repository
+from nsabench.signing.secrecy import S3_ENV_FILE, is_secret
 
 CAP_SYS_PTRACE, CAP_MKNOD = 19, 27
 needs_landlock = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
@@ -134,8 +136,11 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def tried(place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0) -> dict[str, object]:
-    """abi: of Landlock, as an older kernel has it; 0 for that of this one."""
+def tried(
+    place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0, hidden: Sequence[str] = ()
+) -> dict[str, object]:
+    """abi: of Landlock, as an older kernel has it; 0 for that of this one. hidden: what is hidden
+    besides."""
     run = place / "results" / "run"
     given = {
         "uid": uid,
@@ -149,7 +154,10 @@ def tried(place: Path, attempts: dict[str, str], uid: int = 0, abi: int = 0) -> 
         },
         "sandbox": {
             "scratch": str(place / "scratch"),
-            "hidden": [str(run), str(run.parent / "other"), str(place / "signing.key")],
+            "hidden": [
+                *(str(run), str(run.parent / "other"), str(place / "signing.key")),
+                *hidden,
+            ],
         },
     }
     done = subprocess.run(
@@ -287,6 +295,23 @@ def test_outside_each_attempt_succeeds(place: Path) -> None:
     )
     found = json.loads(done.stdout)["found"]
     assert {name: how for name, how in found.items() if how != "done"} == {}
+
+
+@needs_landlock
+def test_the_variables_of_a_bucket_are_hidden_as_a_key_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "s3.env").write_text("AWS_SECRET_ACCESS_KEY=x")
+    monkeypatch.setenv(S3_ENV_FILE, str(place / "s3.env"))
+    assert is_secret(S3_ENV_FILE)  # workers are not told where it is
+    attempt = {"reads the variables of a bucket": "open(HOME + '/s3.env').read()"}
+    scratch = Scratch()
+    try:
+        for of in (scratch.sandbox, scratch.of_the_referee):
+            shown = tried(place, attempt, hidden=of.hidden)["found"]
+            assert shown == dict.fromkeys(attempt, "PermissionError")
+    finally:
+        scratch.remove()
 
 
 def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:
