@@ -37,9 +37,12 @@ import json, os, signal, socket, sys
 
 request = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}}
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asks:
-    asks.connect({address!r})
-    socket.send_fds(asks, [json.dumps(request).encode()], [0, 1, 2])
-    pid = json.loads(asks.recv(4096))["pid"]
+    try:
+        asks.connect({address!r})
+        socket.send_fds(asks, [json.dumps(request).encode()], [0, 1, 2])
+        pid = json.loads(asks.recv(4096) or b'{{"pid": 0}}')["pid"]
+    except OSError:  # what it is forked from is gone
+        pid = 0
     if not pid:
         os.execv({python!r}, [{python!r}, "-m", "nsabench", *sys.argv[1:]])
     signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
@@ -190,13 +193,24 @@ def _differ(one: Mapping[str, str], other: Mapping[str, str], beginnings: tuple[
 
 
 def _ask(request: object, descriptors: Sequence[int], compiles: bool = False) -> socket.socket:
+    try:
+        return _asked(request, descriptors, _origin(compiles))
+    except OSError:  # it is gone: another one
+        _origin.cache_clear()
+    try:
+        return _asked(request, descriptors, _origin(compiles))
+    except OSError as error:
+        raise NoTemplate("what it is forked from is gone") from error
+
+
+def _asked(request: object, descriptors: Sequence[int], address: str) -> socket.socket:
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        asked.connect(_origin(compiles))
+        asked.connect(address)
         socket.send_fds(asked, [json.dumps(request).encode()], descriptors)
-    except OSError as error:
+    except OSError:
         asked.close()
-        raise NoTemplate("what it is forked from is gone") from error
+        raise
     return asked
 
 

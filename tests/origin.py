@@ -53,7 +53,9 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[2]))
     while True:
         asks, _ = listener.accept()
-        message, descriptors, _, _ = socket.recv_fds(asks, forked.MOST_BYTES, 3)
+        message, descriptors = b"", []
+        with suppress(OSError):  # who asked is gone
+            message, descriptors, _, _ = socket.recv_fds(asks, forked.MOST_BYTES, 3)
         _, uid, _ = struct.unpack("3i", asks.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if not message or uid != os.getuid():  # ended before it asked, or is nobody of ours
             asks.close()
@@ -64,7 +66,8 @@ def main() -> None:
         is_template = "parent" in request
         known = _known(request["environment"])
         if not is_template and not forked.can_be_forked(known, begun_with):
-            asks.send(json.dumps({"pid": 0}).encode())
+            with suppress(OSError):
+                asks.send(json.dumps({"pid": 0}).encode())
         elif child := os.fork():
             if is_template:
                 os.waitpid(child, 0)

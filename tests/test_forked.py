@@ -81,3 +81,11 @@ def test_a_command_ends_with_its_shim(tmp_path: Path) -> None:
 def test_a_shim_returns_what_its_command_does(tmp_path: Path) -> None:
     done = subprocess.run([forked.shim(), "--devise"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "--devise" in done.stderr
+
+
+def test_where_what_it_is_forked_from_is_gone_it_begins_anew(tmp_path: Path) -> None:
+    script = tmp_path / "nsabench"
+    script.write_text(forked.SHIM.format(python=sys.executable, address="\0nobody-is-there"))
+    script.chmod(0o755)
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and "version" in done.stdout
