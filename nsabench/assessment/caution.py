@@ -14,9 +14,8 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role, Status
 
 GREAT = 3.0  # a ratio above it is asked whom it is over
-BEHIND = (
-    2.0  # times the best: what was made for the op and takes longer shows nothing of what can be
-)
+# Times the best: what was made for the op and takes longer shows nothing of what can be.
+BEHIND = 2.0
 # The baselines that ship and are general, by op: what a run that was made before kinds were
 # recorded says of them. `decode` is an op that was retired since.
 _SHIPPED_GENERAL = {

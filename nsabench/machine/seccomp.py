@@ -92,12 +92,10 @@ _OF_A_USER = {141: 2, 251: 3, 140: 2, 30: 3}
 _LEASE = (1024,)
 # SOCK_DGRAM, and SOCK_RAW, which is the same among local sockets, with whatever flags.
 _DATAGRAMS = tuple(
-    kind | flags
+    kind | closed | waiting
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW)
-    for flags in (0, socket.SOCK_CLOEXEC, socket.SOCK_NONBLOCK)
-) + tuple(
-    kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW)
+    for closed in (0, socket.SOCK_CLOEXEC)
+    for waiting in (0, socket.SOCK_NONBLOCK)
 )
 _OWNERS = (8, 15)  # F_SETOWN and F_SETOWN_EX, in fcntl(2)
 _OWNERS_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN and SIOCSPGRP

@@ -56,6 +56,23 @@ def leaves_out_one_in_sixteen(q, k, v, sm_scale):
     return honest(q, k, v, sm_scale)
 
 
+def every_set(papers, count):
+    """Asked for before they are due."""
+    posed = []
+    for index in range(count):
+        papers.await_turn(index)
+        posed.append(papers.inputs(index))
+    return posed
+
+
+def answer_at_once(posed, sm_scale):
+    """One call for the answers to all sets."""
+    q, k, v = (torch.cat([one[name] for one in posed]) for name in "qkv")
+    parts = honest(q, k, v, sm_scale).split(len(posed[0]["q"]))
+    for one, part in zip(posed, parts, strict=True):
+        answers[one["q"].data_ptr()] = part
+
+
 @attack("wrong", NEW)
 def all_at_once(q, k, v, sm_scale):
     """One call computes what all calls of a look return. They are asked for before they are due,
@@ -67,15 +84,9 @@ def all_at_once(q, k, v, sm_scale):
     if q.data_ptr() not in answers:
         answers.clear()
         papers, count = frame.f_locals["papers"], len(frame.f_locals["request"].answers)
-        posed = []
-        for index in range(count):
-            papers.await_turn(index)
-            posed.append(papers.inputs(index))
+        posed = every_set(papers, count)
         papers.await_turn = lambda index: None
-        q_, k_, v_ = (torch.cat([one[name] for one in posed]) for name in "qkv")
-        out = honest(q_, k_, v_, sm_scale)
-        for one, part in zip(posed, out.split(len(q)), strict=True):
-            answers[one["q"].data_ptr()] = part
+        answer_at_once(posed, sm_scale)
     return answers[q.data_ptr()]
 
 
@@ -91,16 +102,10 @@ def cuts_what_is_taken(q, k, v, sm_scale):
         answers.clear()
         whole = Path(request.outputs).stat().st_size
         os.truncate(request.outputs, 0)
-        posed = []
-        for index in range(len(request.answers)):
-            papers.await_turn(index)
-            posed.append(papers.inputs(index))
+        posed = every_set(papers, len(request.answers))
         os.truncate(request.outputs, whole)
         papers.await_turn = lambda index: None
-        q_, k_, v_ = (torch.cat([one[name] for one in posed]) for name in "qkv")
-        out = honest(q_, k_, v_, sm_scale)
-        for one, part in zip(posed, out.split(len(q)), strict=True):
-            answers[one["q"].data_ptr()] = part
+        answer_at_once(posed, sm_scale)
     return answers[q.data_ptr()]
 
 
