@@ -47,6 +47,8 @@ class Ahead:
     first_s: dict[tuple[str, str], float] = field(default_factory=dict)
     implementations: set[str] = field(default_factory=set)
     wall_s: float = 0.0
+    longest_s: float = 0.0
+    longest_of: str = ""
 
 
 def ahead(
@@ -68,7 +70,7 @@ def ahead(
     executor.compiled_s = done.first_s
     note(
         f"kernels of {len(done.implementations)} implementations were compiled ahead in "
-        f"{done.wall_s:.0f} s"
+        f"{done.wall_s:.0f} s; the longest call took {done.longest_s:.0f} s ({done.longest_of})"
     )
     return done
 
@@ -100,6 +102,8 @@ def compiled(
                 called = future.result()
                 name = called.job.info.name
                 done.first_s[called.job.case.id, name] = called.first_s
+                if called.wall_s > done.longest_s:
+                    done.longest_s, done.longest_of = called.wall_s, name
                 if called.compiles and future in others:
                     done.implementations.add(name)
                     pending |= {processes_.call(job) for job in others[future]}
@@ -112,6 +116,7 @@ class _Called:
     job: Job
     first_s: float = 0.0
     compiles: bool = False
+    wall_s: float = 0.0  # with all that was waited for
 
 
 class _Processes:
@@ -148,16 +153,17 @@ class _Processes:
         if job.info.name in self._ended_by:
             return _Called(job)
         executor = self._free.get()
+        began = time.monotonic()
         try:
             limit_s = min(job.case.timeout_s, LIMIT_S)
             compiled = executor.compile(job.case, job.info.name, limit_s)
         except GroupLost:
             self._ended_by.add(job.info.name)
-            return _Called(job)
+            return _Called(job, wall_s=time.monotonic() - began)
         finally:
             self._free.put(executor)
         compiles = compiled.first_s - compiled.second_s >= COMPILES_S
-        return _Called(job, compiled.first_s, compiles)
+        return _Called(job, compiled.first_s, compiles, time.monotonic() - began)
 
 
 def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> list[Sequence[Job]]:
