@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from threading import Condition
 
 from nsabench import ops
-from nsabench.execution import estimate
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan
@@ -26,7 +27,7 @@ from nsabench.model.vocabulary import Role, Runs
 MOST_PROCESSES = 12
 CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
 SHARE = 0.7  # of the device's memory that all of them may take
-SETS = 4  # times what a case's inputs and outputs take, for what is saved and set aside
+SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
 # A first call that took so much longer than the second compiled something, or chose a variant.
 COMPILES_S = 0.15
 WORTH_IT = 4  # cases; fewer are compiled as they come
@@ -62,11 +63,12 @@ def ahead(
 
     memory_bytes: of the device. The executor is told what first calls took.
     """
-    count = processes(plan, memory_bytes)
+    room_bytes = int(SHARE * (memory_bytes or 0))
+    count = processes(plan, room_bytes)
     if plan.device != "cuda" or len(list(cells)) < WORTH_IT or count < 2:
         return Ahead()
     note(f"compiling ahead in {count} processes")
-    done = compiled(plan, cells, executor, count)
+    done = compiled(plan, cells, executor, count, room_bytes)
     executor.compiled_s = done.first_s
     note(
         f"kernels of {len(done.implementations)} implementations were compiled ahead in "
@@ -75,25 +77,29 @@ def ahead(
     return done
 
 
-def processes(plan: Plan, memory_bytes: int | None) -> int:
-    """How many compile at once: as many as there are cores for them, and memory on the device."""
+def processes(plan: Plan, room_bytes: int) -> int:
+    """How many compile at once: as many as there are cores for them, and room on the device for
+    their contexts twice."""
     cores = len(os.sched_getaffinity(0)) // max(1, plan.neighbours)
-    most = max((one.bytes for one in estimate.of_plan(plan).values()), default=0)
-    room = int(SHARE * (memory_bytes or 0)) // (CONTEXT_BYTES + SETS * most)
-    return max(0, min(cores - 1, room, MOST_PROCESSES))
+    return max(0, min(cores - 1, room_bytes // (2 * CONTEXT_BYTES), MOST_PROCESSES))
 
 
 def compiled(
-    plan: Plan, cells: Mapping[str, Iterable[str]], executor: WorkerExecutor, count: int
+    plan: Plan,
+    cells: Mapping[str, Iterable[str]],
+    executor: WorkerExecutor,
+    count: int,
+    room_bytes: int,
 ) -> Ahead:
-    """Compile it in `count` processes that share the caches of the executor's worker.
+    """Compile it in `count` processes that share the caches of the executor's worker, and take no
+    more of the device together than there is room.
 
     The smallest case of an implementation comes first: by how much longer its first call takes than
     its second one sees whether it compiles, and only then are its other cases called.
     """
     began = time.monotonic()
     done = Ahead()
-    with _Processes(executor, count) as processes_:
+    with _Processes(executor, count, room_bytes) as processes_:
         others = {processes_.call(jobs[0]): jobs[1:] for jobs in _jobs(plan, cells)}
         pending: set[Future[_Called]] = set(others)
         while pending:
@@ -116,13 +122,35 @@ class _Called:
     job: Job
     first_s: float = 0.0
     compiles: bool = False
-    wall_s: float = 0.0  # with all that was waited for
+    wall_s: float = 0.0  # with the start of its process
+
+
+class _Room:
+    """Bytes of the device, for whoever waits for them. What is larger than all of it has all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = max(size, 1)
+        self._changed = Condition()
+
+    @contextmanager
+    def for_(self, size: int) -> Iterator[None]:
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= size)
+            self._left -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += size
+                self._changed.notify_all()
 
 
 class _Processes:
-    """So many workers; each call takes the one that is free."""
+    """So many workers; each call takes the one that is free, when there is room for its case."""
 
-    def __init__(self, executor: WorkerExecutor, count: int) -> None:
+    def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
+        self._room = _Room(room_bytes - count * CONTEXT_BYTES)
         self._all = [executor.sibling() for _ in range(count)]
         self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
         for one in self._all:
@@ -153,10 +181,12 @@ class _Processes:
         if job.info.name in self._ended_by:
             return _Called(job)
         executor = self._free.get()
-        began = time.monotonic()
+        began = 0.0
         try:
             limit_s = min(job.case.timeout_s, LIMIT_S)
-            compiled = executor.compile(job.case, job.info.name, limit_s)
+            with self._room.for_(SETS * ops.work(job.case).bytes_min):
+                began = time.monotonic()
+                compiled = executor.compile(job.case, job.info.name, limit_s)
         except GroupLost:
             self._ended_by.add(job.info.name)
             return _Called(job, wall_s=time.monotonic() - began)

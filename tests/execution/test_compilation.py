@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tests.execution.supervisor.test_hostile import leftovers
 __all__ = ["make_plan"]
 KERNELS = Path(compiling.__file__)
 LENGTHS = (16, 32, 64, 128)
+ROOM = 80 << 30
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
     make_plan: MakePlan, executor: WorkerExecutor
 ) -> None:
     plan = make_plan(["compiles", "ready_made", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
-    done = compilation.compiled(plan, cells(plan), executor, 2)
+    done = compilation.compiled(plan, cells(plan), executor, 2, ROOM)
 
     assert done.implementations == {"compiles"}
     made = [call for call in calls(executor) if call]
@@ -61,7 +64,7 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
     make_plan: MakePlan, executor: WorkerExecutor
 ) -> None:
     plan = make_plan(["compiles"], timeout_s=30)
-    executor.compiled_s = compilation.compiled(plan, cells(plan), executor, 2).first_s
+    executor.compiled_s = compilation.compiled(plan, cells(plan), executor, 2, ROOM).first_s
     [planned] = plan.cases
     began = time.monotonic()
     [outcome] = executor.measure(planned.case, ["compiles"], 1).outcomes
@@ -77,7 +80,7 @@ def test_who_fails_is_called_once_and_the_others_are_compiled(
     make_plan: MakePlan, executor: WorkerExecutor, name: str
 ) -> None:
     plan = make_plan([name, "compiles"], lengths=LENGTHS)
-    done = compilation.compiled(plan, cells(plan), executor, 2)
+    done = compilation.compiled(plan, cells(plan), executor, 2, ROOM)
     assert done.implementations == {"compiles"}
     assert len([call for call in calls(executor) if call and call[0] == name]) == 1
     assert leftovers() == []
@@ -96,7 +99,7 @@ def test_an_interrupt_ends_all_processes(
     plan = make_plan(["never_ends", "compiles"], lengths=LENGTHS, timeout_s=600)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        compilation.compiled(plan, cells(plan), executor, 1)
+        compilation.compiled(plan, cells(plan), executor, 1, ROOM)
     assert time.monotonic() - began < 60  # 600 without
     assert leftovers() == []
 
@@ -114,7 +117,28 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     plan = make_plan(["compiles"])
     monkeypatch.setattr(compilation.os, "sched_getaffinity", lambda _: set(range(16)))
     assert compilation.processes(plan, 80 << 30) == compilation.MOST_PROCESSES
-    assert compilation.processes(plan, 8 << 30) == 5
-    assert compilation.processes(plan, None) == 0
+    assert compilation.processes(plan, 8 << 30) == 4
+    assert compilation.processes(plan, 0) == 0
     beside = plan.model_copy(update={"neighbours": 4})
     assert compilation.processes(beside, 80 << 30) == 3
+
+
+def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:
+    """Three processes compiled what twelve could, since the largest case was taken for all."""
+    room, together, most = compilation._Room(10), 0, {1: 0, 4: 0, 99: 0}
+    lock = threading.Lock()
+
+    def take(size: int) -> None:
+        nonlocal together
+        with room.for_(size):
+            with lock:
+                together += 1
+                most[size] = max(most[size], together)
+            time.sleep(0.05)
+            with lock:
+                together -= 1
+
+    for size, count in ((1, 8), (4, 4), (99, 3)):
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(take, [size] * count))
+    assert most == {1: 8, 4: 2, 99: 1}
