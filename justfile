@@ -81,7 +81,7 @@ gpu-results: install
 gpu-packages *arguments: install
     .venv/bin/nsabench packages list
     {{ python }} -m tests.gpu.call_packages
-    .venv/bin/nsabench all selection_blocks selection_backward sliding_window decode nsa_attention nsa_without_window --device cuda --out results/packages "$@"
+    .venv/bin/nsabench all tests/gpu/packages.yaml --device cuda --out results/packages "$@"
 
 # One implementation against itself, 200 cells: how often does the bench see a difference?
 gpu-self-check *arguments: install
