@@ -50,6 +50,14 @@ class Measure(Message):
     session: int
 
 
+class Compile(Message):
+    """Call an implementation of a case twice, for what that leaves in the caches of compilers."""
+
+    kind: Literal["compile"] = "compile"
+    case: Case
+    implementation: str
+
+
 class Sheet(Message):
     """Where a tensor lies in a file. offset: in bytes; dtype: as torch calls it."""
 
@@ -90,7 +98,7 @@ class Examine(Message):
 NEW_INPUTS, NEW_GRADIENTS = "new inputs", "new gradients"
 
 Request = Annotated[
-    Discover | Describe | Calibrate | Measure | Examine, Field(discriminator="kind")
+    Discover | Describe | Calibrate | Compile | Measure | Examine, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -120,6 +128,15 @@ class Discovered(Message):
 class Calibrated(Message):
     kind: Literal["calibrated"] = "calibrated"
     ceilings: Ceilings
+
+
+class Compiled(Message):
+    """How long the first call took, and the second; or why there were none."""
+
+    kind: Literal["compiled"] = "compiled"
+    first_s: Time = 0.0
+    second_s: Time = 0.0
+    reason: str = ""
 
 
 class Measured(Message):
@@ -162,7 +179,15 @@ class Refused(Message):
 
 
 Reply = Annotated[
-    Step | Discovered | Described | Calibrated | Measured | Examined | LostDevice | Refused,
+    Step
+    | Discovered
+    | Described
+    | Calibrated
+    | Compiled
+    | Measured
+    | Examined
+    | LostDevice
+    | Refused,
     Field(discriminator="kind"),
 ]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -18,7 +18,7 @@ from nsabench.assessment import parquet, tables
 from nsabench.assessment.results import Assessed, Results, assemble, assess, belongs
 from nsabench.assessment.verdict import Judgement, Key
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
-from nsabench.execution import journal, schedule, vouch
+from nsabench.execution import compilation, journal, schedule, vouch
 from nsabench.execution.chain import Sealer
 from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
@@ -264,6 +264,7 @@ class _Run:
         self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
         self._is_open = False
+        self._compiling_s = 0.0
 
     def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
@@ -287,7 +288,7 @@ class _Run:
             self.plan,
             results,
             time.monotonic() - began,
-            contents.measuring_s - measured_before_s,
+            contents.measuring_s - measured_before_s + self._compiling_s,
             signer,
             self.journal.end,
             contents.queue_s - queue_before_s,
@@ -340,7 +341,16 @@ class _Run:
             yield executor
 
     def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
+        self._compile(pass_, cells, executor)
         schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
+
+    def _compile(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
+        """Have what the cells need compiled before any of them is timed."""
+        done = self.journal.done(pass_.name)
+        left = {case_id: names for case_id, names in cells.items() if case_id not in done}
+        device = self.journal.contents.headers[-1].described.device
+        ahead = compilation.ahead(self.plan, left, executor, device.memory_bytes, self.view.note)
+        self._compiling_s += ahead.wall_s
 
     def _step(self, step: Step, *, shown: bool) -> None:
         self.journal.busy_with(step.phase, step.implementation)

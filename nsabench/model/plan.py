@@ -52,7 +52,9 @@ class ImplementationInfo(BaseModel):
     computes: str = ""  # of an alternative: the op that it is one of
     kind: Kind | None = None  # of a baseline; None: it was not recorded
     origin: Origin = Origin()  # the library that it calls, if it does
-    compiled_by: str | None = None  # `triton`, or nothing when it is called; None: not recorded
+    compiled_by: str | None = (
+        None  # when it is called: `triton`, `nvcc` or nothing; None: not recorded
+    )
 
     def concerns(self, case: Case) -> bool:
         return (

@@ -135,6 +135,8 @@ def _pieces(inputs: Inputs) -> Iterator[tuple[Any, ...]]:
     for batch, start, end in Sequences.spans(inputs):
         first = batch * q.shape[1]
         own = looked_at[(looked_at >= first + start) & (looked_at < first + end)] - first
+        if not len(own):  # of a short sequence, perhaps, none is looked at
+            continue
         step = max(1, CHUNK_ELEMENTS // (group * max(end - start, 1)))
         for some in own.split(step):
             last = int(some.max()) + 1

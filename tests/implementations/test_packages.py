@@ -441,3 +441,26 @@ def test_masks_gathers_and_flex_attention_are_general() -> None:
                 word in item.name for word in ("mask", "gather", "flex", "packed_sdpa", "_sparse")
             )
             assert not general or item.kind is Kind.GENERAL, item
+
+
+def test_tiles_of_chosen_blocks_are_those_that_any_query_of_the_tile_chose() -> None:
+    """FlashAttention-4 takes them as lists; the sort that makes them once refused its arguments."""
+    t, size, group, heads = 4 * flash_attn_4.TILE, 64, 2, 2
+    generator = torch.Generator().manual_seed(1)
+    last = (torch.arange(t) // size).view(1, t, 1, 1)
+    chosen = (torch.rand(1, t, heads, 3, generator=generator) * (last + 1)).long()
+    chosen[:, : t // 2, :, 2] = -1
+
+    table, counts, order = flash_attn_4.chosen_tiles(chosen.int(), t, size, group)
+
+    per = flash_attn_4.TILE // size
+    for head in range(heads):
+        for tile in range(4):
+            mine = chosen[0, tile * flash_attn_4.TILE : (tile + 1) * flash_attn_4.TILE, head]
+            expected = sorted({int(block) // per for block in mine.flatten() if block >= 0})
+            for query_head in range(head * group, (head + 1) * group):
+                count = int(counts[0, query_head, tile])
+                assert order[0, query_head, tile, :count].tolist() == expected
+        for query in (0, t // 2, t - 1):
+            expected = sorted({int(b) for b in chosen[0, query, head] if b >= 0})
+            assert table[0, head, query].nonzero().flatten().tolist() == expected

@@ -11,6 +11,8 @@ from nsabench.bounds import limits
 from nsabench.execution.protocol import (
     Calibrate,
     Calibrated,
+    Compile,
+    Compiled,
     Describe,
     Discover,
     Discovered,
@@ -110,6 +112,9 @@ class WorkerExecutor:
         # Whose workers import no candidate, and have the baselines.
         self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
+        self._scratch_is_lent = False
+        # Seconds of first calls that were made ahead, by case and implementation.
+        self.compiled_s: dict[tuple[str, str], float] = {}
         self._looker: Looker | None = None
         self._worker: WorkerProcess | None = None
         self._last_log = ""
@@ -203,6 +208,25 @@ class WorkerExecutor:
     def calibrate(self) -> Ceilings:
         return self._ask(Calibrate(), Calibrated, CALIBRATE_LIMIT_S).ceilings
 
+    def sibling(self) -> WorkerExecutor:
+        """Another, whose worker imports the same and has the same caches of compilers."""
+        made = WorkerExecutor(
+            self.device,
+            self.kernels,
+            sources=self.sources,
+            ops_file=self.ops_file,
+            run=self._run,
+            sandboxed=self._sandboxed,
+            memory_limit_bytes=self._memory_limit,
+        )
+        made._scratch, made._scratch_is_lent = self._own_scratch(), True
+        return made
+
+    def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
+        """Have it called, for what that leaves in the caches. Raises `GroupLost`."""
+        request = Compile(case=case, implementation=implementation)
+        return self._ask(request, Compiled, limit_s, max_steps=2)
+
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
         request = Measure(case=case, implementations=implementations, session=session)
         # Parity, what came of it, diagnosis and warm-up of each, and a few of the case.
@@ -218,6 +242,9 @@ class WorkerExecutor:
         self._last_log = self._worker.log.text()
         for outcome in measured.outcomes:
             outcome.outside = None  # a worker that says it saw itself from there
+            if outcome.compile_s is not None:  # what was compiled ahead is only read by now
+                ahead_s = self.compiled_s.get((case.id, outcome.implementation), 0.0)
+                outcome.compile_s = max(outcome.compile_s, ahead_s)
         if self._examine(case, measured):
             # Who deceived the judge of this process has it in hand.
             log = self._last_log
@@ -292,6 +319,11 @@ class WorkerExecutor:
     def log(self) -> str:
         return self._last_log
 
+    def kill(self) -> None:
+        """End its worker at once: whoever waits for it finds it lost. Any thread."""
+        if self._worker is not None:
+            self._worker.kill()
+
     def retire(self) -> None:
         """End its worker, with what it left on the device. The next request starts another."""
         self._retire()
@@ -310,9 +342,9 @@ class WorkerExecutor:
             self._looker.close()
         if self.apart is not None:
             self.apart.close()
-        if self._scratch is not None:
+        if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
-            self._scratch = None
+        self._scratch = None
 
 
 class _Beside:

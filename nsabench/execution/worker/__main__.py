@@ -18,6 +18,7 @@ from nsabench.execution.protocol import (
     REQUEST,
     Calibrate,
     Calibrated,
+    Compile,
     Describe,
     Discover,
     Discovered,
@@ -96,6 +97,8 @@ class Worker:
                     self.send(described.model_copy(update={"sandbox": sandbox.held()}))
                 case Calibrate():
                     self.calibrate()
+                case Compile() as request:
+                    self.compile(request)
                 case Measure() as request:
                     self.measure(request)
                 case Examine() as request:
@@ -121,6 +124,11 @@ class Worker:
         # Foreign code has not been imported yet, so it cannot have bent the ceilings.
         timer, _ = tools(self.device)
         self.send(Calibrated(ceilings=ceilings.measure(self.device, timer)))
+
+    def compile(self, request: Compile) -> None:
+        self._open()
+        self.step(Step(phase="compilation", implementation=request.implementation))
+        self._answer(lambda session: session.compile(request))
 
     def measure(self, request: Measure) -> None:
         self._answer(lambda session: session.measure(request, self.step))

@@ -13,19 +13,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
-from nsabench.execution.worker.inputs import InputSets
 from nsabench.model.vocabulary import Direction, Status
+from nsabench.ops import Inputs
 from nsabench.registry import Implementation
 
 # Exact in every format, and so is the gradient's answer to them: it is linear.
 FACTORS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
+
+
+class Sets(Protocol):
+    """Sets of inputs, each in a differentiating case with the gradient of its output.
+
+    wanted: the inputs that are differentiated by. results: what a call returns, by name.
+    """
+
+    sets: list[Inputs]
+    grads: list[Tensor]
+    wanted: tuple[str, ...]
+    results: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,9 +74,7 @@ class Ready:
         return self.answer(self.run())
 
 
-def ready(
-    item: Implementation, direction: Direction, sets: InputSets, index: int, rng: Random
-) -> Ready:
+def ready(item: Implementation, direction: Direction, sets: Sets, index: int, rng: Random) -> Ready:
     """Do what is not timed of a call on a set of inputs; return the call.
 
     Raises `Failure` (unsupported) when a backward is asked of an implementation that has none.
@@ -79,7 +89,7 @@ def ready(
     return _backward(item, sets, index, rng)
 
 
-def _step(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
+def _step(item: Implementation, sets: Sets, index: int, rng: Random) -> Ready:
     leaves, given, factor, grad_out = _leaves(sets, index, rng)
     options = sets.sets[index].options
     call = item.call  # bound here: what a user's code would have at hand
@@ -98,7 +108,7 @@ def _step(item: Implementation, sets: InputSets, index: int, rng: Random) -> Rea
 
 
 def _leaves(
-    sets: InputSets, index: int, rng: Random
+    sets: Sets, index: int, rng: Random
 ) -> tuple[dict[str, Tensor], list[Tensor], float, Tensor]:
     """Arguments by name, those that are differentiated by, a factor, and a gradient by so much
     larger than that of the set."""
@@ -117,7 +127,7 @@ def refuse_without_backward(out: Any) -> None:
         raise Failure(Status.UNSUPPORTED, "its output has no grad_fn: it has no backward")
 
 
-def _backward(item: Implementation, sets: InputSets, index: int, rng: Random) -> Ready:
+def _backward(item: Implementation, sets: Sets, index: int, rng: Random) -> Ready:
     leaves, wanted, factor, grad_out = _leaves(sets, index, rng)
     out = item.call(*leaves.values(), **sets.sets[index].options)
     refuse_without_backward(out)

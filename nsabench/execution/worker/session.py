@@ -12,8 +12,9 @@ import torch
 
 from nsabench import registry
 from nsabench.errors import EnvironmentRefused
-from nsabench.execution.protocol import Examine, Examined, Measure, Measured
+from nsabench.execution.protocol import Compile, Compiled, Examine, Examined, Measure, Measured
 from nsabench.execution.timing.timer import CpuTimer, Timer
+from nsabench.execution.worker.compilation import compile_case
 from nsabench.execution.worker.examination import examine
 from nsabench.execution.worker.measure import Report, measure
 from nsabench.machine.environment import nvml
@@ -47,6 +48,12 @@ class Session:
         gc.collect()
         gc.freeze()  # what is imported stays; collecting between cases need not look at it
         return cls(device, timer, sensors, items)
+
+    def compile(self, request: Compile) -> Compiled:
+        item = self.items.get((request.case.op, request.implementation))
+        if item is None:
+            return Compiled(reason=f"{request.implementation} is not installed")
+        return compile_case(request.case, item, self.device)
 
     def examine(self, request: Examine, report: Report) -> Examined:
         name = request.implementation

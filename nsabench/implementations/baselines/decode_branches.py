@@ -62,7 +62,11 @@ def newest(k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def of_a_stretch(
-    name: str, *devices: str, kind: str = "specialised", package: Package | None = None
+    name: str,
+    *devices: str,
+    kind: str = "specialised",
+    package: Package | None = None,
+    compiled_by: str = "",
 ) -> Callable[[Attention], Attention]:
     """Register attention over a whole cache as a baseline of the three ops that are just that, and
     as an alternative to a decode step."""
@@ -78,7 +82,13 @@ def of_a_stretch(
         calls = {"decode_compressed": whole, "decode_dense": whole, "decode_window": window}
         for op, call in calls.items():
             implementation(
-                op=op, name=name, role="baseline", devices=devices, kind=kind, package=package
+                op=op,
+                name=name,
+                role="baseline",
+                devices=devices,
+                kind=kind,
+                package=package,
+                compiled_by=compiled_by,
             )(call)
         implementation(
             op="decode_step",
@@ -88,6 +98,7 @@ def of_a_stretch(
             devices=devices,
             kind=kind,
             package=package,
+            compiled_by=compiled_by,
         )(whole)
         return attention
 

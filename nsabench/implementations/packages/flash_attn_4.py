@@ -228,6 +228,25 @@ def _chosen_mask(group: int, block_size: int) -> Callable[..., Any]:
     return chosen  # type: ignore[no-any-return]
 
 
+def chosen_tiles(
+    block_indices: Tensor, t: int, block_size: int, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which blocks each query of a key head [B,T,H,S] chose, int32 [B,H,T,T/block_size]; of each
+    query head and tile of queries, how many tiles of keys any of its queries chose, [B,HQ,T/TILE],
+    and which, first in the last dimension and rising, [B,HQ,T/TILE,T/TILE]."""
+    b, _, h, _ = block_indices.shape
+    blocks = t // block_size
+    chosen = block_indices.transpose(1, 2).long()
+    table = torch.zeros(b, h, t, blocks + 1, dtype=torch.int32, device=block_indices.device)
+    table.scatter_(-1, chosen.where(chosen >= 0, blocks), 1)
+    table = table[..., :blocks].contiguous()
+    per = TILE // block_size
+    tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).amax((3, 5)).tril()
+    tiles = tiles.repeat_interleave(group, 1)
+    order = tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return table, tiles.sum(-1, dtype=torch.int32), order
+
+
 @implementation(
     op="selection_blocks",
     name="flash_attn_4_mask",
@@ -263,19 +282,8 @@ def flash_attn_4_mask(
     blocks = t // block_size
     if b * h * t * blocks > MAX_TABLE:
         raise Unsupported(f"the table of what was chosen would take {b * h * t * blocks} elements")
-    chosen = block_indices.transpose(1, 2).long()
-    table = torch.zeros(b, h, t, blocks + 1, dtype=torch.int32, device=q.device)
-    table.scatter_(-1, chosen.where(chosen >= 0, blocks), 1)
-    table = table[..., :blocks].contiguous()
-    per = TILE // block_size
-    tiles = table.view(b, h, t // TILE, TILE, t // TILE, per).amax((3, 5)).tril()
-    tiles = tiles.repeat_interleave(hq // h, 1)
-    order = tiles.argsort(-1, descending=True, stable=True).to(torch.int32)
-    sparse = sparsity(
-        mask_block_cnt=tiles.sum(-1, dtype=torch.int32),
-        mask_block_idx=order,
-        block_size=(TILE, TILE),
-    )
+    table, counts, order = chosen_tiles(block_indices, t, block_size, hq // h)
+    sparse = sparsity(mask_block_cnt=counts, mask_block_idx=order, block_size=(TILE, TILE))
     return _alone(
         attend(
             q,

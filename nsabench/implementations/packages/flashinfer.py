@@ -57,7 +57,7 @@ MOST_ROWS = 1 << 15  # that the block-sparse form has buffers for
 DISTRIBUTIONS = tuple(d for d in OP.distributions if d not in ("repeated", "empty_rows"))
 
 
-@of_a_stretch("flashinfer", "cuda", package=FLASHINFER)
+@of_a_stretch("flashinfer", "cuda", package=FLASHINFER, compiled_by="nvcc")
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """`BatchDecodeWithPagedKVCacheWrapper` over a cache that lies in one piece a head."""
     function(FLASHINFER, DECODE, *MAKES, *BUFFERS)
@@ -83,6 +83,7 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     role="baseline",
     devices=("cuda",),
     package=FLASHINFER,
+    compiled_by="nvcc",
 )
 def flashinfer_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
@@ -142,6 +143,7 @@ def _of_blocks(
     distributions=DISTRIBUTIONS,
     directions=("forward",),
     package=FLASHINFER,
+    compiled_by="nvcc",
 )
 def flashinfer_blocks(
     q: Tensor,
@@ -174,6 +176,7 @@ def flashinfer_blocks(
     distributions=DISTRIBUTIONS,
     directions=("forward",),
     package=FLASHINFER,
+    compiled_by="nvcc",
 )
 def flashinfer_prefill_blocks(
     q: Tensor,
@@ -214,6 +217,7 @@ def _sparse(stream: int, device: torch.device) -> Any:
     directions=("forward",),
     kind="general",
     package=FLASHINFER,
+    compiled_by="nvcc",
 )
 def flashinfer_block_sparse(
     q: Tensor,

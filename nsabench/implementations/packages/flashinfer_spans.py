@@ -66,6 +66,7 @@ def _of_spans(q: Tensor, k: Tensor, ranges: Tensor) -> tuple[Pages, int]:
     devices=("cuda",),
     directions=("forward",),
     package=FLASHINFER,
+    compiled_by="nvcc",
 )
 def flashinfer_spans(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
@@ -95,6 +96,7 @@ def flashinfer_spans(
     devices=("cuda",),
     directions=("forward",),
     package=FLASHINFER,
+    compiled_by="nvcc",
 )
 def flashinfer_prefill_spans(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int

@@ -1,0 +1,68 @@
+"""Calls made for what they leave in the caches of compilers: kernels that later calls find there.
+
+Nothing that is judged depends on them. Their inputs are drawn from another seed than any that is
+judged, so that a kernel which keeps what it saw keeps what nobody asks for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+
+import torch
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.assessment.checks.parity import OUTPUT
+from nsabench.errors import UsageError
+from nsabench.execution.failure import Failure
+from nsabench.execution.protocol import Compiled
+from nsabench.execution.worker import calls
+from nsabench.execution.worker.guard import guarded
+from nsabench.execution.worker.inputs import GRAD_SEED
+from nsabench.execution.worker.state import forget_earlier_cases
+from nsabench.machine.clock import now_s
+from nsabench.model.case import Case
+from nsabench.ops import Inputs
+from nsabench.registry import Implementation
+
+SEED = 86028121  # prime: a sum of it and a case's seed is no seed of an input set
+
+
+class _OneSet:
+    """One set of inputs, and nothing that says what is right for it."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        op, seed = ops.get(case.op), case.seed + SEED
+        inputs = op.draw(ops.sizes(case), case.dtype, case.distribution, seed, device)
+        self.wanted = op.differentiable if case.direction.differentiates else ()
+        self.results = tuple(f"d{name}" for name in self.wanted) or (OUTPUT,)
+        self.sets: list[Inputs] = [inputs]
+        self.grads: list[Tensor] = []
+        if self.wanted:
+            self.grads.append(op.draw_grad(inputs, seed + GRAD_SEED))
+
+
+def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
+    """Call `item` twice on inputs of the case. Raises `DeviceLost`."""
+    forget_earlier_cases()
+    try:
+        return _called_twice(ops.computed(case, item.computes), item, device)
+    except (UsageError, Failure) as failure:
+        return Compiled(reason=str(failure))
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()  # others compile on the same device
+
+
+def _called_twice(case: Case, item: Implementation, device: str) -> Compiled:
+    sets = guarded(partial(_OneSet, case, device), device, item.name)
+
+    def call() -> None:
+        calls.ready(item, case.direction, sets, 0, Random(case.seed))()
+
+    began = now_s()
+    guarded(call, device, item.name)
+    first = now_s()
+    guarded(call, device, item.name)
+    return Compiled(first_s=first - began, second_s=now_s() - first)
