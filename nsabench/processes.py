@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections import deque
@@ -40,6 +41,7 @@ def each(do: Callable[[A], B], things: Sequence[A]) -> Iterator[B]:
 
 def _begin(do: Callable[[Any], Any], things: Sequence[Any]) -> None:
     global _work
+    gc.freeze()  # what it was forked with is not walked through, and so stays shared
     _work = do, things
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nsabench import ops
 from nsabench.assessment.checks.row import Row
-from nsabench.assessment.verdict import Judgement
+from nsabench.assessment.verdict import NOT_JUDGED, Judgement
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, Kind, Regime, Role, Status
 
@@ -38,7 +38,7 @@ def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
     """Of a candidate whose ratio is great in some regime, if all that was timed beside it in its
     case is general, or specialised and far behind: `NO_SPECIALISED`. Empty otherwise, and where
     kinds were not recorded."""
-    judged = (judgement, judgement.queue or Judgement())
+    judged = (judgement, judgement.queue or NOT_JUDGED)
     if not any(j.speedup is not None and j.speedup > GREAT for j in judged):
         return ""
     return unspecialised(r for r in case if r.session == row.session)

@@ -22,12 +22,15 @@ def failures(results: Results) -> list[str]:
         if f.check == CHECK and f.effect is Effect.INVALID and not f.implementation
     ]
     for record in results.records:
-        who = f"{record.implementation} on {labels.named(record)}"
         if record.caught is Catch.MISSED:
-            lines.append(f"control {who} was not caught by {record.caught_by}")
+            lines.append(f"control {_who(record)} was not caught by {record.caught_by}")
         elif _failed(record):
-            lines.append(f"{who}: {record.status}: {record.reason}")
+            lines.append(f"{_who(record)}: {record.status}: {record.reason}")
     return lines
+
+
+def _who(record: Record) -> str:
+    return f"{record.implementation} on {labels.named(record)}"
 
 
 def unproven(results: Results) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -43,16 +44,25 @@ def of_bursts(run_id: str, by_key: Mapping[Key, tuple[int, Bursts]]) -> pa.Table
 
 def _filled(
     run_id: str, by_key: Mapping[Key, tuple[int, Samples | Bursts]], table: Sequence[Column]
-) -> dict[str, list[Any]]:
+) -> dict[str, Any]:
     """Values by column: a row a timing."""
-    columns: dict[str, list[Any]] = {c.name: [] for c in table}
-    for (case_id, implementation), (session, timings) in by_key.items():
-        count = len(timings.time_ms)
-        fixed = {"run_id": run_id, "case_id": case_id, "implementation": implementation}
-        for name, value in {**fixed, "session": session}.items():
-            columns[name] += [value] * count
-        for name in columns.keys() - fixed.keys() - {"session"}:
-            columns[name] += getattr(timings, name) or [None] * count  # what nobody read
+    counts = [len(timings.time_ms) for _, timings in by_key.values()]
+    rows = np.repeat(np.arange(len(counts)), counts)
+
+    def spread(values: Iterable[str | int], kind: pa.DataType) -> pa.Array:
+        return pa.array(values, kind).take(rows)
+
+    columns: dict[str, Any] = {
+        "run_id": pa.repeat(run_id, len(rows)),
+        "case_id": spread((case_id for case_id, _ in by_key), pa.string()),
+        "implementation": spread((name for _, name in by_key), pa.string()),
+        "session": spread((session for session, _ in by_key.values()), pa.int64()),
+    }
+    for name in {column.name for column in table} - columns.keys():
+        values: list[Any] = []
+        columns[name] = values
+        for (_, timings), count in zip(by_key.values(), counts, strict=True):
+            values += getattr(timings, name) or [None] * count  # what nobody read
     return columns
 
 

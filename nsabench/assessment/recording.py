@@ -10,8 +10,8 @@ from nsabench.assessment.checks.limits import Limits, least
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import Against
 from nsabench.assessment.rows import held
-from nsabench.assessment.statistics import quantile
-from nsabench.assessment.verdict import Judgement
+from nsabench.assessment.statistics import quantiles
+from nsabench.assessment.verdict import NOT_JUDGED, Judgement
 from nsabench.model.journal import Header
 from nsabench.model.measurement import Ceilings, Outcome
 from nsabench.model.plan import Plan
@@ -53,12 +53,12 @@ def record(
     the regime of its samples and in the queue."""
     timed = outcome.samples.time_ms if row.status is Status.OK else []
     floor = least(row, run.limits)
-    median = quantile(timed, 0.5) if timed else None
+    p20, median, p80 = _quantiles(timed)
     host = _quantiles(held(outcome.samples) if timed else [])
     queued = _quantiles(outcome.bursts.time_ms if timed else [])
     notes = [f.sentence for f in noted if f.concerns(row)]
     software, device = run.header.described.software, run.header.described.device
-    in_queue = judgement.queue or Judgement()
+    in_queue = judgement.queue or NOT_JUDGED
     origin = run.plan.info(row.op, row.implementation).origin
     against = against if row.status is Status.OK else {}
     own, queue = against.get(Regime.of_samples(row.mode)), against.get(Regime.QUEUE)
@@ -90,8 +90,8 @@ def record(
         rows_left_out=outcome.rows_left_out,
         median_ms=median,
         device_ms=_device_ms(run.ceilings, row, median),
-        p20_ms=quantile(timed, 0.2) if timed else None,
-        p80_ms=quantile(timed, 0.8) if timed else None,
+        p20_ms=p20,
+        p80_ms=p80,
         host_us=host[1],
         host_p20_us=host[0],
         host_p80_us=host[2],
@@ -152,7 +152,8 @@ def _quantiles(times: Sequence[float]) -> tuple[float | None, float | None, floa
     """20 %, 50 % and 80 %."""
     if not times:
         return None, None, None
-    return quantile(times, 0.2), quantile(times, 0.5), quantile(times, 0.8)
+    p20, median, p80 = quantiles(times, 0.2, 0.5, 0.8)
+    return p20, median, p80
 
 
 def _device_ms(ceilings: Ceilings, row: Row, median: float | None) -> float | None:

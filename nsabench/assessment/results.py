@@ -18,7 +18,14 @@ from nsabench.assessment.checks.row import Row
 from nsabench.assessment.pays.against import DeviceClock, QueueClock, against_alternatives
 from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
-from nsabench.assessment.verdict import Judgement, Key, by_the_supervisor, judge, look_again
+from nsabench.assessment.verdict import (
+    NOT_JUDGED,
+    Judgement,
+    Key,
+    by_the_supervisor,
+    judge,
+    look_again,
+)
 from nsabench.errors import UsageError
 from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
@@ -132,7 +139,7 @@ class Assessed:
                 self,
                 _after(row, failed.get((row.case_id, row.implementation))),
                 outcomes[row.case_id, row.implementation],
-                judgements.get((row.case_id, row.implementation), Judgement()),
+                judgements.get((row.case_id, row.implementation), NOT_JUDGED),
                 noted=notes.get(row.case_id, []),
                 doubt=doubts.about(row, of_times),
                 unproven=unproven.get(Group.of(row), []) if row.role is Role.CANDIDATE else [],

@@ -15,6 +15,7 @@ from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Role, Status
+from nsabench.ops import Work
 
 STATUS_OF = {Effect.WRONG: Status.WRONG, Effect.IMPLAUSIBLE: Status.IMPLAUSIBLE}
 
@@ -32,11 +33,15 @@ def of_case(
 ) -> list[Row]:
     """Rows of one case. `conditions`: by session."""
     alongside = plan.by_id[case.id].alongside
+    length = ops.get(case.op).length(ops.sizes(case))
+    works: dict[str, Work] = {}  # by what is computed: nearly all compute the same
     rows = []
     for outcome in outcomes:
         info = plan.info(case.op, outcome.implementation)
         samples = outcome.samples
-        work = ops.computed_work(case, info.computes)
+        if info.computes not in works:
+            works[info.computes] = ops.computed_work(case, info.computes)
+        work = works[info.computes]
         rows.append(
             Row(
                 case_id=case.id,
@@ -52,7 +57,7 @@ def of_case(
                 reason=outcome.reason,
                 dtype=case.dtype,
                 shape=case.shape,
-                length=ops.get(case.op).length(ops.sizes(case)),
+                length=length,
                 direction=case.direction,
                 distribution=case.distribution,
                 streams=case.streams,
@@ -77,7 +82,7 @@ def of_case(
                 median_mcycles=_mcycles(samples),
                 escaped_share=_share([x > 0 for x in samples.escaped_ms], 0.0),
                 gap_hidden_share=_share(samples.gap_hidden, 1.0),
-                conditions=conditions.get(outcome.session, Conditions()),
+                conditions=conditions.get(outcome.session) or Conditions(),
             )
         )
     return rows

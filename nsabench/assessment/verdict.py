@@ -54,6 +54,9 @@ class Judgement:
     queue: Judgement | None = None
 
 
+NOT_JUDGED = Judgement()
+
+
 def judge(
     rows: Sequence[Row],
     timings: Mapping[Key, Samples | Bursts],

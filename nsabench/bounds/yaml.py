@@ -6,7 +6,7 @@ an alias costs a byte or two however much it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -19,20 +19,26 @@ _CORE = "tag:yaml.org,2002:"
 _TEXT = f"{_CORE}str"
 _SCALARS = frozenset(f"{_CORE}{kind}" for kind in ("bool", "float", "int", "null", "timestamp"))
 _NONE = object()
+_STARTS = frozenset({yaml.MappingStartEvent, yaml.SequenceStartEvent})
+_ENDS = frozenset({yaml.MappingEndEvent, yaml.SequenceEndEvent})
 
 
 def refuse_unbounded(text: str, nodes: int) -> None:
     """Raises `OutOfBounds` when any of the documents in `text` is too large, too deep, or repeats
     too much, for whoever then composes it with `yaml.SafeLoader`, whose parser this is, too; and
     `yaml.YAMLError` when it is not YAML."""
-    for _ in _bounded(yaml.parse(text, Loader=yaml.SafeLoader), nodes):
+    for _ in _bounded(yaml.SafeLoader(text), nodes):
         pass
 
 
 def refuse_large(data: bytes, most: int, nodes: int) -> None:
     """Raises `OutOfBounds` for YAML of ours that `load` would not read again."""
-    if len(whole(data, most)) > nodes:  # no value has less than a byte
-        for _ in _bounded(yaml.parse(data, Loader=_LOADER), nodes):
+    whole(data, most)
+    # An entry of a mapping, which is two values, has one of these, and so has an item of a list:
+    # where they are few, and nothing is repeated, no parser need count.
+    marks = sum(map(data.count, b":?-[{,"))
+    if b"*" in data or 2 * marks + 1 > nodes:
+        for _ in _bounded(_LOADER(data), nodes):
             pass
 
 
@@ -44,53 +50,57 @@ def load(data: bytes, most: int, nodes: int) -> Any:
     """
     build = _Builder()
     take = build.take
-    for event in _bounded(yaml.parse(whole(data, most), Loader=_LOADER), nodes):
+    for event in _bounded(_LOADER(whole(data, most)), nodes):
         if type(event) is yaml.DocumentEndEvent:
             break
         take(event)
     return build.root
 
 
-def _bounded(events: Iterable[yaml.Event], nodes: int) -> Iterator[yaml.Event]:
-    """The events, for as long as they are within bounds."""
+def _bounded(parser: Any, nodes: int) -> Iterator[yaml.Event]:
+    """The events of a parser, for as long as they are within bounds."""
     count, sizes = 0, dict[str, int]()
     begun: list[tuple[str | None, int]] = []  # anchor and count of every open collection
-    for event in _parsed(events):
+    for event in _events(parser):
+        kind = type(event)
         # Most are scalars, and most of those are short.
-        if isinstance(event, yaml.ScalarEvent):
+        if kind is yaml.ScalarEvent:
             if len(event.value) > limits.NUMBER:
                 _refuse_long_number(event)
             count += 1
             if event.anchor is not None:
                 sizes[event.anchor] = 1
-        elif isinstance(event, yaml.CollectionStartEvent):
+        elif kind in _STARTS:
             begun.append((event.anchor, count))
             if len(begun) > limits.DEPTH:
                 raise _too_deep()
             count += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
+        elif kind in _ENDS:
             anchor, before = begun.pop()
             if anchor is not None:
                 sizes[anchor] = count - before
-        elif isinstance(event, yaml.AliasEvent):
+        elif kind is yaml.AliasEvent:
             if any(anchor == event.anchor for anchor, _ in begun):
                 raise OutOfBounds("refers to itself")
             count += sizes.get(str(event.anchor), 1)
-        elif isinstance(event, yaml.DocumentStartEvent):
+        elif kind is yaml.DocumentStartEvent:
             sizes.clear()
         if count > nodes:
             raise OutOfBounds(f"holds more than {nodes} values, as often as aliases repeat them")
         yield event
 
 
-def _parsed(events: Iterable[yaml.Event]) -> Iterator[yaml.Event]:
+def _events(parser: Any) -> Iterator[Any]:
     try:
-        yield from events
+        # `yaml.parse` asks whether there is one before it takes it, which takes as long again.
+        yield from iter(parser.get_event, None)
     except yaml.MarkedYAMLError as error:
         # libyaml has a bound of its own, and reads so far ahead that it may meet it first.
         if error.problem == "exceeded maximum nesting depth":
             raise _too_deep() from None
         raise
+    finally:
+        parser.dispose()
 
 
 def _too_deep() -> OutOfBounds:
@@ -110,52 +120,51 @@ class _Builder:
 
     def __init__(self) -> None:
         self.root: Any = None
-        self._open: list[tuple[Any, str | None]] = []
-        self._keys: list[Any] = []  # of each open mapping the key whose value comes next
+        self._into: Any = None  # the collection that the next value is of; None: of none
+        self._key: Any = _NONE  # that the value is of; _NONE where a key comes next, or none does
+        self._around: list[tuple[Any, Any]] = []  # the open collections around it, and their keys
         self._anchors: dict[str, Any] = {}
         self._plain: dict[str, Any] = {}  # values of plain scalars, which repeat a lot
         self._loader = yaml.SafeLoader("")
 
-    def take(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.ScalarEvent):
-            value = event.value if self._expects_key() else self._scalar(event)
-            self._add(value, event.anchor)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            if self._expects_key():
+    def take(self, event: Any) -> None:
+        kind = type(event)
+        expects_key = self._key is _NONE and type(self._into) is dict
+        if kind is yaml.ScalarEvent:
+            self._add(event.value if expects_key else self._scalar(event), event.anchor)
+        elif kind in _STARTS:
+            if expects_key:
                 raise OutOfBounds("has a key that is no text")
             if event.tag not in (None, "!", f"{_CORE}map", f"{_CORE}seq"):
                 raise OutOfBounds("names a type by tag")
-            value = {} if isinstance(event, yaml.MappingStartEvent) else []
+            value: Any = {} if kind is yaml.MappingStartEvent else []
             self._add(value, event.anchor)
-            self._open.append((value, event.anchor))
-            self._keys.append(_NONE)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._open.pop()
-            self._keys.pop()
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors or self._expects_key():
+            self._around.append((self._into, self._key))
+            self._into, self._key = value, _NONE
+        elif kind in _ENDS:
+            self._into, self._key = self._around.pop()
+        elif kind is yaml.AliasEvent:
+            if event.anchor not in self._anchors or expects_key:
                 raise OutOfBounds("has an alias of nothing")
             self._add(self._anchors[event.anchor], None)
 
-    def _expects_key(self) -> bool:
-        return bool(self._open) and isinstance(self._open[-1][0], dict) and self._keys[-1] is _NONE
-
     def _add(self, value: Any, anchor: str | None) -> None:
-        if not self._open:
+        into = self._into
+        if type(into) is list:
+            into.append(value)
+        elif into is None:
             self.root = value
-        elif isinstance(parent := self._open[-1][0], list):
-            parent.append(value)
-        elif self._keys[-1] is _NONE:
-            if value in parent:
+        elif self._key is _NONE:
+            if value in into:
                 raise OutOfBounds(f"gives {value[:80]!r} twice")
-            self._keys[-1] = value
+            self._key = value
         else:
-            parent[self._keys[-1]] = value
-            self._keys[-1] = _NONE
+            into[self._key] = value
+            self._key = _NONE
         if anchor is not None:
             self._anchors[anchor] = value
 
-    def _scalar(self, event: yaml.ScalarEvent) -> Any:
+    def _scalar(self, event: Any) -> Any:
         text, tag = event.value, event.tag
         if tag in (None, "!"):
             if not event.implicit[0]:

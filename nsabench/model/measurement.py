@@ -37,10 +37,10 @@ class Samples(Message):
     @model_validator(mode="after")
     def _even(self) -> Samples:
         count = len(self.time_ms)
-        lengths = {len(values) for values in self.__dict__.values()}
+        lengths = set(map(len, self.__dict__.values()))
         if len(self.round) != count or not lengths <= {0, count}:
             raise ValueError("the lists of samples differ in length")
-        if any(map(LEAST_MS.__gt__, self.time_ms)):
+        if min(self.time_ms, default=LEAST_MS) < LEAST_MS:
             raise ValueError(f"a time is not above {LEAST_MS} ms")
         return self
 
@@ -61,7 +61,7 @@ class Bursts(Message):
     def _even(self) -> Bursts:
         if len(self.calls) != len(self.time_ms):
             raise ValueError("the lists of bursts differ in length")
-        if any(map(LEAST_MS.__gt__, self.time_ms)) or any(map((1).__gt__, self.calls)):
+        if min(self.time_ms, default=LEAST_MS) < LEAST_MS or min(self.calls, default=1) < 1:
             raise ValueError("a burst has no calls, or took no time")
         return self
 

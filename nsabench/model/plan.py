@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -145,6 +145,11 @@ class Plan(BaseModel):
     def by_id(self) -> dict[str, PlannedCase]:
         return {planned.id: planned for planned in self.cases}
 
+    @cached_property
+    def by_name(self) -> dict[tuple[str, str], ImplementationInfo]:
+        """By op and name."""
+        return {(i.op, i.name): i for i in reversed(self.implementations)}
+
     @property
     def origins(self) -> list[Origin]:
         """The libraries that its implementations call, each once, by name: those that were here."""
@@ -153,9 +158,14 @@ class Plan(BaseModel):
 
     def narrowed(self, cases: Iterable[PlannedCase], where: Iterable[str]) -> Plan:
         """The same with some of its cases only: those that meet the conditions `where`."""
-        fewer = self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
-        fewer.__dict__.pop("by_id", None)  # a copy takes along what was derived
-        return fewer
+        return self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, which derives anew what this one has derived of what was changed."""
+        copy = super().model_copy(update=update, deep=deep)
+        for derived in ("by_id", "by_name", "openings"):
+            copy.__dict__.pop(derived, None)
+        return copy
 
     @cached_property
     def openings(self) -> dict[str, str]:
@@ -179,7 +189,7 @@ class Plan(BaseModel):
             yield shard, part
 
     def info(self, op: str, name: str) -> ImplementationInfo:
-        return next(i for i in self.implementations if i.op == op and i.name == name)
+        return self.by_name[op, name]
 
     _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to
     _sha256: str = PrivateAttr("")  # of the file that it stands for
@@ -219,9 +229,7 @@ class Plan(BaseModel):
     def read(cls, path: Path) -> Plan:
         """Raises `UsageError` when `path` holds no plan."""
         try:
-            content = bounds.read(path, limits.PLAN)
-            plan = cls.model_validate(bounded_yaml.load(content, limits.PLAN, limits.PLAN_NODES))
-            plan._content = content
+            plan = _read(bounds.read(path, limits.PLAN))
         except (OSError, yaml.YAMLError, ValueError) as error:
             raise UsageError(
                 f"{path} is not the plan of a run: {_why(error)}",
@@ -243,6 +251,13 @@ class Plan(BaseModel):
                     "start a new run.",
                 )
         return plan
+
+
+@lru_cache(maxsize=1)  # what was just sealed is verified next, and may be large
+def _read(content: bytes) -> Plan:
+    plan = Plan.model_validate(bounded_yaml.load(content, limits.PLAN, limits.PLAN_NODES))
+    plan._content = content
+    return plan
 
 
 def _dumped(content: Any) -> str:

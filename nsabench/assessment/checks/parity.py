@@ -97,16 +97,23 @@ def check(rows: Sequence[Row], limits: Limits) -> list[Finding]:
 
 def _check_case(rows: list[Row]) -> Iterator[Finding]:
     valid = [r for r in rows if r.role is Role.BASELINE and _may_excuse(r)]
+    # What is there for a control is no yardstick of anything else.
+    of_controls, of_others = _best(valid), _best([r for r in valid if not r.alongside])
     for row in rows:
-        # What is there for a control is no yardstick of anything else.
-        of_it = [r for r in valid if row.role is Role.CONTROL or not r.alongside]
+        best, best_row = of_controls if row.role is Role.CONTROL else of_others
         if row.computes:
-            of_it = []  # baselines compute another function
-        best = min((r.rel_l2 for r in of_it if r.rel_l2 is not None), default=None)
-        best_row = min((r for r in of_it if r.worst_row is not None), key=_of_honest, default=None)
+            best, best_row = None, None  # baselines compute another function
         sentence = _whole(row, best) or _one_row(row, best_row)
         if sentence:
             yield Finding("parity", Effect.WRONG, sentence, row.case_id, row.implementation)
+
+
+def _best(baselines: Sequence[Row]) -> tuple[float | None, Row | None]:
+    """The least error as a whole, and who has the least in its worst row."""
+    return (
+        min((r.rel_l2 for r in baselines if r.rel_l2 is not None), default=None),
+        min((r for r in baselines if r.worst_row is not None), key=_of_honest, default=None),
+    )
 
 
 def _may_excuse(baseline: Row) -> bool:
