@@ -65,7 +65,7 @@ def ahead(
     """
     room_bytes = int(SHARE * (memory_bytes or 0))
     count = processes(plan, room_bytes)
-    if plan.device != "cuda" or len(list(cells)) < WORTH_IT or count < 2:
+    if plan.device != "cuda" or len(cells) < WORTH_IT or count < 2:
         return Ahead()
     note(f"compiling ahead in {count} processes")
     done = compiled(plan, cells, executor, count, room_bytes)
@@ -180,18 +180,17 @@ class _Processes:
     def _call(self, job: Job) -> _Called:
         if job.info.name in self._ended_by:
             return _Called(job)
-        executor = self._free.get()
-        began = 0.0
-        try:
-            limit_s = min(job.case.timeout_s, LIMIT_S)
-            with self._room.for_(SETS * ops.work(job.case).bytes_min):
-                began = time.monotonic()
+        with self._room.for_(SETS * ops.work(job.case).bytes_min):
+            executor = self._free.get()
+            began = time.monotonic()
+            try:
+                limit_s = min(job.case.timeout_s, LIMIT_S)
                 compiled = executor.compile(job.case, job.info.name, limit_s)
-        except GroupLost:
-            self._ended_by.add(job.info.name)
-            return _Called(job, wall_s=time.monotonic() - began)
-        finally:
-            self._free.put(executor)
+            except GroupLost:
+                self._ended_by.add(job.info.name)
+                return _Called(job, wall_s=time.monotonic() - began)
+            finally:
+                self._free.put(executor)
         compiles = compiled.first_s - compiled.second_s >= COMPILES_S
         return _Called(job, compiled.first_s, compiles, time.monotonic() - began)
 

@@ -52,9 +52,8 @@ class ImplementationInfo(BaseModel):
     computes: str = ""  # of an alternative: the op that it is one of
     kind: Kind | None = None  # of a baseline; None: it was not recorded
     origin: Origin = Origin()  # the library that it calls, if it does
-    compiled_by: str | None = (
-        None  # when it is called: `triton`, `nvcc` or nothing; None: not recorded
-    )
+    # When it is called: `triton`, `nvcc`, or nothing; None: not recorded.
+    compiled_by: str | None = None
 
     def concerns(self, case: Case) -> bool:
         return (

@@ -37,9 +37,8 @@ def cells(plan: Plan) -> dict[str, list[str]]:
 
 
 def calls(executor: WorkerExecutor) -> list[list[str]]:
-    return [
-        line.split() for line in (Path(executor.folder()) / "tmp/calls").read_text().split("\n")
-    ]
+    lines = (Path(executor.folder()) / "tmp/calls").read_text().splitlines()
+    return [line.split() for line in lines]
 
 
 def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
@@ -49,7 +48,7 @@ def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
     done = compilation.compiled(plan, cells(plan), executor, 2, ROOM)
 
     assert done.implementations == {"compiles"}
-    made = [call for call in calls(executor) if call]
+    made = calls(executor)
     lengths_of = {name: {call[1] for call in made if call[0] == name} for name, *_ in made}
     assert lengths_of == {"compiles": set(map(str, LENGTHS)), "ready_made": {"16"}}
     assert len({call[2] for call in made}) == 2  # processes
@@ -82,7 +81,7 @@ def test_who_fails_is_called_once_and_the_others_are_compiled(
     plan = make_plan([name, "compiles"], lengths=LENGTHS)
     done = compilation.compiled(plan, cells(plan), executor, 2, ROOM)
     assert done.implementations == {"compiles"}
-    assert len([call for call in calls(executor) if call and call[0] == name]) == 1
+    assert len([call for call in calls(executor) if call[0] == name]) == 1
     assert leftovers() == []
 
 
