@@ -111,7 +111,8 @@ def implementation(
     package: the library that it calls, if that is not the one that registers it.
     compiled_by: of a baseline: `triton` where its kernels are compiled when they are called, by it
       or by `torch.compile`; under another Triton such a baseline is another one. `nvcc` where they
-      are C++ that is compiled then. What either made is found in its cache by the next process.
+      are C++ that is compiled then, `cutlass` where they are CuTe DSL. What each made is found in
+      its cache by the next process.
     Raises `UsageError` for an unknown role, device, direction or kind.
     """
 

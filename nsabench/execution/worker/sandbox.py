@@ -30,9 +30,12 @@ _CACHES = {
     "CUDA_CACHE_PATH": "cuda",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "CUTE_DSL_CACHE_DIR": "cute",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash_attn",
     "XDG_CACHE_HOME": "cache",
     "TMPDIR": "tmp",
 }
+# FlashAttention-4 keeps what it compiled only where it is told to.
+_KEPT = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
 # Where the CUDA of a GPU that several processes share finds the daemon through which they do.
 _MPS, _MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 _MAX_FILE_BYTES = 16 << 30
@@ -49,6 +52,7 @@ def enter(sandbox: Sandbox) -> None:
     for variable, name in _CACHES.items():
         (scratch / name).mkdir(exist_ok=True)
         os.environ[variable] = str(scratch / name)
+    os.environ.update(_KEPT)
     tempfile.tempdir = None  # whatever was imported may have asked for it already
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for what, most in (

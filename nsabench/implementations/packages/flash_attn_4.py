@@ -66,7 +66,7 @@ def causal(
     return _alone(attend(q[0], k[0], v[0], **options)).unsqueeze(0)
 
 
-@dense("flash_attn_4", package=FLASH_ATTN_4)
+@dense("flash_attn_4", package=FLASH_ATTN_4, compiled_by="cutlass")
 def flash_attn_4(
     q: Tensor,
     k: Tensor,
@@ -86,6 +86,7 @@ def flash_attn_4(
     role="baseline",
     devices=("cuda",),
     package=FLASH_ATTN_4,
+    compiled_by="cutlass",
 )
 def flash_attn_4_window(
     q: Tensor,
@@ -107,6 +108,7 @@ def flash_attn_4_window(
     role="baseline",
     devices=("cuda",),
     package=FLASH_ATTN_4,
+    compiled_by="cutlass",
 )
 def flash_attn_4_compressed(
     q: Tensor,
@@ -133,6 +135,7 @@ def flash_attn_4_compressed(
     role="baseline",
     devices=("cuda",),
     package=FLASH_ATTN_4,
+    compiled_by="cutlass",
 )
 def flash_attn_4_rows(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, sm_scale: float, max_seqlen: int
@@ -163,13 +166,13 @@ def _cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int) -> Te
     return _alone(out).squeeze(1)
 
 
-@of_a_stretch("flash_attn_4", "cuda", package=FLASH_ATTN_4)
+@of_a_stretch("flash_attn_4", "cuda", package=FLASH_ATTN_4, compiled_by="cutlass")
 def flash_attn_4_cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """One query against a cache, all keys in one program."""
     return _cached(q, k, v, sm_scale, 1)
 
 
-@of_a_stretch("flash_attn_4_splits", "cuda", package=FLASH_ATTN_4)
+@of_a_stretch("flash_attn_4_splits", "cuda", package=FLASH_ATTN_4, compiled_by="cutlass")
 def flash_attn_4_splits(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     """The same, the keys split over as many programs as it finds best."""
     function(FLASH_ATTN_4, PLAIN, *CACHED)
@@ -189,6 +192,7 @@ def _all_long(rows: int, keys: int, device: torch.device) -> Tensor:
     role="baseline",
     devices=("cuda",),
     package=FLASH_ATTN_4,
+    compiled_by="cutlass",
 )
 def flash_attn_4_pages(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, block_size: int, sm_scale: float
@@ -255,6 +259,7 @@ def chosen_tiles(
     directions=("forward",),
     kind="general",
     package=FLASH_ATTN_4,
+    compiled_by="cutlass",
 )
 def flash_attn_4_mask(
     q: Tensor,

@@ -132,7 +132,9 @@ def test_the_ladders_are_whole() -> None:
             lengths.setdefault((s["HQ"], s["H"], c.direction), set()).add(s["T"])
     for layout in ((64, 4), (32, 8), (32, 2), (16, 1)):
         for direction in (Direction.FORWARD, Direction.BACKWARD):
-            assert {2048, 8192, 16384, 32768, 65536} <= lengths[*layout, direction]
+            assert {8192, 16384, 32768} <= lengths[*layout, direction]
+            if layout == (64, 4):
+                assert {2048, 65536} <= lengths[*layout, direction]
     assert {8192, 16384, 32768} <= lengths[64, 4, Direction.STEP]
     assert lengths[32, 8, Direction.STEP] and lengths[32, 2, Direction.STEP]
     assert 131072 in lengths[64, 4, Direction.FORWARD]
