@@ -276,7 +276,10 @@ def flash_attn_4_mask(
     attend = function(
         FLASH_ATTN_4, PLAIN, *TENSORS, "mask_mod", "aux_tensors", "block_sparse_tensors"
     )
-    sparsity = function(FLASH_ATTN_4, SPARSITY, "mask_block_cnt", "mask_block_idx", "block_size")
+    sparsity = function(
+        FLASH_ATTN_4, SPARSITY, *("mask_block_cnt", "mask_block_idx"),
+        *("full_block_cnt", "full_block_idx", "block_size"),
+    )  # fmt: skip
     check_flash(q, v)
     b, t, hq = q.shape[:3]
     h = k.shape[2]
@@ -288,7 +291,14 @@ def flash_attn_4_mask(
     if b * h * t * blocks > MAX_TABLE:
         raise Unsupported(f"the table of what was chosen would take {b * h * t * blocks} elements")
     table, counts, order = chosen_tiles(block_indices, t, block_size, hq // h)
-    sparse = sparsity(mask_block_cnt=counts, mask_block_idx=order, block_size=(TILE, TILE))
+    # No tile is free of the mask. Said by none at all, its kernel for sm_90 cannot be compiled.
+    sparse = sparsity(
+        mask_block_cnt=counts,
+        mask_block_idx=order,
+        full_block_cnt=torch.zeros_like(counts),
+        full_block_idx=torch.zeros_like(order),
+        block_size=(TILE, TILE),
+    )
     return _alone(
         attend(
             q,
