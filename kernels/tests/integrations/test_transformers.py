@@ -113,7 +113,7 @@ def test_a_model_learns_and_gradients_reach_all_its_parameters() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < 0.7 * losses[0]
-    assert not of.model.layers[0].self_attn.nsa_gates.weight.equal(torch.zeros(6, 24))
+    assert of.model.layers[0].self_attn.nsa_gates.weight.any()
 
 
 def test_a_model_in_float32_learns_under_autocast() -> None:
