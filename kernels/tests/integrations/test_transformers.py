@@ -288,7 +288,7 @@ def test_what_a_model_cannot_be_run_with_is_refused_by_the_model() -> None:
             of(x, output_attentions=True)
         static = transformers.StaticCache(config=of.config, max_cache_len=9)
         with pytest.raises(ValueError, match=SAYS + "9 keys are not .* StaticCache"):
-            of(x, cache=static)
+            of(x, past_key_values=static)
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality"):
             of(x, attention_mask=torch.zeros(2, 1, 6, 6, device=DEVICE))
         of.train()
