@@ -331,12 +331,15 @@ def test_where_there_is_none_it_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sandbox, "_held", "")
     monkeypatch.setattr(sandbox.capabilities, "keep", lambda *given: None)
     monkeypatch.setattr(sandbox.resource, "setrlimit", lambda *given: None)
-    for variable in (*sandbox._CACHES, repository.FOLDER):
+    for variable in (*sandbox._CACHES, *sandbox._KEPT, repository.FOLDER):
         monkeypatch.setenv(variable, "")
     monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
     monkeypatch.setattr("tempfile.tempdir", None)
     assert sandbox.held() == "none: it was not asked for"
     sandbox.enter(Sandbox(scratch=str(tmp_path), hidden=[]))
     assert sandbox.held() == "none: this kernel has no Landlock, sockets (seccomp)"
+    # FlashAttention-4 keeps its kernels where it is told to, so that they are compiled once.
+    assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1"
+    assert Path(os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"]).parent == tmp_path
     # What was brought for this user is found by a worker, whose caches are its own.
     assert str(repository.folder()) == "/of/the/user/nsabench/packages"
