@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,9 @@ import safetensors.torch  # noqa: E402
 from nsa_kernels.integrations import transformers as adapter  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Versions of Transformers call it by one name or the other, and pass over what they do not know.
+NAMED = inspect.signature(transformers.LlamaModel.forward).parameters
+CACHE = "cache" if "cache" in NAMED else "past_key_values"
 SIZES = {"block": 8, "stride": 4, "block_size": 16, "n_selected": 3, "window": 6}
 SAYS = "^" + adapter.OP.replace("(", r"\(") + ": "
 adapter.register()
@@ -288,7 +292,7 @@ def test_what_a_model_cannot_be_run_with_is_refused_by_the_model() -> None:
             of(x, output_attentions=True)
         static = transformers.StaticCache(config=of.config, max_cache_len=9)
         with pytest.raises(ValueError, match=SAYS + "9 keys are not .* StaticCache"):
-            of(x, past_key_values=static)
+            of(x, **{CACHE: static})
         with pytest.raises(ValueError, match=SAYS + "a mask beyond causality"):
             of(x, attention_mask=torch.zeros(2, 1, 6, 6, device=DEVICE))
         of.train()

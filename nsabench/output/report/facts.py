@@ -248,7 +248,7 @@ class Facts:
         """How the run was, or would be, started."""
         if self.environment is not None and self.environment.run.command:
             return " ".join(quoted(word) for word in self.environment.run.command)
-        words = ["nsabench", "all", *(m.name for m in self.plan.matrices)]
+        words = ["nsabench", "all", *dict.fromkeys(m.name for m in self.plan.matrices)]
         words += ["--device", self.plan.device]
         if self.plan.kernels:
             words += ["--kernels", self.plan.kernels]

@@ -106,8 +106,9 @@ def _method(facts: Facts) -> Iterator[str]:
     error = ceilings.known_duration_error
     accuracy = "not measured" if error is None else f"{error:+.2%} off"
     yield f"- the timer on a kernel of known duration: {accuracy}"
-    matrices = ", ".join(f"{code(m.name)} ({m.sha256[:12]})" for m in facts.plan.matrices)
-    yield f"- matrices: {matrices}"
+    # A file holds one for each of its documents.
+    files = dict.fromkeys(f"{code(m.name)} ({m.sha256[:12]})" for m in facts.plan.matrices)
+    yield f"- matrices: {', '.join(files)}"
     yield f"- {facts.measured_cases} cases, {len(facts.records)} records"
 
 

@@ -41,6 +41,16 @@ def test_it_has_the_sections_in_order(run: Path, tmp_path: Path) -> None:
     assert "There is no readable `environment.json`" in text
 
 
+def test_a_file_of_several_matrices_is_named_once(run: Path, tmp_path: Path) -> None:
+    facts = Facts.read(run)
+    made = facts.plan.matrices[0]
+    several = facts.plan.model_copy(update={"matrices": [made, made]})
+    facts = replace(facts, plan=several)
+    text = write_markdown(facts, tmp_path).read_text()
+    assert len(re.findall(re.escape(made.sha256[:12]), text)) == 1
+    assert facts.command.split().count(made.name) == 1
+
+
 def test_verdicts_on_a_gpu_are_not_seen_from_outside(run: Path, tmp_path: Path) -> None:
     facts = Facts.read(run)
     said = "These verdicts are not seen from outside"
