@@ -1,9 +1,9 @@
-"""Kernels of a pass compiled ahead, by several processes at once, before any of it is timed.
+"""Kernels compiled ahead, by several processes at once, before anything is timed.
 
 A compiler keeps one core busy, and a pass that meets each kernel when it times it waits for one
 compiler after the other. Here every implementation that compiles is called on each of its cases
-first. What that leaves is in the caches of the pass's workers; nothing else of it counts: what
-fails here fails again where it is measured, and is recorded there.
+first. What that leaves in the caches of compilers is what the workers of every pass begin with;
+nothing else of it counts: what fails here fails again where it is measured, and is recorded there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from queue import SimpleQueue
-from threading import Condition
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Lock
 
 from nsabench import ops
-from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor, clean_sources
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
@@ -37,44 +37,104 @@ LIMIT_S = 120.0  # of one call, however long its case may take
 
 @dataclass(frozen=True)
 class Job:
+    """One call. clean: in a process that imports no candidate."""
+
     case: Case
     info: ImplementationInfo
+    clean: bool = False
 
 
-@dataclass
 class Ahead:
-    """What was compiled. first_s: seconds of first calls, by case and implementation."""
+    """What was compiled ahead of the passes of a run, and who begins with it.
 
-    first_s: dict[tuple[str, str], float] = field(default_factory=dict)
-    implementations: set[str] = field(default_factory=set)
-    wall_s: float = 0.0
-    longest_s: float = 0.0
-    longest_of: str = ""
+    It is compiled twice where a pass needs it twice: by workers that import everything, and what
+    clean sources hold by workers that import no candidate, since who shares a cache with a
+    candidate may find there what that has left.
 
-
-def ahead(
-    plan: Plan,
-    cells: Mapping[str, Iterable[str]],
-    executor: WorkerExecutor,
-    memory_bytes: int | None,
-    note: Callable[[str], None],
-) -> Ahead:
-    """Compile what cells (implementations by case id) need, where that is worth the processes.
-
-    memory_bytes: of the device. The executor is told what first calls took.
+    first_s: seconds of first calls, by case and implementation.
     """
-    room_bytes = int(SHARE * (memory_bytes or 0))
-    count = processes(plan, room_bytes)
-    if plan.device != "cuda" or len(cells) < WORTH_IT or count < 2:
-        return Ahead()
-    note(f"compiling ahead in {count} processes")
-    done = compiled(plan, cells, executor, count, room_bytes)
-    executor.compiled_s = done.first_s
-    note(
-        f"kernels of {len(done.implementations)} implementations were compiled ahead in "
-        f"{done.wall_s:.0f} s; the longest call took {done.longest_s:.0f} s ({done.longest_of})"
-    )
-    return done
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self._plan = plan
+        # By whether they import no candidate.
+        self._executors = {
+            False: WorkerExecutor.of_plan(plan, run),
+            True: WorkerExecutor.without_candidates(plan, run),
+        }
+        self.first_s: dict[tuple[str, str], float] = {}
+        self.implementations: set[str] = set()
+        self.wall_s = 0.0
+        self.longest_s = 0.0
+        self.longest_of = ""
+
+    def compile(
+        self,
+        cells: Mapping[str, Iterable[str]],
+        memory_bytes: int | None,
+        note: Callable[[str], None],
+    ) -> None:
+        """Compile what cells (implementations by case id) need, once, where that is worth the
+        processes. memory_bytes: of the device."""
+        room_bytes = int(SHARE * (memory_bytes or 0))
+        count = processes(self._plan, room_bytes)
+        few = len(cells) < WORTH_IT or count < 2
+        if self._plan.device != "cuda" or few or self.first_s:
+            return
+        note(f"compiling ahead in {count} processes")
+        self.call(cells, count, room_bytes)
+        note(
+            f"kernels of {len(self.implementations)} implementations were compiled ahead in "
+            f"{self.wall_s:.0f} s; the longest call took {self.longest_s:.0f} s ({self.longest_of})"
+        )
+
+    def call(self, cells: Mapping[str, Iterable[str]], count: int, room_bytes: int) -> None:
+        """Have it called in `count` processes, which take no more of the device together than there
+        is room, and put aside what that leaves.
+
+        The smallest case of an implementation comes first: by how much longer its first call takes
+        than its second one sees whether it compiles, and only then are its other cases called.
+        """
+        began = time.monotonic()
+        with _Processes(self._executors, count, room_bytes) as processes_:
+            first = _jobs(self._plan, cells)
+            others = {processes_.call(jobs[0]): jobs[1:] for jobs in first}
+            pending: set[Future[_Called]] = set(others)
+            while pending:
+                ready, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    called = future.result()
+                    self._took(called)
+                    if called.compiles and future in others:
+                        self.implementations.add(called.job.info.name)
+                        pending |= {processes_.call(job) for job in others[future]}
+        for executor in self._executors.values():
+            executor.scratch.put_aside()
+        self.wall_s = time.monotonic() - began
+
+    def _took(self, called: _Called) -> None:
+        key = called.job.case.id, called.job.info.name
+        self.first_s[key] = max(called.first_s, self.first_s.get(key, 0.0))
+        if called.wall_s > self.longest_s:
+            self.longest_s, self.longest_of = called.wall_s, called.job.info.name
+
+    def lend(self, executor: WorkerExecutor, sandbox: str) -> None:
+        """Have the next worker of a pass begin with what was compiled for its kind.
+
+        sandbox: what holds the workers; where it does not keep files, a candidate could have
+        written to what the clean ones would begin with.
+        """
+        if not self.first_s:
+            return
+        executor.compiled_s = self.first_s
+        if executor.is_clean and not sandbox.startswith("files"):
+            return
+        scratch = self._executors[executor.is_clean].scratch
+        executor.borrow(scratch)
+        scratch.begin_afresh()
+
+    def close(self) -> None:
+        for executor in self._executors.values():
+            executor.close()
 
 
 def processes(plan: Plan, room_bytes: int) -> int:
@@ -82,39 +142,6 @@ def processes(plan: Plan, room_bytes: int) -> int:
     their contexts twice."""
     cores = len(os.sched_getaffinity(0)) // max(1, plan.neighbours)
     return max(0, min(cores - 1, room_bytes // (2 * CONTEXT_BYTES), MOST_PROCESSES))
-
-
-def compiled(
-    plan: Plan,
-    cells: Mapping[str, Iterable[str]],
-    executor: WorkerExecutor,
-    count: int,
-    room_bytes: int,
-) -> Ahead:
-    """Compile it in `count` processes that share the caches of the executor's worker, and take no
-    more of the device together than there is room.
-
-    The smallest case of an implementation comes first: by how much longer its first call takes than
-    its second one sees whether it compiles, and only then are its other cases called.
-    """
-    began = time.monotonic()
-    done = Ahead()
-    with _Processes(executor, count, room_bytes) as processes_:
-        others = {processes_.call(jobs[0]): jobs[1:] for jobs in _jobs(plan, cells)}
-        pending: set[Future[_Called]] = set(others)
-        while pending:
-            ready, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in ready:
-                called = future.result()
-                name = called.job.info.name
-                done.first_s[called.job.case.id, name] = called.first_s
-                if called.wall_s > done.longest_s:
-                    done.longest_s, done.longest_of = called.wall_s, name
-                if called.compiles and future in others:
-                    done.implementations.add(name)
-                    pending |= {processes_.call(job) for job in others[future]}
-    done.wall_s = time.monotonic() - began
-    return done
 
 
 @dataclass(frozen=True)
@@ -147,17 +174,20 @@ class _Room:
 
 
 class _Processes:
-    """So many workers; each call takes the one that is free, when there is room for its case."""
+    """So many workers of two kinds; each call takes a free one of its kind, when there is room for
+    its case. kinds: whose siblings they are, by whether they are clean."""
 
-    def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
+    def __init__(self, kinds: Mapping[bool, WorkerExecutor], count: int, room_bytes: int) -> None:
+        self._kinds = kinds
+        self._count = count
         self._room = _Room(room_bytes - count * CONTEXT_BYTES)
-        self._all = [executor.sibling() for _ in range(count)]
-        self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
-        for one in self._all:
-            self._free.put(one)
+        self._lock = Lock()
+        self._all: list[WorkerExecutor] = []
+        self._free: dict[bool, list[WorkerExecutor]] = {kind: [] for kind in kinds}
         self._threads = ThreadPoolExecutor(count)
         self._calls: list[Future[_Called]] = []
-        self._ended_by: set[str] = set()  # implementations: the next call would end the next
+        # Implementations, and in which kind: the next call would end the next.
+        self._ended_by: set[tuple[str, bool]] = set()
 
     def __enter__(self) -> _Processes:
         return self
@@ -166,7 +196,7 @@ class _Processes:
         self._threads.shutdown(wait=False, cancel_futures=True)
         # Of those still waited for, since this was interrupted, some are only about to be started.
         while left := [call for call in self._calls if not call.done()]:
-            for one in self._all:
+            for one in list(self._all):
                 one.kill()
             wait(left, timeout=KILL_EVERY_S)
         for one in self._all:
@@ -178,34 +208,54 @@ class _Processes:
         return called
 
     def _call(self, job: Job) -> _Called:
-        if job.info.name in self._ended_by:
+        ends = job.info.name, job.clean
+        if ends in self._ended_by:
             return _Called(job)
         with self._room.for_(SETS * ops.work(job.case).bytes_min):
-            executor = self._free.get()
             began = time.monotonic()
+            executor = self._take(job.clean)
             try:
                 limit_s = min(job.case.timeout_s, LIMIT_S)
                 compiled = executor.compile(job.case, job.info.name, limit_s)
             except GroupLost:
-                self._ended_by.add(job.info.name)
+                self._ended_by.add(ends)
                 return _Called(job, wall_s=time.monotonic() - began)
             finally:
-                self._free.put(executor)
+                with self._lock:
+                    self._free[job.clean].append(executor)
         compiles = compiled.first_s - compiled.second_s >= COMPILES_S
         return _Called(job, compiled.first_s, compiles, time.monotonic() - began)
 
+    def _take(self, clean: bool) -> WorkerExecutor:
+        """A free one of the kind; where all there may be are of the other, in place of one."""
+        superfluous: list[WorkerExecutor] = []
+        with self._lock:
+            if self._free[clean]:
+                return self._free[clean].pop()
+            if len(self._all) == self._count:
+                superfluous.append(self._free[not clean].pop())
+                self._all.remove(superfluous[0])
+            taken = self._kinds[clean].sibling()
+            self._all.append(taken)
+        for one in superfluous:
+            one.close()
+        return taken
+
 
 def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> list[Sequence[Job]]:
-    """Of each implementation but the controls, the smallest case first. The others are in no order:
-    cases that lie beside each other share most of their kernels, and would compile them twice."""
-    jobs: dict[ImplementationInfo, dict[str, Job]] = {}
+    """Of each implementation but the controls, the smallest case first, and of a baseline of clean
+    sources in either kind of process. The others are in no order: cases that lie beside each other
+    share most of their kernels, and would compile them twice."""
+    clean_ones = clean_sources(plan)
+    jobs: dict[tuple[ImplementationInfo, bool], dict[str, Job]] = {}
     for case_id, names in cells.items():
         case = plan.by_id[case_id].case
-        for name in names:
-            info = plan.info(case.op, name)
-            if _may_compile(info):
-                launched = json.dumps(case.content)  # however it is timed
-                jobs.setdefault(info, {}).setdefault(launched, Job(case, info))
+        launched = json.dumps(case.content)  # however it is timed
+        for info in filter(_may_compile, (plan.info(case.op, name) for name in names)):
+            is_clean = info.role is Role.BASELINE and info.source in clean_ones
+            for clean in {False, is_clean}:
+                of_kind = jobs.setdefault((info, clean), {})
+                of_kind.setdefault(launched, Job(case, info, clean))
     return [_smallest_first(list(of_one.values())) for of_one in jobs.values()]
 
 

@@ -21,10 +21,15 @@ GO = b"go\n"  # beside the requests: what a step awaits
 
 
 class Sandbox(Message):
-    """What a worker may write to, and what it must not see. Given to it as it starts."""
+    """What a worker may write to, and what it must not see. Given to it as it starts.
+
+    begins_as: the scratch of others, whose caches of compilers are copied into its own first; empty
+    for none.
+    """
 
     scratch: str
     hidden: list[str]
+    begins_as: str = ""
 
 
 class Discover(Message):

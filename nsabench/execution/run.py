@@ -264,7 +264,7 @@ class _Run:
         self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
         self._is_open = False
-        self._compiling_s = 0.0
+        self._ahead = compilation.Ahead(plan, folder.path)
 
     def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
@@ -279,8 +279,9 @@ class _Run:
                     # Not before: a plan that nobody vouches for may name any file.
                     ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
                 measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
-                for pass_ in PASSES:
-                    self._look(pass_)
+                with closing(self._ahead):
+                    for pass_ in PASSES:
+                        self._look(pass_)
                 results = self._assess().results(contents)
             parquet.write(results, self.plan.run_id, self.folder.path)
         return Finished(
@@ -288,7 +289,7 @@ class _Run:
             self.plan,
             results,
             time.monotonic() - began,
-            contents.measuring_s - measured_before_s + self._compiling_s,
+            contents.measuring_s - measured_before_s + self._ahead.wall_s,
             signer,
             self.journal.end,
             contents.queue_s - queue_before_s,
@@ -348,9 +349,9 @@ class _Run:
         """Have what the cells need compiled before any of them is timed."""
         done = self.journal.done(pass_.name)
         left = {case_id: names for case_id, names in cells.items() if case_id not in done}
-        device = self.journal.contents.headers[-1].described.device
-        ahead = compilation.ahead(self.plan, left, executor, device.memory_bytes, self.view.note)
-        self._compiling_s += ahead.wall_s
+        described = self.journal.contents.headers[-1].described
+        self._ahead.compile(left, described.device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, described.sandbox or "")
 
     def _step(self, step: Step, *, shown: bool) -> None:
         self.journal.busy_with(step.phase, step.implementation)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nsabench import registry
 from nsabench.execution import compilation
+from nsabench.execution.compilation import Ahead
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
@@ -21,34 +23,48 @@ from tests.execution.supervisor.conftest import MakePlan, make_plan
 from tests.execution.supervisor.test_hostile import leftovers
 
 __all__ = ["make_plan"]
+Begin = Callable[..., tuple[Plan, Ahead]]
 KERNELS = Path(compiling.__file__)
 LENGTHS = (16, 32, 64, 128)
 ROOM = 80 << 30
 
 
 @pytest.fixture
-def executor() -> Iterator[WorkerExecutor]:
-    with closing(WorkerExecutor("cpu", KERNELS)) as made:
-        yield made
+def begun(make_plan: MakePlan, tmp_path: Path) -> Iterator[Begin]:
+    with ExitStack() as stack:
+
+        def begin(names: Sequence[str], **sizes: Any) -> tuple[Plan, Ahead]:
+            plan = make_plan(names, **sizes).model_copy(update={"kernels": str(KERNELS)})
+            ahead = stack.enter_context(closing(Ahead(plan, tmp_path / "run")))
+            return plan, ahead
+
+        yield begin
 
 
 def cells(plan: Plan) -> dict[str, list[str]]:
     return {planned.id: list(planned.implementations) for planned in plan.cases}
 
 
-def calls(executor: WorkerExecutor) -> list[list[str]]:
-    lines = (Path(executor.folder()) / "tmp/calls").read_text().splitlines()
-    return [line.split() for line in lines]
+def calls(ahead: Ahead, *, clean: bool = False) -> list[list[str]]:
+    [kept] = Path(aside(ahead, clean=clean)).glob("tmp/calls")
+    return [line.split() for line in kept.read_text().splitlines()]
+
+
+def aside(ahead: Ahead, *, clean: bool) -> str:
+    """Where lies what was compiled."""
+    scratch = ahead._executors[clean].scratch
+    scratch.begin_afresh()
+    return scratch.next_sandbox().begins_as
 
 
 def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
-    make_plan: MakePlan, executor: WorkerExecutor
+    begun: Begin,
 ) -> None:
-    plan = make_plan(["compiles", "ready_made", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
-    done = compilation.compiled(plan, cells(plan), executor, 2, ROOM)
+    plan, done = begun(["compiles", "ready_made", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
+    done.call(cells(plan), 2, ROOM)
 
     assert done.implementations == {"compiles"}
-    made = calls(executor)
+    made = calls(done)
     lengths_of = {name: {call[1] for call in made if call[0] == name} for name, *_ in made}
     assert lengths_of == {"compiles": set(map(str, LENGTHS)), "ready_made": {"16"}}
     assert len({call[2] for call in made}) == 2  # processes
@@ -60,34 +76,62 @@ def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
 
 
 def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
-    make_plan: MakePlan, executor: WorkerExecutor
+    begun: Begin, tmp_path: Path
 ) -> None:
-    plan = make_plan(["compiles"], timeout_s=30)
-    executor.compiled_s = compilation.compiled(plan, cells(plan), executor, 2, ROOM).first_s
+    """And so does that of each later pass, whatever those before it have left."""
+    plan, ahead = begun(["compiles"], timeout_s=30)
+    ahead.call(cells(plan), 2, ROOM)
     [planned] = plan.cases
     began = time.monotonic()
-    [outcome] = executor.measure(planned.case, ["compiles"], 1).outcomes
-    assert outcome.status is Status.OK, outcome.reason
-    assert outcome.compile_s is not None
-    assert compiling.COMPILES_S <= outcome.compile_s <= time.monotonic() - began + 5
-    kernels = list(Path(executor.folder()).glob("triton/of_*"))
-    assert [kernel.name for kernel in kernels] == ["of_16"]
+    for look in range(2):
+        with closing(WorkerExecutor.of_plan(plan, tmp_path / "run")) as executor:
+            executor.describe()  # a worker that began with nothing
+            ahead.lend(executor, "files")
+            [outcome] = executor.measure(planned.case, ["compiles"], 1).outcomes
+            assert outcome.status is Status.OK, outcome.reason
+            assert outcome.compile_s is not None
+            assert compiling.COMPILES_S <= outcome.compile_s <= time.monotonic() - began + 5
+            assert executor.folder() == ahead._executors[False].folder()  # some caches hold paths
+            caches = Path(executor.folder(), "triton")
+            assert [kernel.name for kernel in caches.iterdir()] == ["of_16"], look
+            (caches / "left").touch()
+
+
+def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
+    begun: Begin, tmp_path: Path
+) -> None:
+    plan, ahead = begun(["compiles", "sdpa_gqa"], lengths=LENGTHS, timeout_s=30)
+    sources = registry.sources(KERNELS)
+    [own] = [source for source in sources if source.startswith(KERNELS.name)]
+    infos = [
+        info.model_copy(update={"compiled_by": "triton", "source": source})
+        for info, source in zip(plan.implementations, (own, "nsabench"), strict=True)
+    ]
+    plan = plan.model_copy(update={"implementations": infos, "sources": sources})
+    ahead = Ahead(plan, tmp_path / "run")
+    with closing(ahead), closing(WorkerExecutor.without_candidates(plan, tmp_path)) as executor:
+        ahead.call(cells(plan), 2, ROOM)
+        assert {name for _, name in ahead.first_s} == {"compiles", "sdpa_gqa"}
+        of_all, of_clean = (Path(aside(ahead, clean=clean), "triton") for clean in (False, True))
+        assert len(list(of_all.glob("of_*"))) == len(LENGTHS)
+        assert of_clean.is_dir() and not list(of_clean.iterdir())
+        # Where the sandbox does not keep files, a candidate could have written there since.
+        ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")
+        assert executor.folder() != ahead._executors[True].folder()
+        ahead.lend(executor, "files (Landlock 3)")
+        assert executor.folder() == ahead._executors[True].folder()
 
 
 @pytest.mark.parametrize("name", ["ends_its_process", "never_ends", "fails"])
-def test_who_fails_is_called_once_and_the_others_are_compiled(
-    make_plan: MakePlan, executor: WorkerExecutor, name: str
-) -> None:
-    plan = make_plan([name, "compiles"], lengths=LENGTHS)
-    done = compilation.compiled(plan, cells(plan), executor, 2, ROOM)
+def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name: str) -> None:
+    plan, done = begun([name, "compiles"], lengths=LENGTHS)
+    done.call(cells(plan), 2, ROOM)
     assert done.implementations == {"compiles"}
-    assert len([call for call in calls(executor) if call[0] == name]) == 1
+    assert len([call for call in calls(done) if call[0] == name]) == 1
     assert leftovers() == []
 
 
-def test_an_interrupt_ends_all_processes(
-    make_plan: MakePlan, executor: WorkerExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(pending: set[Any], **_: object) -> None:
         monkeypatch.undo()
         while not any(one.running() for one in pending):
@@ -95,19 +139,19 @@ def test_an_interrupt_ends_all_processes(
         raise KeyboardInterrupt  # while a process is about to be started
 
     monkeypatch.setattr(compilation, "wait", interrupted)
-    plan = make_plan(["never_ends", "compiles"], lengths=LENGTHS, timeout_s=600)
+    plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS, timeout_s=600)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        compilation.compiled(plan, cells(plan), executor, 1, ROOM)
+        ahead.call(cells(plan), 1, ROOM)
     assert time.monotonic() - began < 60  # 600 without
     assert leftovers() == []
 
 
-def test_a_cpu_compiles_nothing_ahead(make_plan: MakePlan, executor: WorkerExecutor) -> None:
-    plan = make_plan(["compiles"], lengths=(*LENGTHS, 256))
+def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
+    plan, ahead = begun(["compiles"], lengths=(*LENGTHS, 256))
     notes: list[str] = []
-    done = compilation.ahead(plan, cells(plan), executor, 80 << 30, notes.append)
-    assert (done.first_s, notes) == ({}, [])
+    ahead.compile(cells(plan), 80 << 30, notes.append)
+    assert (ahead.first_s, notes) == ({}, [])
 
 
 def test_processes_are_as_many_as_cores_and_memory_allow(

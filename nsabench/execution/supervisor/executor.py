@@ -109,7 +109,9 @@ class WorkerExecutor:
         self.infos: Mapping[tuple[str, str], ImplementationInfo] = {}
         # Of a case, what is known of the baselines that are not measured with it.
         self.beside: list[Outcome] = []
-        # Whose workers import no candidate, and have the baselines.
+        # Whether its workers import no candidate.
+        self.is_clean = False
+        # Whose workers import none, and have the baselines.
         self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
@@ -144,7 +146,7 @@ class WorkerExecutor:
         kernels = Path(plan.kernels) if plan.kernels else None
         # By its content: the file of the op may have the same name.
         own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
-        return cls(
+        executor = cls(
             plan.device,
             kernels if own in clean else None,
             sources=clean if plan.sources else None,
@@ -152,11 +154,8 @@ class WorkerExecutor:
             run=run,
             sandboxed=plan.sandboxed,
         )
-
-    def _own_scratch(self) -> Scratch:
-        if self._scratch is None:
-            self._scratch = Scratch(self._run)
-        return self._scratch
+        executor.is_clean = True
+        return executor
 
     def _ask(
         self,
@@ -167,7 +166,7 @@ class WorkerExecutor:
         at_step: Callable[[Step], None] = lambda step: None,
     ) -> M:
         if self._worker is None:
-            sandbox = self._own_scratch().sandbox if self._sandboxed else None
+            sandbox = self.scratch.next_sandbox() if self._sandboxed else None
             self._worker = WorkerProcess(
                 measuring(self.device, self.kernels, self.sources, self.ops_file, sandbox),
                 memory_limit_bytes=self._memory_limit,
@@ -208,6 +207,13 @@ class WorkerExecutor:
     def calibrate(self) -> Ceilings:
         return self._ask(Calibrate(), Calibrated, CALIBRATE_LIMIT_S).ceilings
 
+    def borrow(self, scratch: Scratch) -> None:
+        """Have its next workers write to the scratch of others, which it does not remove."""
+        self._retire()
+        if self._scratch is not None and not self._scratch_is_lent:
+            self._scratch.remove()
+        self._scratch, self._scratch_is_lent = scratch, True
+
     def sibling(self) -> WorkerExecutor:
         """Another, whose worker imports the same and has the same caches of compilers."""
         made = WorkerExecutor(
@@ -219,7 +225,7 @@ class WorkerExecutor:
             sandboxed=self._sandboxed,
             memory_limit_bytes=self._memory_limit,
         )
-        made._scratch, made._scratch_is_lent = self._own_scratch(), True
+        made.borrow(self.scratch)
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:
@@ -263,9 +269,15 @@ class WorkerExecutor:
                 )
         return measured
 
-    def folder(self) -> str:
+    @property
+    def scratch(self) -> Scratch:
         """What its workers write to."""
-        return self._own_scratch().path
+        if self._scratch is None:
+            self._scratch = Scratch(self._run)
+        return self._scratch
+
+    def folder(self) -> str:
+        return self.scratch.path
 
     def examine(self, request: Examine, at_step: Callable[[Step], None]) -> Examined:
         """Have calls made on inputs of the referee. Raises `GroupLost`."""
@@ -286,7 +298,7 @@ class WorkerExecutor:
         if not infos or not examines(self.device, case):
             return False
         if self._looker is None:
-            self._looker = Looker(self._own_scratch(), self.ops_file)
+            self._looker = Looker(self.scratch, self.ops_file)
         clean = {name: info for name, info in infos.items() if self._is_apart(info)}
         found = rivals([*measured.outcomes, *self.beside], clean)
         examiner = Examiner(self._looker, self._beside)

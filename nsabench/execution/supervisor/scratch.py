@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from nsabench.execution.protocol import Sandbox
 from nsabench.signing import run_keys
@@ -18,6 +19,8 @@ MOST_FILES = 1 << 18
 ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empty file
 # Of a processor, and not of the clock: a machine that is busy shows nothing.
 WALKING_S = 20.0
+_ASIDE = "scratch"
+_Temporary: TypeAlias = "tempfile.TemporaryDirectory[str]"
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
 
 
@@ -59,12 +62,11 @@ class Scratch:
     """
 
     def __init__(self, run: Path | None = None) -> None:
-        self._folder, self._private = (
-            tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
-            for _ in range(2)
-        )
+        self._folder, self._private = _temporary(), _temporary()
+        self._aside: _Temporary | None = None
+        self._begins_as = ""
         hidden = [str(path) for path in _hidden(run)]
-        self.sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
+        self._sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
         # The referee writes where no worker sees it, and sees no more than a worker.
         self.of_the_referee = Sandbox(scratch=self._private.name, hidden=[*hidden, self.path])
 
@@ -73,12 +75,44 @@ class Scratch:
         """What workers write to."""
         return self._folder.name
 
+    def next_sandbox(self) -> Sandbox:
+        """What the worker enters that is started next."""
+        begins_as, self._begins_as = self._begins_as, ""
+        return self._sandbox.model_copy(update={"begins_as": begins_as})
+
+    def put_aside(self) -> None:
+        """Keep what workers have left here, for those that `begin_afresh`. None runs meanwhile."""
+        self._aside = self._emptied()
+
+    def begin_afresh(self) -> None:
+        """Forget what workers have left here. The next one begins with what was put aside: caches
+        of compilers, at the path where they were written, since some hold paths."""
+        _remove(self._emptied())
+        if self._aside is not None:
+            self._begins_as = str(Path(self._aside.name, _ASIDE))
+
+    def _emptied(self) -> _Temporary:
+        """Where what was here is now."""
+        folder = _temporary()
+        Path(self.path).rename(Path(folder.name, _ASIDE))
+        Path(self.path).mkdir(0o700)
+        return folder
+
     def remove(self) -> None:
-        for folder in (self._folder, self._private):
-            try:
-                folder.cleanup()
-            except RecursionError:  # Python calls itself for each folder in another
-                subprocess.run(["rm", "-rf", "--", folder.name], check=False)
+        for folder in (self._folder, self._private, self._aside):
+            if folder is not None:
+                _remove(folder)
+
+
+def _temporary() -> _Temporary:
+    return tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
+
+
+def _remove(folder: _Temporary) -> None:
+    try:
+        folder.cleanup()
+    except RecursionError:  # Python calls itself for each folder in another
+        subprocess.run(["rm", "-rf", "--", folder.name], check=False)
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

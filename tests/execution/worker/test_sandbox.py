@@ -307,11 +307,30 @@ def test_the_variables_of_a_bucket_are_hidden_as_a_key_is(
     attempt = {"reads the variables of a bucket": "open(HOME + '/s3.env').read()"}
     scratch = Scratch()
     try:
-        for of in (scratch.sandbox, scratch.of_the_referee):
+        for of in (scratch.next_sandbox(), scratch.of_the_referee):
             shown = tried(place, attempt, hidden=of.hidden)["found"]
             assert shown == dict.fromkeys(attempt, "PermissionError")
     finally:
         scratch.remove()
+
+
+def test_a_worker_begins_with_the_caches_of_others(tmp_path: Path) -> None:
+    """Links are brought as links, and what cannot be copied is left out: foreign code wrote it."""
+    others, own, secret = tmp_path / "others", tmp_path / "own", tmp_path / "secret"
+    secret.write_text("of the key")
+    for name in ("triton/a", "inductor/b", "tmp/c"):
+        (others / name).mkdir(parents=True)
+    kernel = others / "triton/a/kernel.cubin"
+    kernel.write_bytes(b"x")
+    os.utime(kernel, ns=(1, 10**18 + 1))  # ninja compares to the nanosecond
+    (others / "triton/link").symlink_to(secret)
+    os.mkfifo(others / "inductor/b/pipe")
+    (own / "triton").mkdir(parents=True)
+    sandbox._bring(others, own)
+    assert (own / "triton/a/kernel.cubin").stat().st_mtime_ns == 10**18 + 1
+    assert (own / "triton/link").is_symlink()
+    assert (own / "inductor/b").is_dir() and not (own / "inductor/b/pipe").exists()
+    assert not (own / "tmp").exists()
 
 
 def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:
