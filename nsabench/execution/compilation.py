@@ -16,10 +16,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Condition, Lock
+from queue import SimpleQueue
+from threading import Condition
 
 from nsabench import ops
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor, clean_sources
+from nsabench.execution.supervisor.scratch import Aside, Scratch, remove
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
@@ -32,24 +34,28 @@ SETS = 6  # times what a case's inputs and outputs take, for what is saved and s
 COMPILES_S = 0.15
 WORTH_IT = 4  # cases; fewer are compiled as they come
 KILL_EVERY_S = 0.2  # of an interrupted one
-LIMIT_S = 120.0  # of one call, however long its case may take
+# Of one call, however long its case may take; a candidate has no longer than that. FlashInfer
+# compiled for 144 s beside eleven others.
+LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call. clean: in a process that imports no candidate."""
-
     case: Case
     info: ImplementationInfo
-    clean: bool = False
+
+    @property
+    def limit_s(self) -> float:
+        is_candidate = self.info.role is Role.CANDIDATE
+        return min(self.case.timeout_s, LIMIT_S) if is_candidate else LIMIT_S
 
 
 class Ahead:
-    """What was compiled ahead of the passes of a run, and who begins with it.
+    """What was compiled ahead of the passes of a run, and which of it a pass begins with.
 
-    It is compiled twice where a pass needs it twice: by workers that import everything, and what
-    clean sources hold by workers that import no candidate, since who shares a cache with a
-    candidate may find there what that has left.
+    Baselines of clean sources come first, called by workers that import no candidate. What these
+    leave is put aside, since who shares a cache with a candidate may find there what that has left.
+    The others are called where everything is imported, and begin with it.
 
     first_s: seconds of first calls, by case and implementation.
     """
@@ -58,9 +64,12 @@ class Ahead:
         self._plan = plan
         # By whether they import no candidate.
         self._executors = {
-            False: WorkerExecutor.of_plan(plan, run),
             True: WorkerExecutor.without_candidates(plan, run),
+            False: WorkerExecutor.of_plan(plan, run),
         }
+        # One for both kinds and all passes, one after another: some caches hold its path.
+        self._scratch = Scratch(run)
+        self._aside: dict[bool, Aside] = {}
         self.first_s: dict[tuple[str, str], float] = {}
         self.implementations: set[str] = set()
         self.wall_s = 0.0
@@ -89,31 +98,46 @@ class Ahead:
 
     def call(self, cells: Mapping[str, Iterable[str]], count: int, room_bytes: int) -> None:
         """Have it called in `count` processes, which take no more of the device together than there
-        is room, and put aside what that leaves.
+        is room, and put aside what that leaves in caches.
 
         The smallest case of an implementation comes first: by how much longer its first call takes
         than its second one sees whether it compiles, and only then are its other cases called.
         """
         began = time.monotonic()
-        with _Processes(self._executors, count, room_bytes) as processes_:
-            first = _jobs(self._plan, cells)
-            others = {processes_.call(jobs[0]): jobs[1:] for jobs in first}
-            pending: set[Future[_Called]] = set(others)
-            while pending:
-                ready, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in ready:
-                    called = future.result()
-                    self._took(called)
-                    if called.compiles and future in others:
-                        self.implementations.add(called.job.info.name)
-                        pending |= {processes_.call(job) for job in others[future]}
-        for executor in self._executors.values():
-            executor.scratch.put_aside()
+        by_kind = _jobs(self._plan, cells)
+        for clean, executor in self._executors.items():
+            executor.borrow(self._scratch)
+            if not clean:
+                self._begin_with(self._aside[True], executor)
+            with _Processes(executor, count, room_bytes) as processes_:
+                self._call_all(processes_, by_kind[clean])
+            self._aside[clean] = self._scratch.put_aside()
         self.wall_s = time.monotonic() - began
 
+    def _begin_with(self, aside: Aside, executor: WorkerExecutor) -> None:
+        """Have one worker copy it before several write there."""
+        self._scratch.begin_afresh(aside)
+        try:
+            executor.describe()
+        except GroupLost:
+            pass  # and so is each that is started next, whose calls fail
+        finally:
+            executor.retire()
+
+    def _call_all(self, processes_: _Processes, jobs: Sequence[Sequence[Job]]) -> None:
+        others = {processes_.call(first): rest for first, *rest in jobs}
+        pending: set[Future[_Called]] = set(others)
+        while pending:
+            ready, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in ready:
+                called = future.result()
+                self._took(called)
+                if called.compiles and future in others:
+                    self.implementations.add(called.job.info.name)
+                    pending |= {processes_.call(job) for job in others[future]}
+
     def _took(self, called: _Called) -> None:
-        key = called.job.case.id, called.job.info.name
-        self.first_s[key] = max(called.first_s, self.first_s.get(key, 0.0))
+        self.first_s[called.job.case.id, called.job.info.name] = called.first_s
         if called.wall_s > self.longest_s:
             self.longest_s, self.longest_of = called.wall_s, called.job.info.name
 
@@ -128,13 +152,15 @@ class Ahead:
         executor.compiled_s = self.first_s
         if executor.is_clean and not sandbox.startswith("files"):
             return
-        scratch = self._executors[executor.is_clean].scratch
-        executor.borrow(scratch)
-        scratch.begin_afresh()
+        executor.borrow(self._scratch)
+        self._scratch.begin_afresh(self._aside[executor.is_clean])
 
     def close(self) -> None:
         for executor in self._executors.values():
             executor.close()
+        for aside in self._aside.values():
+            remove(aside)
+        self._scratch.remove()
 
 
 def processes(plan: Plan, room_bytes: int) -> int:
@@ -174,20 +200,17 @@ class _Room:
 
 
 class _Processes:
-    """So many workers of two kinds; each call takes a free one of its kind, when there is room for
-    its case. kinds: whose siblings they are, by whether they are clean."""
+    """So many workers; each call takes the one that is free, when there is room for its case."""
 
-    def __init__(self, kinds: Mapping[bool, WorkerExecutor], count: int, room_bytes: int) -> None:
-        self._kinds = kinds
-        self._count = count
+    def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
         self._room = _Room(room_bytes - count * CONTEXT_BYTES)
-        self._lock = Lock()
-        self._all: list[WorkerExecutor] = []
-        self._free: dict[bool, list[WorkerExecutor]] = {kind: [] for kind in kinds}
+        self._all = [executor.sibling() for _ in range(count)]
+        self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
+        for one in self._all:
+            self._free.put(one)
         self._threads = ThreadPoolExecutor(count)
         self._calls: list[Future[_Called]] = []
-        # Implementations, and in which kind: the next call would end the next.
-        self._ended_by: set[tuple[str, bool]] = set()
+        self._ended_by: set[str] = set()  # implementations: the next call would end the next
 
     def __enter__(self) -> _Processes:
         return self
@@ -196,7 +219,7 @@ class _Processes:
         self._threads.shutdown(wait=False, cancel_futures=True)
         # Of those still waited for, since this was interrupted, some are only about to be started.
         while left := [call for call in self._calls if not call.done()]:
-            for one in list(self._all):
+            for one in self._all:
                 one.kill()
             wait(left, timeout=KILL_EVERY_S)
         for one in self._all:
@@ -208,55 +231,40 @@ class _Processes:
         return called
 
     def _call(self, job: Job) -> _Called:
-        ends = job.info.name, job.clean
-        if ends in self._ended_by:
+        if job.info.name in self._ended_by:
             return _Called(job)
         with self._room.for_(SETS * ops.work(job.case).bytes_min):
+            executor = self._free.get()
             began = time.monotonic()
-            executor = self._take(job.clean)
             try:
-                limit_s = min(job.case.timeout_s, LIMIT_S)
-                compiled = executor.compile(job.case, job.info.name, limit_s)
+                compiled = executor.compile(job.case, job.info.name, job.limit_s)
             except GroupLost:
-                self._ended_by.add(ends)
+                self._ended_by.add(job.info.name)
                 return _Called(job, wall_s=time.monotonic() - began)
             finally:
-                with self._lock:
-                    self._free[job.clean].append(executor)
+                self._free.put(executor)
         compiles = compiled.first_s - compiled.second_s >= COMPILES_S
         return _Called(job, compiled.first_s, compiles, time.monotonic() - began)
 
-    def _take(self, clean: bool) -> WorkerExecutor:
-        """A free one of the kind; where all there may be are of the other, in place of one."""
-        superfluous: list[WorkerExecutor] = []
-        with self._lock:
-            if self._free[clean]:
-                return self._free[clean].pop()
-            if len(self._all) == self._count:
-                superfluous.append(self._free[not clean].pop())
-                self._all.remove(superfluous[0])
-            taken = self._kinds[clean].sibling()
-            self._all.append(taken)
-        for one in superfluous:
-            one.close()
-        return taken
 
-
-def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> list[Sequence[Job]]:
-    """Of each implementation but the controls, the smallest case first, and of a baseline of clean
-    sources in either kind of process. The others are in no order: cases that lie beside each other
-    share most of their kernels, and would compile them twice."""
-    clean_ones = clean_sources(plan)
-    jobs: dict[tuple[ImplementationInfo, bool], dict[str, Job]] = {}
+def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Sequence[Job]]]:
+    """Of each implementation but the controls, the smallest case first; by whether a worker calls
+    it that imports no candidate. The others are in no order: cases that lie beside each other share
+    most of their kernels, and would compile them twice."""
+    clean = clean_sources(plan)
+    jobs: dict[ImplementationInfo, dict[str, Job]] = {}
     for case_id, names in cells.items():
         case = plan.by_id[case_id].case
-        launched = json.dumps(case.content)  # however it is timed
-        for info in filter(_may_compile, (plan.info(case.op, name) for name in names)):
-            is_clean = info.role is Role.BASELINE and info.source in clean_ones
-            for clean in {False, is_clean}:
-                of_kind = jobs.setdefault((info, clean), {})
-                of_kind.setdefault(launched, Job(case, info, clean))
-    return [_smallest_first(list(of_one.values())) for of_one in jobs.values()]
+        for name in names:
+            info = plan.info(case.op, name)
+            if _may_compile(info):
+                launched = json.dumps(case.content)  # however it is timed
+                jobs.setdefault(info, {}).setdefault(launched, Job(case, info))
+    by_kind: dict[bool, list[Sequence[Job]]] = {True: [], False: []}
+    for info, of_one in jobs.items():
+        is_clean = info.role is Role.BASELINE and info.source in clean
+        by_kind[is_clean].append(_smallest_first(list(of_one.values())))
+    return by_kind
 
 
 def _may_compile(info: ImplementationInfo) -> bool:

@@ -52,9 +52,7 @@ def calls(ahead: Ahead, *, clean: bool = False) -> list[list[str]]:
 
 def aside(ahead: Ahead, *, clean: bool) -> str:
     """Where lies what was compiled."""
-    scratch = ahead._executors[clean].scratch
-    scratch.begin_afresh()
-    return scratch.next_sandbox().begins_as
+    return ahead._aside[clean].name + "/scratch"
 
 
 def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
@@ -91,7 +89,7 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
             assert outcome.status is Status.OK, outcome.reason
             assert outcome.compile_s is not None
             assert compiling.COMPILES_S <= outcome.compile_s <= time.monotonic() - began + 5
-            assert executor.folder() == ahead._executors[False].folder()  # some caches hold paths
+            assert executor.folder() == ahead._scratch.path  # some caches hold paths
             caches = Path(executor.folder(), "triton")
             assert [kernel.name for kernel in caches.iterdir()] == ["of_16"], look
             (caches / "left").touch()
@@ -117,9 +115,32 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         assert of_clean.is_dir() and not list(of_clean.iterdir())
         # Where the sandbox does not keep files, a candidate could have written there since.
         ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")
-        assert executor.folder() != ahead._executors[True].folder()
+        assert executor.folder() != ahead._scratch.path
         ahead.lend(executor, "files (Landlock 3)")
-        assert executor.folder() == ahead._executors[True].folder()
+        assert executor.folder() == ahead._scratch.path
+
+
+def test_the_others_begin_with_what_those_have_compiled(
+    begun: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, ahead = begun(["compiles"], timeout_s=30)
+    for_real, kinds = Ahead._call_all, []
+
+    def call_all(self: Ahead, *given: Any) -> None:
+        kernels = Path(self._scratch.path, "triton")
+        kinds.append(sorted(path.name for path in kernels.iterdir()) if kernels.exists() else [])
+        kernels.mkdir(exist_ok=True)
+        (kernels / "of_a_baseline").touch()
+        for_real(self, *given)
+
+    monkeypatch.setattr(Ahead, "_call_all", call_all)
+    ahead.call(cells(plan), 2, ROOM)
+    assert kinds == [[], ["of_a_baseline"]]
+    left = {
+        clean: {p.name for p in Path(aside(ahead, clean=clean), "triton").iterdir()}
+        for clean in (True, False)
+    }
+    assert left == {True: {"of_a_baseline"}, False: {"of_a_baseline", "of_16"}}
 
 
 @pytest.mark.parametrize("name", ["ends_its_process", "never_ends", "fails"])

@@ -20,7 +20,7 @@ ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empt
 # Of a processor, and not of the clock: a machine that is busy shows nothing.
 WALKING_S = 20.0
 _ASIDE = "scratch"
-_Temporary: TypeAlias = "tempfile.TemporaryDirectory[str]"
+Aside: TypeAlias = "tempfile.TemporaryDirectory[str]"
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
 
 
@@ -63,7 +63,6 @@ class Scratch:
 
     def __init__(self, run: Path | None = None) -> None:
         self._folder, self._private = _temporary(), _temporary()
-        self._aside: _Temporary | None = None
         self._begins_as = ""
         hidden = [str(path) for path in _hidden(run)]
         self._sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
@@ -80,39 +79,34 @@ class Scratch:
         begins_as, self._begins_as = self._begins_as, ""
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
-    def put_aside(self) -> None:
+    def put_aside(self) -> Aside:
         """Keep what workers have left here, for those that `begin_afresh`. None runs meanwhile."""
-        self._aside = self._emptied()
+        aside = _temporary()
+        Path(self.path).rename(Path(aside.name, _ASIDE))
+        Path(self.path).mkdir(0o700)
+        return aside
 
-    def begin_afresh(self) -> None:
+    def begin_afresh(self, aside: Aside) -> None:
         """Forget what workers have left here. The next one begins with what was put aside: caches
         of compilers, at the path where they were written, since some hold paths."""
-        _remove(self._emptied())
-        if self._aside is not None:
-            self._begins_as = str(Path(self._aside.name, _ASIDE))
-
-    def _emptied(self) -> _Temporary:
-        """Where what was here is now."""
-        folder = _temporary()
-        Path(self.path).rename(Path(folder.name, _ASIDE))
-        Path(self.path).mkdir(0o700)
-        return folder
+        remove(self.put_aside())
+        self._begins_as = str(Path(aside.name, _ASIDE))
 
     def remove(self) -> None:
-        for folder in (self._folder, self._private, self._aside):
-            if folder is not None:
-                _remove(folder)
+        for folder in (self._folder, self._private):
+            remove(folder)
 
 
-def _temporary() -> _Temporary:
-    return tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
-
-
-def _remove(folder: _Temporary) -> None:
+def remove(folder: Aside) -> None:
+    """Remove what foreign code wrote to."""
     try:
         folder.cleanup()
     except RecursionError:  # Python calls itself for each folder in another
         subprocess.run(["rm", "-rf", "--", folder.name], check=False)
+
+
+def _temporary() -> Aside:
+    return tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:
