@@ -42,8 +42,11 @@ WARNED_S = 180  # before the limit: Slurm may be a minute early, and a case may 
 PATIENCE_S = 60
 WORK = "/var/tmp"
 MOST_BROUGHT = 2 << 20  # bytes, of a script: Slurm takes 4 MB
-# What the interpreter of a container is told on each host. Slurm makes them; Docker would not know.
-HANDED_ON = ("SLURMD_NODENAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+# Variables of its host that nsabench is told in a container. Slurm makes the first three.
+TOLD = (
+    *("SLURMD_NODENAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
+    *("XDG_STATE_HOME", KEY_FILE, PASSPHRASE_FILE, S3_ENV_FILE),
+)
 
 
 class Engine(StrEnum):
@@ -225,7 +228,9 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool, bucket: bool) -> str:
     shown = list(dict.fromkeys([own, *(shlex.quote(str(path)) for path in others)]))
     if how.engine is Engine.APPTAINER:
         binds = " ".join(f"--bind {path}" for path in shown)
-        start = f"apptainer exec --containall {'--nv ' if gpu else ''}{known} {binds}"
+        # Contained as it is, it is handed no variable of its host that is not named.
+        named = " ".join(f'${{{name}:+--env {name}="${name}"}}' for name in TOLD)
+        start = f"apptainer exec --containall {'--nv ' if gpu else ''}{known} {named} {binds}"
         return f"{start} {image} nsabench"
     if how.engine is Engine.PYXIS:
         mounts = ",".join(f"{path}:{path}" for path in shown)
@@ -239,8 +244,7 @@ def _start(folder: FleetFolder, how: Slurm, *, gpu: bool, bucket: bool) -> str:
         "--cap-drop ALL",
         '--security-opt no-new-privileges --user "$(id -u):$(id -g)"',
         "--tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777,size=4g --shm-size 1g",
-        *(f"--env {name}" for name in HANDED_ON),
-        *(f"--env {n}" for n in ("XDG_STATE_HOME", KEY_FILE, PASSPHRASE_FILE, S3_ENV_FILE)),
+        *(f"--env {name}" for name in TOLD),
         *(f"--volume {path}:{path}" for path in shown),
         *(['--gpus "device=${SLURM_JOB_GPUS:-$CUDA_VISIBLE_DEVICES}"'] if gpu else []),
         image,

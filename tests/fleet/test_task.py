@@ -86,6 +86,33 @@ def test_the_scripts_are_shell(tmp_path: Path, engine: str) -> None:
         assert str(out) in script.read_text()
 
 
+@pytest.mark.parametrize("engine", ["apptainer", "docker"])
+def test_in_a_container_it_is_told_where_the_key_is(tmp_path: Path, engine: str) -> None:
+    """`apptainer exec --containall` hands on no variable that it is not told to."""
+    matrix = tmp_path / "tiny.yaml"
+    matrix.write_text(TINY)
+    words = ["--shards", "2", "--engine", engine, "--image", "nsabench:cpu"]
+    words += ["--key-file", "/k of mine/key", "--out", str(tmp_path / engine)]
+    done = CliRunner().invoke(command, ["slurm", str(matrix), *words])
+    assert done.exit_code == 0, done.output
+    script = (tmp_path / engine / "shard.sh").read_text()
+    lines = script.splitlines()
+    exports = [line for line in lines if line.startswith("export NSABENCH_")]
+    [start] = [line.removesuffix("&") for line in lines if " fleet measure " in line]
+    of_slurm = "SLURMD_NODENAME=n1 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=2 SLURM_JOB_GPUS=0"
+    shown = f"{engine}() {{ printf '%s\\n' \"$@\"; }}"
+    text = "\n".join([f"export {of_slurm}", *exports, shown, start])
+    said = subprocess.run(["bash", "-uc", text], capture_output=True, text=True)
+    assert not said.stderr
+    given = said.stdout.splitlines()
+    told = [word for at, word in enumerate(given) if at and given[at - 1] == "--env"]
+    key = {"apptainer": "NSABENCH_SIGNING_KEY_FILE=/k of mine/key"}
+    assert key.get(engine, "NSABENCH_SIGNING_KEY_FILE") in told
+    assert {"apptainer": "SLURMD_NODENAME=n1"}.get(engine, "SLURMD_NODENAME") in told
+    # What is not set stays so.
+    assert engine == "docker" or not [t for t in told if "PASSPHRASE" in t]
+
+
 @pytest.mark.parametrize("engine", ["venv", "apptainer", "pyxis", "docker"])
 def test_without_a_shared_folder_the_script_brings_what_is_measured(
     tmp_path: Path, engine: str
