@@ -50,6 +50,14 @@ class Job:
         return min(self.case.timeout_s, LIMIT_S) if is_candidate else LIMIT_S
 
 
+@dataclass(frozen=True)
+class Jobs:
+    """Those of one implementation. families: of each the one that goes ahead is the first."""
+
+    first: Job
+    families: Sequence[Sequence[Job]]
+
+
 class Ahead:
     """What was compiled ahead of the passes of a run, and which of it a pass begins with.
 
@@ -101,7 +109,9 @@ class Ahead:
         is room, and put aside what that leaves in caches.
 
         The smallest case of an implementation comes first: by how much longer its first call takes
-        than its second one sees whether it compiles, and only then are its other cases called.
+        than its second one sees whether it compiles, and only then are its other cases called. Of
+        those that differ in length and direction alone one goes ahead: the others find most of its
+        kernels, and at once with it each would compile them, too.
         """
         began = time.monotonic()
         by_kind = _jobs(self._plan, cells)
@@ -124,17 +134,21 @@ class Ahead:
         finally:
             executor.retire()
 
-    def _call_all(self, processes_: _Processes, jobs: Sequence[Sequence[Job]]) -> None:
-        others = {processes_.call(first): rest for first, *rest in jobs}
-        pending: set[Future[_Called]] = set(others)
+    def _call_all(self, processes_: _Processes, jobs: Sequence[Jobs]) -> None:
+        families = {processes_.call(one.first): one.families for one in jobs}
+        others: dict[Future[_Called], Sequence[Job]] = {}
+        pending: set[Future[_Called]] = set(families)
         while pending:
             ready, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in ready:
                 called = future.result()
                 self._took(called)
-                if called.compiles and future in others:
+                pending |= {processes_.call(job) for job in others.pop(future, ())}
+                if called.compiles and future in families:
                     self.implementations.add(called.job.info.name)
-                    pending |= {processes_.call(job) for job in others[future]}
+                    ahead = {processes_.call(one): rest for one, *rest in families[future]}
+                    others |= ahead
+                    pending |= ahead.keys()
 
     def _took(self, called: _Called) -> None:
         self.first_s[called.job.case.id, called.job.info.name] = called.first_s
@@ -247,10 +261,9 @@ class _Processes:
         return _Called(job, compiled.first_s, compiles, time.monotonic() - began)
 
 
-def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Sequence[Job]]]:
-    """Of each implementation but the controls, the smallest case first; by whether a worker calls
-    it that imports no candidate. The others are in no order: cases that lie beside each other share
-    most of their kernels, and would compile them twice."""
+def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Jobs]]:
+    """Of each implementation but the controls; by whether a worker calls it that imports no
+    candidate."""
     clean = clean_sources(plan)
     jobs: dict[ImplementationInfo, dict[str, Job]] = {}
     for case_id, names in cells.items():
@@ -260,10 +273,10 @@ def _jobs(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Seq
             if _may_compile(info):
                 launched = json.dumps(case.content)  # however it is timed
                 jobs.setdefault(info, {}).setdefault(launched, Job(case, info))
-    by_kind: dict[bool, list[Sequence[Job]]] = {True: [], False: []}
+    by_kind: dict[bool, list[Jobs]] = {True: [], False: []}
     for info, of_one in jobs.items():
         is_clean = info.role is Role.BASELINE and info.source in clean
-        by_kind[is_clean].append(_smallest_first(list(of_one.values())))
+        by_kind[is_clean].append(_in_turn(list(of_one.values())))
     return by_kind
 
 
@@ -275,6 +288,25 @@ def _may_compile(info: ImplementationInfo) -> bool:
     return info.role is Role.CANDIDATE or bool(info.compiled_by)
 
 
-def _smallest_first(jobs: list[Job]) -> list[Job]:
-    smallest = min(jobs, key=lambda job: ops.work(job.case).bytes_min)
-    return [smallest, *sorted((j for j in jobs if j is not smallest), key=lambda j: j.case.id)]
+def _in_turn(jobs: Sequence[Job]) -> Jobs:
+    """The smallest case, then the others by family. A backward has its forward's kernels as well,
+    so it is what goes ahead."""
+    smallest = min(jobs, key=_bytes)
+    families: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job is not smallest:
+            families.setdefault(_family(job.case), []).append(job)
+    for family in families.values():
+        family.sort(key=lambda job: (not job.case.direction.differentiates, _bytes(job)))
+    return Jobs(smallest, list(families.values()))
+
+
+def _bytes(job: Job) -> int:
+    return ops.work(job.case).bytes_min
+
+
+def _family(case: Case) -> str:
+    """What cases share that differ in length and direction alone."""
+    axis = ops.get(case.op).length_axis
+    shape = {size: n for size, n in case.shape.items() if size != axis}
+    return json.dumps([case.op, shape, case.dtype, case.distribution, case.streams])

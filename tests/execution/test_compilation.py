@@ -17,7 +17,7 @@ from nsabench.execution import compilation
 from nsabench.execution.compilation import Ahead
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Direction, Status
 from tests.execution.supervisor import compiling
 from tests.execution.supervisor.conftest import MakePlan, make_plan
 from tests.execution.supervisor.test_hostile import leftovers
@@ -71,6 +71,24 @@ def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
     assert min(took) >= compiling.COMPILES_S
     assert done.wall_s > 0
     assert leftovers() == []
+
+
+def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None:
+    """All at once, each of 31 lengths compiled the same kernels of FlashAttention-4."""
+    plan = make_plan(["compiles"], lengths=LENGTHS)
+
+    def job(length: int, heads: int, direction: Direction = Direction.FORWARD) -> compilation.Job:
+        shape = {"B": 1, "S": 1, "G": heads, "H": 2, "D": 32, "Dv": 32}
+        shape |= {"S_kv": 256, "n_spans": 1, "L": length}
+        update = {"op": "selection_ranges", "shape": shape, "distribution": "disjoint"}
+        case = plan.cases[0].case.model_copy(update={**update, "direction": direction})
+        return compilation.Job(case, plan.implementations[0])
+
+    least, own, others = job(16, 2), [job(64, 2), job(32, 2)], [job(16, 4), job(32, 4)]
+    backward = job(64, 4, Direction.BACKWARD)
+    jobs = compilation._in_turn([*own, *others, backward, least])
+    assert jobs.first is least
+    assert jobs.families == [[own[1], own[0]], [backward, *others]]
 
 
 def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
