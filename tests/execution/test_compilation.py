@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nsabench import registry
-from nsabench.execution import compilation
-from nsabench.execution.compilation import Ahead
+from nsabench.execution.compilation import Ahead, processes
+from nsabench.execution.compilation.jobs import Job, in_turn
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Status
@@ -77,18 +77,18 @@ def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None
     """All at once, each of 31 lengths compiled the same kernels of FlashAttention-4."""
     plan = make_plan(["compiles"], lengths=LENGTHS)
 
-    def job(length: int, heads: int, direction: Direction = Direction.FORWARD) -> compilation.Job:
+    def job(length: int, heads: int, direction: Direction = Direction.FORWARD) -> Job:
         shape = {"B": 1, "S": 1, "G": heads, "H": 2, "D": 32, "Dv": 32}
         shape |= {"S_kv": 256, "n_spans": 1, "L": length}
         update = {"op": "selection_ranges", "shape": shape, "distribution": "disjoint"}
         case = plan.cases[0].case.model_copy(update={**update, "direction": direction})
-        return compilation.Job(case, plan.implementations[0])
+        return Job(case, plan.implementations[0])
 
     least, own, others = job(16, 2), [job(64, 2), job(32, 2)], [job(16, 4), job(32, 4)]
     backward = job(64, 4, Direction.BACKWARD)
-    jobs = compilation._in_turn([*own, *others, backward, least])
-    assert jobs.first is least
-    assert jobs.families == [[own[1], own[0]], [backward, *others]]
+    turn = in_turn([*own, *others, backward, least])
+    assert turn.first is least
+    assert turn.families == [[own[1], own[0]], [backward, *others]]
 
 
 def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
@@ -177,7 +177,7 @@ def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.Monke
             time.sleep(0.05)
         raise KeyboardInterrupt  # while a process is about to be started
 
-    monkeypatch.setattr(compilation, "wait", interrupted)
+    monkeypatch.setattr("nsabench.execution.compilation.ahead.wait", interrupted)
     plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS, timeout_s=600)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -197,17 +197,17 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(["compiles"])
-    monkeypatch.setattr(compilation.os, "sched_getaffinity", lambda _: set(range(16)))
-    assert compilation.processes(plan, 80 << 30) == compilation.MOST_PROCESSES
-    assert compilation.processes(plan, 8 << 30) == 4
-    assert compilation.processes(plan, 0) == 0
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(16)))
+    assert processes.most(plan, 80 << 30) == processes.MOST_PROCESSES
+    assert processes.most(plan, 8 << 30) == 4
+    assert processes.most(plan, 0) == 0
     beside = plan.model_copy(update={"neighbours": 4})
-    assert compilation.processes(beside, 80 << 30) == 3
+    assert processes.most(beside, 80 << 30) == 3
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:
     """Three processes compiled what twelve could, since the largest case was taken for all."""
-    room, together, most = compilation._Room(10), 0, {1: 0, 4: 0, 99: 0}
+    room, together, most = processes.Room(10), 0, {1: 0, 4: 0, 99: 0}
     lock = threading.Lock()
 
     def take(size: int) -> None:

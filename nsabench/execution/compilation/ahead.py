@@ -1,0 +1,137 @@
+"""What was compiled ahead, and which of it a pass begins with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+
+from nsabench.execution.compilation import processes
+from nsabench.execution.compilation.jobs import Job, Jobs, jobs_of
+from nsabench.execution.compilation.processes import Called, Processes
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.supervisor.scratch import Aside, Scratch, remove
+from nsabench.model.plan import Plan
+
+SHARE = 0.7  # of the device's memory that all of them may take
+WORTH_IT = 4  # cases; fewer are compiled as they come
+
+
+class Ahead:
+    """What was compiled ahead of the passes of a run, and which of it a pass begins with.
+
+    Baselines of clean sources come first, called by workers that import no candidate. What these
+    leave is put aside, since who shares a cache with a candidate may find there what that has left.
+    The others are called where everything is imported, and begin with it.
+
+    first_s: seconds of first calls, by case and implementation.
+    """
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        self._plan = plan
+        # By whether they import no candidate.
+        self._executors = {
+            True: WorkerExecutor.without_candidates(plan, run),
+            False: WorkerExecutor.of_plan(plan, run),
+        }
+        # One for both kinds and all passes, one after another: some caches hold its path.
+        self._scratch = Scratch(run)
+        self._aside: dict[bool, Aside] = {}
+        self.first_s: dict[tuple[str, str], float] = {}
+        self.implementations: set[str] = set()
+        self.wall_s = 0.0
+        self.longest_s = 0.0
+        self.longest_of = ""
+
+    def compile(
+        self,
+        cells: Mapping[str, Iterable[str]],
+        memory_bytes: int | None,
+        note: Callable[[str], None],
+    ) -> None:
+        """Compile what cells (implementations by case id) need, once, where that is worth the
+        processes. memory_bytes: of the device."""
+        room_bytes = int(SHARE * (memory_bytes or 0))
+        count = processes.most(self._plan, room_bytes)
+        few = len(cells) < WORTH_IT or count < 2
+        if self._plan.device != "cuda" or few or self.first_s:
+            return
+        note(f"compiling ahead in {count} processes")
+        self.call(cells, count, room_bytes)
+        note(
+            f"kernels of {len(self.implementations)} implementations were compiled ahead in "
+            f"{self.wall_s:.0f} s; the longest call took {self.longest_s:.0f} s ({self.longest_of})"
+        )
+
+    def call(self, cells: Mapping[str, Iterable[str]], count: int, room_bytes: int) -> None:
+        """Have it called in `count` processes, which take no more of the device together than there
+        is room, and put aside what that leaves in caches.
+
+        The smallest case of an implementation comes first: by how much longer its first call takes
+        than its second one sees whether it compiles, and only then are its other cases called. Of
+        those that differ in length and direction alone one goes ahead: the others find most of its
+        kernels, and at once with it each would compile them, too.
+        """
+        began = time.monotonic()
+        by_kind = jobs_of(self._plan, cells)
+        for clean, executor in self._executors.items():
+            executor.borrow(self._scratch)
+            if not clean:
+                self._begin_with(self._aside[True], executor)
+            with Processes(executor, count, room_bytes) as processes_:
+                self._call_all(processes_, by_kind[clean])
+            self._aside[clean] = self._scratch.put_aside()
+        self.wall_s = time.monotonic() - began
+
+    def _begin_with(self, aside: Aside, executor: WorkerExecutor) -> None:
+        """Have one worker copy it before several write there."""
+        self._scratch.begin_afresh(aside)
+        try:
+            executor.describe()
+        except GroupLost:
+            pass  # and so is each that is started next, whose calls fail
+        finally:
+            executor.retire()
+
+    def _call_all(self, processes_: Processes, jobs: Sequence[Jobs]) -> None:
+        families = {processes_.call(one.first): one.families for one in jobs}
+        others: dict[Future[Called], Sequence[Job]] = {}
+        pending: set[Future[Called]] = set(families)
+        while pending:
+            ready, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in ready:
+                called = future.result()
+                self._took(called)
+                pending |= {processes_.call(job) for job in others.pop(future, ())}
+                if called.compiles and future in families:
+                    self.implementations.add(called.job.info.name)
+                    ahead = {processes_.call(one): rest for one, *rest in families[future]}
+                    others |= ahead
+                    pending |= ahead.keys()
+
+    def _took(self, called: Called) -> None:
+        self.first_s[called.job.case.id, called.job.info.name] = called.first_s
+        if called.wall_s > self.longest_s:
+            self.longest_s, self.longest_of = called.wall_s, called.job.info.name
+
+    def lend(self, executor: WorkerExecutor, sandbox: str) -> None:
+        """Have the next worker of a pass begin with what was compiled for its kind.
+
+        sandbox: what holds the workers; where it does not keep files, a candidate could have
+        written to what the clean ones would begin with.
+        """
+        if not self.first_s:
+            return
+        executor.compiled_s = self.first_s
+        if executor.is_clean and not sandbox.startswith("files"):
+            return
+        executor.borrow(self._scratch)
+        self._scratch.begin_afresh(self._aside[executor.is_clean])
+
+    def close(self) -> None:
+        for executor in self._executors.values():
+            executor.close()
+        for aside in self._aside.values():
+            remove(aside)
+        self._scratch.remove()

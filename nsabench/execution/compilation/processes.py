@@ -1,0 +1,108 @@
+"""Workers that compile at once, and the room that they have on the device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Condition
+
+from nsabench import ops
+from nsabench.execution.compilation.jobs import Job
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.model.plan import Plan
+
+MOST_PROCESSES = 12
+CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
+SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
+# A first call that took so much longer than the second compiled something, or chose a variant.
+COMPILES_S = 0.15
+KILL_EVERY_S = 0.2  # of an interrupted one
+
+
+def most(plan: Plan, room_bytes: int) -> int:
+    """How many compile at once: as many as there are cores for them, and room on the device for
+    their contexts twice."""
+    cores = len(os.sched_getaffinity(0)) // max(1, plan.neighbours)
+    return max(0, min(cores - 1, room_bytes // (2 * CONTEXT_BYTES), MOST_PROCESSES))
+
+
+@dataclass(frozen=True)
+class Called:
+    job: Job
+    first_s: float = 0.0
+    compiles: bool = False
+    wall_s: float = 0.0  # with the start of its process
+
+
+class Room:
+    """Bytes of the device, for whoever waits for them. What is larger than all of it has all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = max(size, 1)
+        self._changed = Condition()
+
+    @contextmanager
+    def for_(self, size: int) -> Iterator[None]:
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= size)
+            self._left -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += size
+                self._changed.notify_all()
+
+
+class Processes:
+    """So many workers; each call takes the one that is free, when there is room for its case."""
+
+    def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
+        self._room = Room(room_bytes - count * CONTEXT_BYTES)
+        self._all = [executor.sibling() for _ in range(count)]
+        self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
+        for one in self._all:
+            self._free.put(one)
+        self._threads = ThreadPoolExecutor(count)
+        self._calls: list[Future[Called]] = []
+        self._ended_by: set[str] = set()  # implementations: the next call would end the next
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        # Of those still waited for, since this was interrupted, some are only about to be started.
+        while left := [call for call in self._calls if not call.done()]:
+            for one in self._all:
+                one.kill()
+            wait(left, timeout=KILL_EVERY_S)
+        for one in self._all:
+            one.close()
+
+    def call(self, job: Job) -> Future[Called]:
+        called = self._threads.submit(self._call, job)
+        self._calls.append(called)
+        return called
+
+    def _call(self, job: Job) -> Called:
+        if job.info.name in self._ended_by:
+            return Called(job)
+        with self._room.for_(SETS * ops.work(job.case).bytes_min):
+            executor = self._free.get()
+            began = time.monotonic()
+            try:
+                compiled = executor.compile(job.case, job.info.name, job.limit_s)
+            except GroupLost:
+                self._ended_by.add(job.info.name)
+                return Called(job, wall_s=time.monotonic() - began)
+            finally:
+                self._free.put(executor)
+        compiles = compiled.first_s - compiled.second_s >= COMPILES_S
+        return Called(job, compiled.first_s, compiles, time.monotonic() - began)
