@@ -42,11 +42,13 @@ class Piece:
     above: int = 0
 
 
-def pieces(path: Path) -> list[Piece]:
+def pieces(path: Path, refuse_many: Callable[[int], None]) -> list[Piece]:
     """The journal cut where, by a look at its bytes, another run begins. Whether it does is for who
-    reads the pieces to see: a run is in one of them. Raises as `journal.lines` does."""
+    reads the pieces to see: a run is in one of them. refuse_many: is told of each line how many
+    there are by then, and raises for too many. Raises as `journal.lines` does."""
     cuts, last, at = [(0, 0)], b"", 0
     for number, content in enumerate(journal.contents(path)):
+        refuse_many(number + 1)  # a cut takes more room than the line that it is before
         begins = _BEGINS.match(content)
         if begins and begins[1] != last:
             last = begins[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,13 @@ from nsabench import processes
 from nsabench.assessment.results import assemble
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import decide_run, of_run
+from nsabench.bounds import limits
 from nsabench.cli.merge import command
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.evidence.manifest.verify import read_envelope, signed
+from nsabench.execution import joined
 from nsabench.execution.journal import read
 from nsabench.fleet.merge import Merged, merge
 from nsabench.model.plan import Plan
@@ -274,6 +278,47 @@ def test_on_all_cores_the_same_is_found_as_on_one(
 
 def write(path: Path, lines: list[bytes]) -> None:
     path.write_bytes(b"".join(lines))
+
+
+def test_a_journal_of_very_many_lines_is_refused_before_it_is_cut(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a line begins a run, the journal is cut, and a cut takes several times its room."""
+    monkeypatch.setattr(limits, "SITTINGS", 10)
+    _, out = merged(shards, signer)
+    most = 10 + limits.LINES_A_CASE * (16 + COUNT)
+    begins = [b'{"previous":"","kind":"sitting","run_id":"%d"}\n' % n for n in range(2 * most)]
+    broken = resealed(out, signer, lambda _: write(out / "journal.jsonl", begins))
+    assert broken == f"journal: journal.jsonl: more than {most} lines for 16 cases"
+
+
+def test_a_line_that_is_too_long_is_not_cut_into_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "JOURNAL_LINE", 1000)
+    begins = b'{"previous":"","kind":"sitting","run_id":"other"'
+    write(tmp_path / "journal.jsonl", [b" " * 1001 + begins + b"\n"])
+    with pytest.raises(UsageError, match="has a line of more than 1000 bytes"):
+        joined.pieces(tmp_path / "journal.jsonl", lambda _: None)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core merges in this process")
+def test_a_merge_whose_helper_is_killed_says_so_and_leaves_nothing(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system does that is short of memory."""
+    here = os.getpid()
+
+    def die(*_: object, **__: object) -> None:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(processes, "WORTH_IT", 1)
+    monkeypatch.setattr("nsabench.fleet.merge.derived", die)
+    with pytest.raises(EnvironmentRefused, match="was killed") as raised:
+        merged(shards, signer)
+    assert "taskset" in raised.value.remedy
+    assert sorted(path.name for path in shards[0].parent.iterdir()) == ["s1", "s2", "s3"]
 
 
 def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signer: Signer) -> None:

@@ -127,7 +127,8 @@ def read_journal(folder: Path, plan: Plan, seen: Callable[[Line], None] | None =
             reader.found.origin = origin
             return reader.found
         whole = Journaled()
-        for piece in each(lambda piece: reader.piece(path, piece), joined.pieces(path)):
+        pieces = joined.pieces(path, reader.refuse_many)
+        for piece in each(lambda piece: reader.piece(path, piece), pieces):
             whole.add(piece)
             reader.refuse_many(whole.lines)
         return whole
