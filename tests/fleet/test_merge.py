@@ -23,11 +23,14 @@ from nsabench.bounds import limits
 from nsabench.cli.merge import command
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.known import NOTHING, Known
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.evidence.manifest.verify import read_envelope, signed
 from nsabench.execution import joined
 from nsabench.execution.journal import read
 from nsabench.fleet.merge import Merged, merge
+from nsabench.fleet.shard import admit
+from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
 from nsabench.signing import Signer
@@ -226,10 +229,16 @@ def test_a_control_that_a_shard_did_not_catch_invalidates_that_shard(
     assert "controls were not caught: zero_output" in decision.reasons
 
 
-def resealed(out: Path, signer: Signer, change: Callable[[Path], None]) -> str:
+def resealed(
+    out: Path, signer: Signer, change: Callable[[Path], None], known: Known = NOTHING
+) -> str:
+    """What is broken of a merged run that was changed and signed again: to whoever knows its shards
+    as to anybody."""
     change(out)
     seal(out, signer)
-    return verify(out).broken or ""
+    broken = verify(out).broken or ""
+    assert (verify(out, known=known).broken or "") == broken
+    return broken
 
 
 def test_whoever_merges_cannot_change_what_was_measured(shards: list[Path], signer: Signer) -> None:
@@ -258,6 +267,9 @@ def test_on_all_cores_the_same_is_found_as_on_one(
         [line for line in lines if line in (shard / "journal.jsonl").read_bytes()]
         for shard in shards
     )
+    admitted = [admit(shard, (), Trust.EPHEMERAL) for shard in shards]
+    known = Known([(one.plan, one.journaled) for one in admitted])
+    assert len(known.journals(Plan.read(plan))) == len(known.plans()) == COUNT
     assert verify(out).broken is None
     for changed, said in (
         ([*first, *second[:2], *third, *second[2:]], "does not follow the line before it"),
@@ -268,12 +280,34 @@ def test_on_all_cores_the_same_is_found_as_on_one(
         ([*first, *second, *third[:-1], third[-1].replace(b'"ok"', b'"no"', 1)], "not a line"),
         ([*first, *second, *third[:-1], third[-1].replace(b'ms":[', b'ms":[1', 1)], "measured"),
     ):
-        broken = resealed(out, signer, lambda _, changed=changed: write(journal, changed))  # type: ignore[misc]
+        broken = resealed(out, signer, lambda _, changed=changed: write(journal, changed), known)  # type: ignore[misc]
         assert said in broken and broken.startswith("journal: "), broken
     journal.write_bytes(whole)
     place = out / "shards" / "shard-2" / "plan.yaml"
-    broken = resealed(out, signer, lambda _: write(place, [plan.read_bytes()]))
+    broken = resealed(out, signer, lambda _: write(place, [plan.read_bytes()]), known)
     assert broken == "origin: shard 2/3 (run shard-2): its plan.yaml is not what was signed"
+
+
+def test_what_is_known_of_a_shard_is_not_read_again(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known under another plan does not stand for it."""
+    _, out = merged(shards, signer)
+    plan, read = Plan.read(out / "plan.yaml"), joined.segments
+    admitted = [admit(shard, (), Trust.EPHEMERAL) for shard in shards]
+    runs = [(one.plan, one.journaled) for one in admitted]
+    pieces: list[joined.Piece] = []
+
+    def counted(path: Path, take: Callable[[Line], None], piece: joined.Piece) -> object:
+        pieces.append(piece)
+        return read(path, take, piece)
+
+    monkeypatch.setattr(joined, "segments", counted)
+    assert verify(out, known=Known(runs)).broken is None and not pieces
+    assert verify(out, known=Known(runs[1:])).broken is None and len(pieces) == 1
+    another = runs[0][0].model_copy(update={"margin": 1.5})
+    another._sha256 = "0" * 64
+    assert not Known([(another, runs[0][1])]).journals(plan)
 
 
 def write(path: Path, lines: list[bytes]) -> None:

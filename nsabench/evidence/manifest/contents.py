@@ -75,12 +75,17 @@ def said_of_environment(environment: Environment) -> str:
 
 
 def check_origin(
-    folder: Path, plan: Plan, journaled: Journaled, predicate: Predicate | None
+    folder: Path,
+    plan: Plan,
+    journaled: Journaled,
+    predicate: Predicate | None,
+    known: Mapping[str, Plan],
 ) -> None:
     """Whoever signed is who measured, by a journal that says so, and environment.json is theirs. Of
-    a merged run that holds of each shard."""
+    a merged run that holds of each shard. known: plans of shards that need not be read, by the
+    sha256 of their file."""
     if plan.shards:
-        shards.check(folder, plan, journaled.segments, predicate)
+        shards.check(folder, plan, journaled.segments, predicate, known)
         digest = files.sha256(folder, "environment.json")
         same("environment.json: its sha256", digest, plan.shards[0].environment_sha256)
         return
