@@ -144,8 +144,7 @@ def check_records(
 
 
 def _keys(part: pa.RecordBatch) -> Iterator[Key]:
-    rows = parquet.rows_of(part.select(["case_id", "implementation"]))
-    return ((row["case_id"], row["implementation"]) for row in rows)
+    return zip(*(parquet.values(part[name]) for name in ("case_id", "implementation")), strict=True)
 
 
 def _check_origin_of(
