@@ -13,6 +13,7 @@ from nsabench.assessment import pays, threshold
 from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import keyless, refuse_altered, seal, verify
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
+from nsabench.evidence.manifest.known import NOTHING, Known
 from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
@@ -97,16 +98,17 @@ def _seal(finished: Finished, signer: Signer) -> str:
     return f"{signed}\n{lacking}" if lacking else signed
 
 
-def sign(folder: RunFolder, signer: Signer, journal_end: str | None) -> str:
+def sign(folder: RunFolder, signer: Signer, journal_end: str | None, known: Known = NOTHING) -> str:
     """Sign what lies in the folder, and verify it. journal_end: the link of the last line that was
-    journaled while it was measured; None of a merged run, whose shards were verified before.
+    journaled while it was measured; None of a merged run, whose shards were verified before, and
+    are `known`.
 
     Returns a sentence about the signature. Raises `VerificationFailed` when it is no whole run.
     """
     by = seal(folder.path, signer).predicate.signer
     # Whoever was measured may have written into the folder, until its process was ended.
     try:
-        found = verify(folder.path)
+        found = verify(folder.path, known=known)
         found.raise_if_broken()
         if journal_end is not None and (found.origin is None or found.origin.end != journal_end):
             raise VerificationFailed(

@@ -8,7 +8,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from nsabench.errors import EnvironmentRefused
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -24,7 +27,8 @@ _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
 def each(do: Callable[[A], B], things: Sequence[A]) -> Iterator[B]:
-    """What is answered for each, in their order. Raises what `do` raises, for the first of them.
+    """What is answered for each, in their order. Raises what `do` raises, for the first of them,
+    and `EnvironmentRefused` when a process was killed.
 
     Only answers pass from process to process, so `do` may be any function.
     """
@@ -60,6 +64,12 @@ def _ahead(pool: ProcessPoolExecutor, count: int, most: int) -> Iterator[Any]:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise EnvironmentRefused(
+            "a process that shares the work was killed, as a system does that is short of memory",
+            "give it more memory, or do the same with one process: `taskset -c 0 nsabench ...`; "
+            "where it was memory, the kernel's log says so: `dmesg | grep -i oom`.",
+        ) from None
     finally:
         for future in waiting:
             future.cancel()

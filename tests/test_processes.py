@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
-from nsabench.errors import UsageError
+from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.processes import WORTH_IT, each
 
 
@@ -35,3 +36,17 @@ def test_nothing_but_answers_passes_between_processes() -> None:
     """Neither a function of the moment nor what it is done with can be handed over."""
     things = [(lambda n=n: n) for n in range(WORTH_IT)]
     assert list(each(lambda thing: thing() + 1, things)) == list(range(1, WORTH_IT + 1))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core does it in this process")
+def test_a_process_that_was_killed_is_said_with_a_remedy() -> None:
+    here = os.getpid()
+
+    def die(n: int) -> int:
+        if n == WORTH_IT and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    with pytest.raises(EnvironmentRefused, match="was killed") as raised:
+        list(each(die, range(10 * WORTH_IT)))
+    assert "memory" in raised.value.remedy and "taskset" in raised.value.remedy

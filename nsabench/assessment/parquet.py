@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from nsabench.assessment.results import Results
 from nsabench.assessment.tables import BURSTS, SAMPLES, of_records, schema
@@ -33,8 +34,17 @@ def write(results: Results, run_id: str, folder: Path) -> None:
 def of_samples(run_id: str, by_key: Mapping[Key, tuple[int, Samples]]) -> pa.Table:
     """The table that samples.parquet holds."""
     columns = _filled(run_id, by_key, SAMPLES)
-    columns[SPLIT] = [seconds and round(seconds / _TICK) * _TICK for seconds in columns[SPLIT]]
+    columns[SPLIT] = _in_ticks(columns[SPLIT])
     return pa.Table.from_pydict(columns, schema=schema(SAMPLES))
+
+
+def _in_ticks(seconds: list[float | None]) -> pa.Array:
+    """Each rounded to a whole number of ticks."""
+    known = pa.array(seconds, pa.float64())
+    values: NDArray[np.float64] = known.fill_null(0.0).to_numpy()
+    # Of a zero that has a sign, a sum with zero has none.
+    ticks = np.where(values == 0, values, np.rint(values / _TICK) * _TICK + 0.0)
+    return pa.array(ticks, mask=known.is_null().to_numpy(zero_copy_only=False))
 
 
 def of_bursts(run_id: str, by_key: Mapping[Key, tuple[int, Bursts]]) -> pa.Table:

@@ -51,7 +51,7 @@ def quantiles(samples: ArrayLike, *qs: float) -> list[float]:
     if not isinstance(samples, list) or not 0 < len(samples) <= FEW:
         return [float(x) for x in np.quantile(np.asarray(samples, dtype=np.float64), qs)]
     ordered = sorted(map(float, samples))
-    if any(map(math.isnan, ordered)):
+    if math.isnan(sum(ordered)) and any(map(math.isnan, ordered)):  # of infinities, a sum is, too
         return [math.nan] * len(qs)
     places = [_place(len(ordered), q) for q in qs]
     last = len(ordered) - 1

@@ -21,6 +21,7 @@ _SCALARS = frozenset(f"{_CORE}{kind}" for kind in ("bool", "float", "int", "null
 _NONE = object()
 _STARTS = frozenset({yaml.MappingStartEvent, yaml.SequenceStartEvent})
 _ENDS = frozenset({yaml.MappingEndEvent, yaml.SequenceEndEvent})
+_OWN = frozenset({None, "!", f"{_CORE}map", f"{_CORE}seq"})  # tags of a plain collection
 
 
 def refuse_unbounded(text: str, nodes: int) -> None:
@@ -48,52 +49,44 @@ def load(data: bytes, most: int, nodes: int) -> Any:
     Raises as `refuse_unbounded`, also when it has more than `most` bytes, and `OutOfBounds` for
     what no file of ours has: a type by tag, a key that is given twice or is no text.
     """
-    build = _Builder()
-    take = build.take
-    for event in _bounded(_LOADER(whole(data, most)), nodes):
-        if type(event) is yaml.DocumentEndEvent:
-            break
-        take(event)
-    return build.root
+    return _Builder().built(_bounded(_LOADER(whole(data, most)), nodes))
 
 
 def _bounded(parser: Any, nodes: int) -> Iterator[yaml.Event]:
     """The events of a parser, for as long as they are within bounds."""
     count, sizes = 0, dict[str, int]()
     begun: list[tuple[str | None, int]] = []  # anchor and count of every open collection
-    for event in _events(parser):
-        kind = type(event)
-        # Most are scalars, and most of those are short.
-        if kind is yaml.ScalarEvent:
-            if len(event.value) > limits.NUMBER:
-                _refuse_long_number(event)
-            count += 1
-            if event.anchor is not None:
-                sizes[event.anchor] = 1
-        elif kind in _STARTS:
-            begun.append((event.anchor, count))
-            if len(begun) > limits.DEPTH:
-                raise _too_deep()
-            count += 1
-        elif kind in _ENDS:
-            anchor, before = begun.pop()
-            if anchor is not None:
-                sizes[anchor] = count - before
-        elif kind is yaml.AliasEvent:
-            if any(anchor == event.anchor for anchor, _ in begun):
-                raise OutOfBounds("refers to itself")
-            count += sizes.get(str(event.anchor), 1)
-        elif kind is yaml.DocumentStartEvent:
-            sizes.clear()
-        if count > nodes:
-            raise OutOfBounds(f"holds more than {nodes} values, as often as aliases repeat them")
-        yield event
-
-
-def _events(parser: Any) -> Iterator[Any]:
     try:
         # `yaml.parse` asks whether there is one before it takes it, which takes as long again.
-        yield from iter(parser.get_event, None)
+        for event in iter(parser.get_event, None):
+            kind = type(event)
+            # Most are scalars, and most of those are short.
+            if kind is yaml.ScalarEvent:
+                if len(event.value) > limits.NUMBER:
+                    _refuse_long_number(event)
+                count += 1
+                if event.anchor is not None:
+                    sizes[event.anchor] = 1
+            elif kind in _STARTS:
+                begun.append((event.anchor, count))
+                if len(begun) > limits.DEPTH:
+                    raise _too_deep()
+                count += 1
+            elif kind in _ENDS:
+                anchor, before = begun.pop()
+                if anchor is not None:
+                    sizes[anchor] = count - before
+            elif kind is yaml.AliasEvent:
+                if any(anchor == event.anchor for anchor, _ in begun):
+                    raise OutOfBounds("refers to itself")
+                count += sizes.get(str(event.anchor), 1)
+            elif kind is yaml.DocumentStartEvent:
+                sizes.clear()
+            if count > nodes:
+                raise OutOfBounds(
+                    f"holds more than {nodes} values, as often as aliases repeat them"
+                )
+            yield event
     except yaml.MarkedYAMLError as error:
         # libyaml has a bound of its own, and reads so far ahead that it may meet it first.
         if error.problem == "exceeded maximum nesting depth":
@@ -119,50 +112,57 @@ class _Builder:
     """Plain data of events, without recursion."""
 
     def __init__(self) -> None:
-        self.root: Any = None
-        self._into: Any = None  # the collection that the next value is of; None: of none
-        self._key: Any = _NONE  # that the value is of; _NONE where a key comes next, or none does
-        self._around: list[tuple[Any, Any]] = []  # the open collections around it, and their keys
         self._anchors: dict[str, Any] = {}
         self._plain: dict[str, Any] = {}  # values of plain scalars, which repeat a lot
         self._loader = yaml.SafeLoader("")
 
-    def take(self, event: Any) -> None:
-        kind = type(event)
-        expects_key = self._key is _NONE and type(self._into) is dict
-        if kind is yaml.ScalarEvent:
-            self._add(event.value if expects_key else self._scalar(event), event.anchor)
-        elif kind in _STARTS:
+    def built(self, events: Iterator[Any]) -> Any:
+        """The first document. In one loop, since a large plan has half a million events."""
+        root: list[Any] = []  # the collection that a document is of
+        into: Any = root
+        key: Any = _NONE  # that the next value is of; _NONE where a key comes next, or none does
+        around: list[Any] = []  # the open collections around it
+        plain = self._plain
+        for event in events:
+            kind = type(event)
+            expects_key = key is _NONE and type(into) is dict
+            if kind is yaml.ScalarEvent:
+                value = event.value
+                if not expects_key:
+                    known = plain.get(value, _NONE) if event.implicit[0] else _NONE
+                    value = self._scalar(event) if known is _NONE else known
+            elif kind in _ENDS:
+                into = around.pop()
+                continue
+            elif kind in _STARTS:
+                if expects_key:
+                    raise OutOfBounds("has a key that is no text")
+                if event.tag not in _OWN:
+                    raise OutOfBounds("names a type by tag")
+                value = {} if kind is yaml.MappingStartEvent else []
+            elif kind is yaml.AliasEvent:
+                if event.anchor not in self._anchors or expects_key:
+                    raise OutOfBounds("has an alias of nothing")
+                value = self._anchors[event.anchor]
+            elif kind is yaml.DocumentEndEvent:
+                break
+            else:
+                continue
             if expects_key:
-                raise OutOfBounds("has a key that is no text")
-            if event.tag not in (None, "!", f"{_CORE}map", f"{_CORE}seq"):
-                raise OutOfBounds("names a type by tag")
-            value: Any = {} if kind is yaml.MappingStartEvent else []
-            self._add(value, event.anchor)
-            self._around.append((self._into, self._key))
-            self._into, self._key = value, _NONE
-        elif kind in _ENDS:
-            self._into, self._key = self._around.pop()
-        elif kind is yaml.AliasEvent:
-            if event.anchor not in self._anchors or expects_key:
-                raise OutOfBounds("has an alias of nothing")
-            self._add(self._anchors[event.anchor], None)
-
-    def _add(self, value: Any, anchor: str | None) -> None:
-        into = self._into
-        if type(into) is list:
-            into.append(value)
-        elif into is None:
-            self.root = value
-        elif self._key is _NONE:
-            if value in into:
-                raise OutOfBounds(f"gives {value[:80]!r} twice")
-            self._key = value
-        else:
-            into[self._key] = value
-            self._key = _NONE
-        if anchor is not None:
-            self._anchors[anchor] = value
+                if value in into:
+                    raise OutOfBounds(f"gives {value[:80]!r} twice")
+                key = value
+            elif key is _NONE:
+                into.append(value)
+            else:
+                into[key] = value
+                key = _NONE
+            if kind is not yaml.AliasEvent and event.anchor is not None:
+                self._anchors[event.anchor] = value
+            if kind in _STARTS:
+                around.append(into)
+                into = value
+        return root[0] if root else None
 
     def _scalar(self, event: Any) -> Any:
         text, tag = event.value, event.tag

@@ -36,13 +36,14 @@ _SEAL_BYTES = 99
 @dataclass(frozen=True)
 class Origin:
     """Who vouches for every line of a journal. keyid: of the one signer of all its sittings;
-    end: the `link` of its last line."""
+    end: the `link` of its last line; sha256: of all the lines, each with its end."""
 
     keyid: str
     ephemeral: bool
     sittings: int
     lines: int
     end: str
+    sha256: str
 
     def __str__(self) -> str:
         named = f"{self.lines} lines of {self.sittings} sitting{'s'[: self.sittings != 1]}"
@@ -114,8 +115,10 @@ def origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
     key: Ed25519PublicKey | None = None
     first: Certificate | None = None
     sittings = 0
+    digest = hashlib.sha256()
     for number, (content, line) in enumerate(lines, 1):
         count = number
+        digest.update(content + b"\n")
         if isinstance(line, Sitting):
             key, sittings = _key_of(line, number), sittings + 1
             first = first or line.certificate
@@ -139,7 +142,7 @@ def origin(lines: Iterable[tuple[bytes, Line]]) -> Origin | None:
         previous = link(content)
     if first is None:
         return None
-    return Origin(first.keyid, first.ephemeral, sittings, count, previous)
+    return Origin(first.keyid, first.ephemeral, sittings, count, previous, digest.hexdigest())
 
 
 def _key_of(sitting: Sitting, number: int) -> Ed25519PublicKey:

@@ -35,27 +35,34 @@ class Segment:
 @dataclass(frozen=True)
 class Piece:
     """Lines of a journal. start, stop: the bytes where they begin and end, None: with the file;
-    above: lines that stand above them."""
+    above: lines that stand above them; sha256: of its bytes when it was cut."""
 
-    start: int = 0
-    stop: int | None = None
-    above: int = 0
+    start: int
+    stop: int | None
+    above: int
+    sha256: str
 
 
-def pieces(path: Path) -> list[Piece]:
+def pieces(path: Path, refuse_many: Callable[[int], None]) -> list[Piece]:
     """The journal cut where, by a look at its bytes, another run begins. Whether it does is for who
-    reads the pieces to see: a run is in one of them. Raises as `journal.lines` does."""
+    reads the pieces to see: a run is in one of them. refuse_many: is told of each line how many
+    there are by then, and raises for too many. Raises as `journal.lines` does."""
     cuts, last, at = [(0, 0)], b"", 0
+    digests = [hashlib.sha256()]
     for number, content in enumerate(journal.contents(path)):
+        refuse_many(number + 1)  # a cut takes more room than the line that it is before
         begins = _BEGINS.match(content)
         if begins and begins[1] != last:
             last = begins[1]
             if at:
                 cuts.append((at, number))
+                digests.append(hashlib.sha256())
+        digests[-1].update(content)
         at += len(content)
     ends = [start for start, _ in cuts[1:]]
     return [
-        Piece(start, stop, above) for (start, above), stop in zip(cuts, [*ends, None], strict=True)
+        Piece(start, stop, above, digest.hexdigest())
+        for (start, above), stop, digest in zip(cuts, [*ends, None], digests, strict=True)
     ]
 
 

@@ -244,6 +244,8 @@ def contents(path: Path) -> Iterator[bytes]:
     with _reading(path) as file:
         end = 0
         while text := file.readline(limits.JOURNAL_LINE + 1):
+            if len(text) > limits.JOURNAL_LINE:
+                raise _too_long()
             yield text
             end += len(text)
             if end > limits.JOURNAL:
@@ -281,7 +283,7 @@ def _lines_of(
                 end, number, begun = end - len(before), number - bool(begun), None
                 continue
             if len(text) > limits.JOURNAL_LINE:
-                raise bounds.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")
+                raise _too_long()
             if not text.endswith(b"\n"):
                 break
             raise UsageError(
@@ -297,6 +299,10 @@ def _lines_of(
             yield text[:-1], line
     if begun:
         yield begun
+
+
+def _too_long() -> bounds.OutOfBounds:
+    return bounds.OutOfBounds(f"has a line of more than {limits.JOURNAL_LINE} bytes")
 
 
 def _parsed(text: bytes) -> Line | None:

@@ -51,7 +51,7 @@ def _values(value: str, expected: str) -> str:
 
 def refuse_gaps(shards: Sequence[Shard]) -> None:
     """Raises `UsageError` when cases of the plan are missing or there twice; it names them."""
-    planned = shards[0].whole.split()
+    planned = shards[0].plan.whole.split()
     counts = Counter(case.id for shard in shards for case in shard.cases)
     twice = [case_id for case_id in planned if counts[case_id] > 1]
     if twice:

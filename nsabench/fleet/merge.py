@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from nsabench.assessment.threshold.evidence import Evidence, together
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import shards as kept
 from nsabench.evidence.manifest import signed_around
+from nsabench.evidence.manifest.known import Known
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
@@ -101,9 +102,7 @@ def _admit(
     for shard in each(partial(admit, trusted=trusted, require=require), folders):
         if shards:
             refuse_others(shards[0], shard)
-            shard = replace(shard, whole=shards[0].whole, traits={})
-            if shard.implementations == shards[0].implementations:  # held once
-                shard = replace(shard, implementations=shards[0].implementations)
+            shard = shard.sharing(shards[0])
         shards.append(shard)
         if len(shards) % 100 == 0:
             note(f"verified {len(shards)} of {len(folders)} shards")
@@ -117,7 +116,7 @@ def _plan(shards: Sequence[Shard], first: Plan) -> Plan:
         for number, shard in enumerate(shards, 1)
         for planned in shard.cases
     }
-    implementations = {(i.op, i.name): i for s in shards for i in s.implementations}
+    implementations = {(i.op, i.name): i for s in shards for i in s.plan.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
     changed = {
         "run_id": f"{now:%Y%m%dT%H%M%SZ}-{token_hex(3)}",
@@ -178,7 +177,8 @@ def _make(
             f"there is no page: {found.records} records are more than the {MOST_ON_A_PAGE} that "
             f"one shows"
         )
-    signed = conclusion.sign(run, signer, None)
+    known = Known([(shard.plan, shard.journaled) for shard in shards])
+    signed = conclusion.sign(run, signer, None, known)
     found.signed = f"{signed}\n{lacking}" if lacking else signed
     return found
 

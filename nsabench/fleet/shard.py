@@ -7,35 +7,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nsabench.assessment import canary
 from nsabench.assessment.canary import Canary
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import files, verify
+from nsabench.evidence.manifest.journaled import Journaled
 from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import journal
 from nsabench.execution.folder import RunFolder
 from nsabench.machine.environment.model import Environment
 from nsabench.model.journal import Contents, Entry, Line
-from nsabench.model.plan import ImplementationInfo, MergedShard, Plan, PlannedCase
+from nsabench.model.plan import MergedShard, Plan, PlannedCase
 from nsabench.model.vocabulary import PassName
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One verified shard. index, count: of `i/n`; traits: what must be the same in all shards, by
-    what it is called; host: where it was measured, in words."""
+    """One verified shard. index, count: of `i/n`; journaled: what its journal holds; traits: what
+    must be the same in all shards, by what it is called."""
 
     folder: Path
     info: MergedShard
     index: int
     count: int
-    cases: list[PlannedCase]
-    whole: str
-    implementations: list[ImplementationInfo]
+    plan: Plan
+    journaled: Journaled
     canary: Canary
     traits: dict[str, str]
     logs: list[str]
@@ -44,8 +45,19 @@ class Shard:
         return f"{self.folder} (shard {self.info.shard})"
 
     @property
+    def cases(self) -> list[PlannedCase]:
+        return self.plan.cases
+
+    @property
     def journal(self) -> Path:
         return RunFolder(self.folder).journal
+
+    def sharing(self, first: Shard) -> Shard:
+        """The same, holding what it has in common with another only once, and no traits."""
+        changed: dict[str, Any] = {"whole": first.plan.whole}
+        if self.plan.implementations == first.plan.implementations:
+            changed["implementations"] = first.plan.implementations
+        return replace(self, plan=self.plan.model_copy(update=changed), traits={})
 
     def contents(self) -> Contents:
         """All that it journaled."""
@@ -70,8 +82,8 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
 
     report = verify(folder, trusted=trusted, require=least, tables=False, seen=seen)
     report.raise_if_broken()
-    plan = report.plan
-    assert plan is not None
+    plan, journaled = report.plan, report.journaled
+    assert plan is not None and journaled is not None
     if plan.shards:
         raise UsageError(f"{folder} is a merged run", "give its shards.")
     named = re.fullmatch(r"(\d+)/(\d+)", plan.shard)
@@ -94,9 +106,8 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
         ),
         index=int(named[1]),
         count=int(named[2]),
-        cases=plan.cases,
-        whole=plan.whole,
-        implementations=plan.implementations,
+        plan=plan.without_content(),
+        journaled=journaled,
         canary=canary.of_contents(contents),
         traits=_traits(plan, contents, Environment.read(run.environment)),
         logs=[name for name in report.digests if name.startswith("logs/")],

@@ -187,6 +187,13 @@ class Plan(BaseModel):
             part._sha256 = shard.plan_sha256
             yield shard, part
 
+    def without_content(self) -> Plan:
+        """The same, standing for the file that it was read from without holding its bytes: of a
+        fleet there are a thousand."""
+        copy = self.model_copy()
+        copy._content, copy._sha256 = b"", self.sha256
+        return copy
+
     def info(self, op: str, name: str) -> ImplementationInfo:
         return self.by_name[op, name]
 

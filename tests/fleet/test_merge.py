@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +19,18 @@ from nsabench import processes
 from nsabench.assessment.results import assemble
 from nsabench.assessment.tables import read_records
 from nsabench.assessment.threshold import decide_run, of_run
+from nsabench.bounds import limits
 from nsabench.cli.merge import command
-from nsabench.errors import UsageError, VerificationFailed
+from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import seal, verify
+from nsabench.evidence.manifest.known import NOTHING, Known
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.evidence.manifest.verify import read_envelope, signed
+from nsabench.execution import joined
 from nsabench.execution.journal import read
 from nsabench.fleet.merge import Merged, merge
+from nsabench.fleet.shard import admit
+from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
 from nsabench.signing import Signer
@@ -222,10 +229,16 @@ def test_a_control_that_a_shard_did_not_catch_invalidates_that_shard(
     assert "controls were not caught: zero_output" in decision.reasons
 
 
-def resealed(out: Path, signer: Signer, change: Callable[[Path], None]) -> str:
+def resealed(
+    out: Path, signer: Signer, change: Callable[[Path], None], known: Known = NOTHING
+) -> str:
+    """What is broken of a merged run that was changed and signed again: to whoever knows its shards
+    as to anybody."""
     change(out)
     seal(out, signer)
-    return verify(out).broken or ""
+    broken = verify(out).broken or ""
+    assert (verify(out, known=known).broken or "") == broken
+    return broken
 
 
 def test_whoever_merges_cannot_change_what_was_measured(shards: list[Path], signer: Signer) -> None:
@@ -254,6 +267,9 @@ def test_on_all_cores_the_same_is_found_as_on_one(
         [line for line in lines if line in (shard / "journal.jsonl").read_bytes()]
         for shard in shards
     )
+    admitted = [admit(shard, (), Trust.EPHEMERAL) for shard in shards]
+    known = Known([(one.plan, one.journaled) for one in admitted])
+    assert len(known.journals(Plan.read(plan))) == len(known.plans()) == COUNT
     assert verify(out).broken is None
     for changed, said in (
         ([*first, *second[:2], *third, *second[2:]], "does not follow the line before it"),
@@ -264,16 +280,79 @@ def test_on_all_cores_the_same_is_found_as_on_one(
         ([*first, *second, *third[:-1], third[-1].replace(b'"ok"', b'"no"', 1)], "not a line"),
         ([*first, *second, *third[:-1], third[-1].replace(b'ms":[', b'ms":[1', 1)], "measured"),
     ):
-        broken = resealed(out, signer, lambda _, changed=changed: write(journal, changed))  # type: ignore[misc]
+        broken = resealed(out, signer, lambda _, changed=changed: write(journal, changed), known)  # type: ignore[misc]
         assert said in broken and broken.startswith("journal: "), broken
     journal.write_bytes(whole)
     place = out / "shards" / "shard-2" / "plan.yaml"
-    broken = resealed(out, signer, lambda _: write(place, [plan.read_bytes()]))
+    broken = resealed(out, signer, lambda _: write(place, [plan.read_bytes()]), known)
     assert broken == "origin: shard 2/3 (run shard-2): its plan.yaml is not what was signed"
+
+
+def test_what_is_known_of_a_shard_is_not_read_again(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known under another plan does not stand for it."""
+    _, out = merged(shards, signer)
+    plan, read = Plan.read(out / "plan.yaml"), joined.segments
+    admitted = [admit(shard, (), Trust.EPHEMERAL) for shard in shards]
+    runs = [(one.plan, one.journaled) for one in admitted]
+    pieces: list[joined.Piece] = []
+
+    def counted(path: Path, take: Callable[[Line], None], piece: joined.Piece) -> object:
+        pieces.append(piece)
+        return read(path, take, piece)
+
+    monkeypatch.setattr(joined, "segments", counted)
+    assert verify(out, known=Known(runs)).broken is None and not pieces
+    assert verify(out, known=Known(runs[1:])).broken is None and len(pieces) == 1
+    another = runs[0][0].model_copy(update={"margin": 1.5})
+    another._sha256 = "0" * 64
+    assert not Known([(another, runs[0][1])]).journals(plan)
 
 
 def write(path: Path, lines: list[bytes]) -> None:
     path.write_bytes(b"".join(lines))
+
+
+def test_a_journal_of_very_many_lines_is_refused_before_it_is_cut(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a line begins a run, the journal is cut, and a cut takes several times its room."""
+    monkeypatch.setattr(limits, "SITTINGS", 10)
+    _, out = merged(shards, signer)
+    most = 10 + limits.LINES_A_CASE * (16 + COUNT)
+    begins = [b'{"previous":"","kind":"sitting","run_id":"%d"}\n' % n for n in range(2 * most)]
+    broken = resealed(out, signer, lambda _: write(out / "journal.jsonl", begins))
+    assert broken == f"journal: journal.jsonl: more than {most} lines for 16 cases"
+
+
+def test_a_line_that_is_too_long_is_not_cut_into_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "JOURNAL_LINE", 1000)
+    begins = b'{"previous":"","kind":"sitting","run_id":"other"'
+    write(tmp_path / "journal.jsonl", [b" " * 1001 + begins + b"\n"])
+    with pytest.raises(UsageError, match="has a line of more than 1000 bytes"):
+        joined.pieces(tmp_path / "journal.jsonl", lambda _: None)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core merges in this process")
+def test_a_merge_whose_helper_is_killed_says_so_and_leaves_nothing(
+    shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system does that is short of memory."""
+    here = os.getpid()
+
+    def die(*_: object, **__: object) -> None:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(processes, "WORTH_IT", 1)
+    monkeypatch.setattr("nsabench.fleet.merge.derived", die)
+    with pytest.raises(EnvironmentRefused, match="was killed") as raised:
+        merged(shards, signer)
+    assert "taskset" in raised.value.remedy
+    assert sorted(path.name for path in shards[0].parent.iterdir()) == ["s1", "s2", "s3"]
 
 
 def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signer: Signer) -> None:

@@ -7,8 +7,8 @@ journal of each shard by itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsabench.bounds import limits
@@ -47,6 +47,12 @@ class Journaled:
 
     def __str__(self) -> str:
         return f"{self.cases.total()} cases"
+
+    def as_piece(self, run_id: str) -> Journaled:
+        """The journal of one run, which somebody vouches for, as a piece of a merged run's."""
+        assert self.origin is not None
+        segment = Segment(self.origin.sha256, self.origin, frozenset(self.environments))
+        return replace(self, origin=None, segments={run_id: segment})
 
     def add(self, piece: Journaled) -> None:
         """What the next piece of a merged run's journal holds. Raises `VerificationFailed` when it
@@ -111,9 +117,15 @@ class _Reader:
             raise VerificationFailed(f"more than {self._most} lines for {count} cases")
 
 
-def read_journal(folder: Path, plan: Plan, seen: Callable[[Line], None] | None = None) -> Journaled:
+def read_journal(
+    folder: Path,
+    plan: Plan,
+    seen: Callable[[Line], None] | None = None,
+    known: Mapping[str, Journaled] | None = None,
+) -> Journaled:
     """What the journal holds, which is one of this run and not of another, and who vouches. seen:
-    is handed each line, unless the run is a merged one."""
+    is handed each line, unless the run is a merged one; known: pieces of such a one that need not
+    be read, by their sha256."""
     path, reader = folder / "journal.jsonl", _Reader(plan)
 
     def take(line: Line) -> None:
@@ -127,8 +139,12 @@ def read_journal(folder: Path, plan: Plan, seen: Callable[[Line], None] | None =
             reader.found.origin = origin
             return reader.found
         whole = Journaled()
-        for piece in each(lambda piece: reader.piece(path, piece), joined.pieces(path)):
-            whole.add(piece)
+        pieces = joined.pieces(path, reader.refuse_many)
+        found = [(known or {}).get(piece.sha256) for piece in pieces]
+        unknown = [piece for piece, there in zip(pieces, found, strict=True) if there is None]
+        read = each(lambda piece: reader.piece(path, piece), unknown)
+        for there in found:
+            whole.add(next(read) if there is None else there)
             reader.refuse_many(whole.lines)
         return whole
     except (OSError, UsageError, VerificationFailed) as error:
@@ -136,10 +152,13 @@ def read_journal(folder: Path, plan: Plan, seen: Callable[[Line], None] | None =
 
 
 def check_journal(
-    folder: Path, plan: Plan, seen: Callable[[Line], None] | None = None
+    folder: Path,
+    plan: Plan,
+    seen: Callable[[Line], None] | None = None,
+    known: Mapping[str, Journaled] | None = None,
 ) -> Journaled:
-    """Every case of the plan is journaled once, by this run. seen: as of `read_journal`."""
-    journaled = read_journal(folder, plan, seen)
+    """Every case of the plan is journaled once, by this run. seen, known: as of `read_journal`."""
+    journaled = read_journal(folder, plan, seen, known)
     if journaled.described is None:
         raise VerificationFailed("journal.jsonl has no header")
     planned: Counter[object] = Counter(case.id for case in plan.cases)

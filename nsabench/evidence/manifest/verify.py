@@ -16,8 +16,9 @@ from nsabench.bounds import limits
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest import contents, files
 from nsabench.evidence.manifest.dsse import Envelope
-from nsabench.evidence.manifest.journaled import check_journal, read_journal
+from nsabench.evidence.manifest.journaled import Journaled, check_journal, read_journal
 from nsabench.evidence.manifest.keys import Revocation, refuse_revoked, revocations
+from nsabench.evidence.manifest.known import NOTHING, Known
 from nsabench.evidence.manifest.seal import BUNDLE, MANIFEST, NOT_SIGNED
 from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.execution.chain import Origin
@@ -60,6 +61,7 @@ class Report:
     plan: Plan | None = None
     # Who measured, by the journal alone; None: it does not say.
     origin: Origin | None = None
+    journaled: Journaled | None = None
     # Whether an unsigned run can be gone on with, as far as can be told here.
     resumable: bool = False
 
@@ -97,6 +99,7 @@ def verify(
     begun: Callable[[str], None] = lambda _: None,
     tables: bool = True,
     seen: Callable[[Line], None] | None = None,
+    known: Known = NOTHING,
 ) -> Report:
     """Run the checks in the order of `CHECKS` and stop at the first that breaks.
 
@@ -106,13 +109,14 @@ def verify(
     more; None: those that NSABENCH_REVOKED_KEYS lists. `begun` is told of each check as it begins.
     `tables`: whether both Parquet files are read, for whoever reads what is in them. `seen` is
     handed each line of the journal, which counts for nothing before the report says so; not of a
-    merged run.
+    merged run. `known`: the shards of a merged run, where they were verified before: what is theirs
+    to the byte is not read again.
     """
     report = Report(folder)
     keyids = frozenset(trusted)
     revoked = revocations() if revoked is None else revoked
     with suppress(_Stopped):
-        _verify(report, keyids, require, identity, revoked, begun, tables, seen)
+        _verify(report, keyids, require, identity, revoked, begun, tables, seen, known)
     if report.outcomes["manifest"] == "broken" and not os.path.lexists(folder / MANIFEST):
         report.resumable = _is_resumable(folder, keyids)
     return report
@@ -148,6 +152,7 @@ def _verify(
     begun: Callable[[str], None],
     tables: bool,
     seen: Callable[[Line], None] | None,
+    known: Known,
 ) -> None:
     folder = report.folder
 
@@ -181,11 +186,11 @@ def _verify(
         lambda: contents.check_environment(folder, predicate),
         contents.said_of_environment,
     )
-    journaled = run("journal", lambda: check_journal(folder, plan, seen), str)
-    report.origin = journaled.origin
+    journaled = run("journal", lambda: check_journal(folder, plan, seen, known.journals(plan)), str)
+    report.origin, report.journaled = journaled.origin, journaled
     run(
         "origin",
-        lambda: contents.check_origin(folder, plan, journaled, predicate),
+        lambda: contents.check_origin(folder, plan, journaled, predicate, known.plans()),
         lambda _: _measured_by(report, plan),
     )
     if tables:

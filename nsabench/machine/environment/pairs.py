@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def unpaired(torch: str, triton: str) -> str:
     return pair.triton
 
 
+@lru_cache(maxsize=16)  # asked of every record, and nearly all are of the same versions
 def belongs(torch: str | None, triton: str | None) -> str:
     """How a torch and a Triton that are no pair are marked wherever they are named:
     `unpaired: this torch belongs with triton 3.6.0`. Empty for a pair, and where one is unknown."""
