@@ -219,12 +219,18 @@ def test_an_interrupted_one_keeps_what_is_complete(
     assert set(kept) == {"sm_89", "sm_80"}
 
 
-def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:
+def test_an_unwritable_table_is_refused(
+    tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is compiled."""
     (tmp_path / "file").write_text("")
     code, _, said = preflight(
         tmp_path / "file" / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
     )
     assert code == 3 and "cannot be written" in said
+    monkeypatch.setattr("nsabench.preflight.run.run", lambda *_: pytest.fail("it compiles"))
+    done = CliRunner().invoke(group, ["preflight", "--out", str(tmp_path / "file" / "p.parquet")])
+    assert isinstance(done.exception, EnvironmentRefused)
 
 
 @pytest.mark.parametrize(
