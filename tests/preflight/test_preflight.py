@@ -85,7 +85,7 @@ def test_a_single_key_compiles(tmp_path: Path) -> None:
     a constant, too, and no tensor."""
     matrix = tmp_path / "one_key.yaml"
     matrix.write_text(
-        "op: compressed\naxes: {dtype: [bfloat16, float16], direction: [forward, backward]}\n"
+        "op: compressed\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
         "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"
         "- {B: 1, T: 32, HQ: 8, H: 1, D: 128, block: 32, stride: 16}\n---\n"
         "op: sliding_window\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
