@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -90,6 +92,8 @@ def command(
         jobs=jobs or 0,
         known=not no_cache,
     )
+    with _refusing(out), tempfile.TemporaryFile(dir=_made(out.parent)):
+        pass  # known before hours of compiling, not after
     console = terminal.console()
     complete: list[compiled_launch.CompiledLaunch] = []
 
@@ -115,8 +119,19 @@ def command(
 
 
 def _write(compiled: list[compiled_launch.CompiledLaunch], out: Path) -> None:
-    try:
+    with _refusing(out):
         compiled_launch.write(compiled, out)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _refusing(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise EnvironmentRefused(
             f"{out} cannot be written: {error.strerror}", "give --out a writable place."

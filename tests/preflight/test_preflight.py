@@ -85,7 +85,7 @@ def test_a_single_key_compiles(tmp_path: Path) -> None:
     a constant, too, and no tensor."""
     matrix = tmp_path / "one_key.yaml"
     matrix.write_text(
-        "op: compressed\naxes: {dtype: [bfloat16, float16], direction: [forward, backward]}\n"
+        "op: compressed\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
         "include:\n- {B: 1, T: 32, HQ: 1, H: 1, D: 16, block: 32, stride: 16}\n"
         "- {B: 1, T: 32, HQ: 8, H: 1, D: 128, block: 32, stride: 16}\n---\n"
         "op: sliding_window\naxes: {dtype: bfloat16, direction: [forward, backward]}\n"
@@ -219,12 +219,18 @@ def test_an_interrupted_one_keeps_what_is_complete(
     assert set(kept) == {"sm_89", "sm_80"}
 
 
-def test_an_unwritable_table_is_refused(tmp_path: Path, matrix: Path) -> None:
+def test_an_unwritable_table_is_refused(
+    tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is compiled."""
     (tmp_path / "file").write_text("")
     code, _, said = preflight(
         tmp_path / "file" / "p.parquet", matrix, "--arch", "sm_89", "--kernels", HOSTILE
     )
     assert code == 3 and "cannot be written" in said
+    monkeypatch.setattr("nsabench.preflight.run.run", lambda *_: pytest.fail("it compiles"))
+    done = CliRunner().invoke(group, ["preflight", "--out", str(tmp_path / "file" / "p.parquet")])
+    assert isinstance(done.exception, EnvironmentRefused)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from nsa_kernels.jit.interpreter import prepare_once_a_launch, remember_shapes
+from nsa_kernels.jit.interpreter import (
+    call_builtins_directly,
+    prepare_once_a_launch,
+    remember_shapes,
+)
+from nsa_kernels.jit.operands import prepare_operands_at_once
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -61,7 +66,9 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
 
 if INTERPRETED:
     prepare_once_a_launch()
+    call_builtins_directly()
     remember_shapes()
+    prepare_operands_at_once()
 
 # Two definitions and no condition on a global: Triton compares every global that a kernel reads
 # with what it was, in every launch, which takes 0.7 us each.

@@ -1,0 +1,154 @@
+"""Triton's interpreter takes half the time when it asks less about the operands of an operation.
+
+Before each operation it puts dozens of questions about two types and makes lists of two shapes.
+Most
+operands are of one plain type and need at most a broadcast, which is done here at once. Whatever
+else comes, and whatever is refused, goes through Triton's own functions.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import triton.language as tl
+
+_PLAIN = frozenset({"int1", "int32", "int64", "fp16", "bf16", "fp32", "fp64"})
+_LIMITS = {"int32": 1 << 31, "int64": 1 << 63, "fp32": 1 << 63}
+
+
+def prepare_operands_at_once() -> None:
+    """Do so from now on in this process, with a Triton that restores the language after a launch.
+
+    Older ones keep their semantic elsewhere, and are left as they are.
+    """
+    from triton.runtime import interpreter
+
+    semantic = getattr(interpreter, "interpreter_semantic", None)
+    if (
+        semantic is None
+        or not hasattr(interpreter, "_LangPatchScope")
+        or not hasattr(tl.block_type(tl.int32, [1]).shape, "values")
+        or hasattr(semantic.cast, "__wrapped__")
+    ):
+        return
+    _skip_unread_checks(semantic)
+    _prepare_operands(interpreter, semantic)
+    _convert_by_shifts(interpreter)
+
+
+def _skip_unread_checks(semantic: Any) -> None:
+    """Each sum, difference and product of integers is made again in 64 bits, and compared, for an
+    assertion that only Triton's debugging reads."""
+    look = semantic.binary_op_sanitize_overflow_impl
+
+    @wraps(look)
+    def look_if_read(lhs: Any, rhs: Any, binary_op: Any) -> None:
+        if semantic.builder.options.debug:
+            look(lhs, rhs, binary_op)
+
+    semantic.binary_op_sanitize_overflow_impl = look_if_read
+
+
+def _prepare_operands(interpreter: Any, semantic: Any) -> None:
+    import numpy as np
+
+    handle_of = interpreter.TensorHandle
+    tensor, block_type = tl.core.tensor, tl.core.block_type
+    own_check = semantic.binary_op_type_checking_impl
+    own_broadcast = semantic.broadcast_impl_value
+    own_cast = semantic.cast
+    shapes: dict[tuple[int, ...], list[int]] = {}
+
+    @wraps(own_check)
+    def check(lhs: Any, rhs: Any, *rules: Any, **named: Any) -> Any:
+        # The first two say whether a pointer may stand there; more come with a division, and where
+        # nothing is computed.
+        if len(rules) <= 2 and not named:
+            if type(lhs) is tensor:
+                name = lhs.dtype.name
+                if type(rhs) is tensor:
+                    if name == rhs.dtype.name and name in _PLAIN:
+                        return broadcast(lhs, rhs)
+                elif _becomes(rhs, name):
+                    return broadcast(lhs, semantic.scalar_constant(rhs, lhs.dtype))
+            elif type(rhs) is tensor and _becomes(lhs, rhs.dtype.name):
+                return broadcast(semantic.scalar_constant(lhs, rhs.dtype), rhs)
+        return own_check(lhs, rhs, *rules, **named)
+
+    @wraps(own_broadcast)
+    def broadcast(lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if type(left) is not block_type:
+            return (fill(lhs, right.shape), rhs) if type(right) is block_type else (lhs, rhs)
+        if type(right) is not block_type:
+            return lhs, fill(rhs, left.shape)
+        of_left, of_right = left.shape.values, right.shape.values
+        if of_left == of_right:
+            return lhs, rhs
+        if len(of_left) != len(of_right):
+            return own_broadcast(lhs, rhs)
+        shape = shapes.get((*of_left, *of_right))
+        if shape is None:
+            lhs, rhs = own_broadcast(lhs, rhs)
+            shapes[(*of_left, *of_right)] = lhs.type.shape.values
+            return lhs, rhs
+        return spread(lhs, shape), spread(rhs, shape)
+
+    def spread(value: Any, shape: list[int]) -> Any:
+        if value.type.shape.values == shape:
+            return value
+        handle = value.handle
+        handle = handle_of(np.broadcast_to(handle.data, shape), handle.dtype.scalar)
+        return tensor(handle, block_type(value.dtype, shape))
+
+    def fill(value: Any, shape: Any) -> Any:
+        # The type of a handle is not always that of its tensor: a comparison's is its operands'.
+        handle = value.handle
+        data = np.full(shape.values, handle.data, interpreter._get_np_dtype(handle.dtype))
+        return tensor(handle_of(data, handle.dtype.scalar), block_type(value.dtype, shape))
+
+    @wraps(own_cast)
+    def cast(input: Any, dst_ty: Any, fp_downcast_rounding: str | None = None) -> Any:
+        if input.dtype is dst_ty.scalar:
+            return input
+        return own_cast(input, dst_ty, fp_downcast_rounding)
+
+    semantic.binary_op_type_checking_impl = check
+    semantic.broadcast_impl_value = broadcast
+    semantic.cast = cast
+
+
+def _becomes(number: Any, name: str) -> bool:
+    """Does that Python number take the type of a tensor beside it, and fit?"""
+    if type(number) is int and name in _LIMITS:
+        return -_LIMITS[name] <= number < _LIMITS[name]
+    return name == "fp32" and type(number) is float
+
+
+def _convert_by_shifts(interpreter: Any) -> None:
+    """Between bfloat16 and fp32 half of the bits come or go; what is subnormal is Triton's own."""
+    import numpy as np
+
+    own = interpreter._convert_float
+
+    @wraps(own)
+    def convert(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
+        names = (input_dtype.name, output_dtype.name)
+        if rounding_mode is None and names == ("bf16", "fp32"):
+            bits = input.astype(np.uint32) << np.uint32(16)
+            if _has_no_subnormal(bits):
+                return bits
+        elif rounding_mode is None and names == ("fp32", "bf16"):
+            bits = np.ascontiguousarray(input).view(np.uint32)
+            if _has_no_subnormal(bits):
+                return (bits >> np.uint32(16)).astype(np.uint16).reshape(input.shape)
+        return own(input, input_dtype, output_dtype, rounding_mode)
+
+    interpreter._convert_float = convert
+
+
+def _has_no_subnormal(bits: Any) -> bool:
+    """Of fp32 numbers, as their bits: what is below the smallest normal one is zero."""
+    magnitude = bits & 0x7FFFFFFF
+    return not ((magnitude != 0) & (magnitude < 0x00800000)).any()

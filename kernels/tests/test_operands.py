@@ -1,0 +1,142 @@
+"""What the interpreter does with two operands is what Triton does, bit by bit, in less time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nsa_kernels.jit.compat import INTERPRETED, tl, triton
+from triton.runtime import interpreter
+
+pytestmark = [
+    pytest.mark.skipif(not INTERPRETED, reason="the interpreter is not in use"),
+    pytest.mark.skipif(
+        not hasattr(interpreter, "_LangPatchScope"), reason="this Triton is left as it is"
+    ),
+]
+
+TYPES = (tl.int1, tl.int8, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.float16, tl.bfloat16)
+TYPES = (*TYPES, tl.float32, tl.float64, tl.pointer_type(tl.float32), "compared")
+SHAPES = ((), (4,), (4, 1), (1, 2), (2, 4, 2))
+NUMBERS = (0, 1, -3, 1 << 31, 1 << 40, 1 << 70, True, 2.5, 0.0, 1e-60, float("inf"))
+REPLACED = ("binary_op_type_checking_impl", "broadcast_impl_value", "cast")
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: interpreter.interpreter_semantic.add(a, b, True),
+    "sub": lambda a, b: interpreter.interpreter_semantic.sub(a, b, True),
+    "mul": lambda a, b: interpreter.interpreter_semantic.mul(a, b, True),
+    "truediv": lambda a, b: interpreter.interpreter_semantic.truediv(a, b),
+    "mod": lambda a, b: interpreter.interpreter_semantic.mod(a, b),
+    "less": lambda a, b: interpreter.interpreter_semantic.less_than(a, b),
+    "or": lambda a, b: interpreter.interpreter_semantic.or_(a, b),
+    "where": lambda a, b: interpreter.interpreter_semantic.where(a, a, b),
+}
+
+
+def operand(type_: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor of the interpreter: 1, 2, 3 and so on, or which of those are less than 3."""
+    size = int(np.prod(shape))
+    if type_ == "compared":
+        return interpreter.interpreter_semantic.less_than(operand(tl.int32, shape), 3)
+    data = np.arange(1, size + 1).astype(interpreter._get_np_dtype(type_)).reshape(shape or (1,))
+    handle = interpreter.TensorHandle(data, type_)
+    return tl.tensor(handle, tl.block_type(type_, list(shape)) if shape else type_)
+
+
+def outcome(operation: Callable[[Any, Any], Any], make: Callable[[], tuple[Any, Any]]) -> Any:
+    """What comes of it: its type, its shape and its bits, or how it is refused."""
+    try:
+        with np.errstate(all="ignore"):
+            made = operation(*make())
+    except Exception as error:
+        return type(error), str(error)
+    data = made.handle.data
+    shape = [int(n) for n in made.shape]
+    return str(made.type), shape, data.dtype, data.shape, made.handle.dtype, data.tobytes()
+
+
+@pytest.fixture
+def own() -> Iterator[Callable[[bool], None]]:
+    """Has Triton's own functions used, or those that took their place."""
+    semantic = interpreter.interpreter_semantic
+    replaced = {name: vars(semantic)[name] for name in REPLACED}
+
+    def use(its_own: bool) -> None:
+        for name, function in replaced.items():
+            setattr(semantic, name, function.__wrapped__ if its_own else function)
+
+    scope = interpreter._patch_lang(_sums.fn)  # as within a launch
+    yield use
+    use(False)
+    scope.restore()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_two_operands_come_to_what_triton_makes(name: str, own: Callable[[bool], None]) -> None:
+    pairs: list[Callable[[], tuple[Any, Any]]] = []
+    for left, right in itertools.product(TYPES, TYPES):
+        shapes = itertools.product(SHAPES, SHAPES) if left == right else [((4,), (4,)), ((), (4,))]
+        for a, b in shapes:
+            pairs.append(lambda v=(left, a, right, b): (operand(*v[:2]), operand(*v[2:])))
+    for type_, shape, number in itertools.product(TYPES, SHAPES[:2], NUMBERS):
+        pairs.append(lambda v=(type_, shape, number): (operand(*v[:2]), v[2]))
+        pairs.append(lambda v=(type_, shape, number): (v[2], operand(*v[:2])))
+    kinds = set()
+    for make in pairs:
+        own(True)
+        expected = outcome(OPERATIONS[name], make)
+        own(False)
+        for _ in range(2):  # the first of a kind, and what is remembered
+            assert outcome(OPERATIONS[name], make) == expected
+        kinds.add(len(expected))
+    assert kinds == {2, 6}, "some are refused, and some are not"
+
+
+def test_an_overflow_is_told_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    semantic = interpreter.interpreter_semantic
+    large = operand(tl.int32, (4,))
+    large.handle.data[:] = 1 << 30
+    semantic.add(large, large, True)
+    debugging = dataclasses.replace(semantic.builder.options, debug=True)
+    monkeypatch.setattr(semantic.builder, "options", debugging)
+    with pytest.raises(AssertionError, match="int32 overflow detected for operation add"):
+        semantic.add(large, large, True)
+
+
+def test_bfloat16_is_converted_as_triton_does() -> None:
+    """All that there are, and around each of them in fp32; in a block, and each alone."""
+    convert = interpreter._convert_float
+    narrow = np.arange(1 << 16, dtype=np.uint16)
+    wide = (narrow.astype(np.uint32) << 16)[:, None] + np.array([0, 1, 0x8000, 0xFFFF], np.uint32)
+    normal = wide[(wide[:, 0] & 0x7F800000) != 0]
+    for values, kinds in (
+        (narrow, (tl.bfloat16, tl.float32)),
+        (narrow[0x0080:0x8001], (tl.bfloat16, tl.float32)),
+        (wide.view(np.float32), (tl.float32, tl.bfloat16)),
+        (normal.view(np.float32), (tl.float32, tl.bfloat16)),
+        (normal.view(np.float32)[:, ::2], (tl.float32, tl.bfloat16)),
+    ):
+        expected, seen = convert.__wrapped__(values, *kinds, None), convert(values, *kinds, None)
+        assert (seen.dtype, seen.shape) == (expected.dtype, expected.shape)
+        assert (seen == expected).all()
+    for value in (*narrow[::97], *narrow[:130]):
+        alone = np.array([value])
+        kinds = (tl.bfloat16, tl.float32, None)
+        assert (convert(alone, *kinds) == convert.__wrapped__(alone, *kinds)).all()
+
+
+@triton.jit
+def _sums(out, factor, OTHER: tl.constexpr):
+    at = tl.arange(0, 4)
+    total = tl.sum(at[:, None] * factor + at[None, :], axis=0) + OTHER
+    tl.store(out + at, total.to(tl.bfloat16).to(tl.float32))
+
+
+def test_a_kernel_computes_the_same() -> None:
+    out = torch.empty(4)
+    _sums[(1,)](out, 2, 0.5)
+    assert out.tolist() == [12.5, 16.5, 20.5, 24.5]
