@@ -14,6 +14,7 @@ from tests import forked
 if not torch.cuda.is_available():
     # Triton decides when it is first imported, which some test module does while it is collected.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ["NSA_KERNELS_SHORT_CUTS"] = "1"  # of the interpreter (nsa_kernels.jit.operands)
 
 
 # A shell without job control has what it starts in the background ignore interrupts, and so would

@@ -19,7 +19,7 @@ from nsa_kernels.jit.interpreter import (
     prepare_once_a_launch,
     remember_shapes,
 )
-from nsa_kernels.jit.operands import prepare_operands_at_once
+from nsa_kernels.jit.operands import SHORT_CUTS, prepare_operands_at_once
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -66,9 +66,10 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
 
 if INTERPRETED:
     prepare_once_a_launch()
-    call_builtins_directly()
     remember_shapes()
-    prepare_operands_at_once()
+    if os.environ.get(SHORT_CUTS):
+        call_builtins_directly()
+        prepare_operands_at_once()
 
 # Two definitions and no condition on a global: Triton compares every global that a kernel reads
 # with what it was, in every launch, which takes 0.7 us each.

@@ -1,9 +1,10 @@
 """Triton's interpreter takes half the time when it asks less about the operands of an operation.
 
 Before each operation it puts dozens of questions about two types and makes lists of two shapes.
-Most
-operands are of one plain type and need at most a broadcast, which is done here at once. Whatever
-else comes, and whatever is refused, goes through Triton's own functions.
+Most operands are of one plain type and need at most a broadcast, which is done here at once.
+Whatever else comes, and whatever is refused, goes through Triton's own functions.
+
+Tests ask for it, by a variable: in a process of somebody else Triton is as it was made.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import triton.language as tl
 
+SHORT_CUTS = "NSA_KERNELS_SHORT_CUTS"  # the variable
 _PLAIN = frozenset({"int1", "int32", "int64", "fp16", "bf16", "fp32", "fp64"})
 _LIMITS = {"int32": 1 << 31, "int64": 1 << 63, "fp32": 1 << 63}
 
