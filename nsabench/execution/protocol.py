@@ -142,6 +142,7 @@ class Compiled(Message):
     first_s: Time = 0.0
     second_s: Time = 0.0
     reason: str = ""
+    is_unsupported: bool = False
 
 
 class Measured(Message):

@@ -265,6 +265,7 @@ class _Run:
         self._assessed: Assessed | None = None
         self._is_open = False
         self._ahead = compilation.Ahead(plan, folder.path)
+        self._held = ""  # what holds the workers of this sitting
 
     def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
@@ -334,6 +335,7 @@ class _Run:
         with closing(pass_.start(self.plan, self.folder.path)) as executor:
             executor.on_step = partial(self._step, shown=not pass_.announcement)
             described = described_as_before(executor, self.journal.contents.headers)
+            self._held = described.sandbox or ""
             self._sit(described)
             # The passes with the neighbours come before the first look.
             if not self._is_open and pass_.name in OPENING:
@@ -349,9 +351,9 @@ class _Run:
         """Have what the cells need compiled before any of them is timed."""
         done = self.journal.done(pass_.name)
         left = {case_id: names for case_id, names in cells.items() if case_id not in done}
-        described = self.journal.contents.headers[-1].described
-        self._ahead.compile(left, described.device.memory_bytes, self.view.note)
-        self._ahead.lend(executor, described.sandbox or "")
+        device = self.journal.contents.headers[-1].described.device
+        self._ahead.compile(left, device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, self._held)
 
     def _step(self, step: Step, *, shown: bool) -> None:
         self.journal.busy_with(step.phase, step.implementation)

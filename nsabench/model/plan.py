@@ -134,7 +134,7 @@ class Plan(BaseModel):
     whole: str = ""
     balance: str = ""  # the run by whose times its shards are balanced; else by their work
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
-    neighbours: int = Field(0, ge=0)  # shards that are measured at once with it on the same host
+    neighbours: int = Field(0, ge=0)  # shards beside it, measured at once on its host
     shards: tuple[MergedShard, ...] = ()  # that the run was merged of
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]

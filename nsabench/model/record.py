@@ -254,7 +254,8 @@ class Record:
         Catch | None, Column("", "of a control: caught, missed, declined or unproven")
     ] = None
     compile_s: Annotated[
-        float | None, Column("s", "wall time of the first call, compilation included")
+        float | None,
+        Column("s", "wall time of the first call, compilation included, which others may share"),
     ] = None
     peak_mem_bytes: Annotated[
         int | None, Column("byte", "device memory a call allocates at its peak")

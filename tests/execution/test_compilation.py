@@ -15,6 +15,7 @@ import pytest
 from nsabench import registry
 from nsabench.execution.compilation import Ahead, processes
 from nsabench.execution.compilation.jobs import Job, in_turn
+from nsabench.execution.protocol import Compiled
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Direction, Status
@@ -170,6 +171,24 @@ def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name
     assert leftovers() == []
 
 
+def test_who_refuses_the_smallest_case_is_called_on_the_next(begun: Begin) -> None:
+    plan, done = begun(["picky"], lengths=LENGTHS, timeout_s=30)
+    done.call(cells(plan), 2, ROOM)
+    assert done.implementations == {"picky"}
+    assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
+
+
+def test_what_a_worker_says_of_its_time_is_no_more_than_it_took(
+    begun: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Foreign code runs where it is said."""
+    plan, done = begun(["compiles"], timeout_s=30)
+    said = Compiled(first_s=1e9)
+    monkeypatch.setattr(WorkerExecutor, "compile", lambda *_: said)
+    done.call(cells(plan), 1, ROOM)
+    assert max(done.first_s.values()) <= done.wall_s
+
+
 def test_an_interrupt_ends_all_processes(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(pending: set[Any], **_: object) -> None:
         monkeypatch.undo()
@@ -202,7 +221,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     assert processes.most(plan, 8 << 30) == 4
     assert processes.most(plan, 0) == 0
     beside = plan.model_copy(update={"neighbours": 4})
-    assert processes.most(beside, 80 << 30) == 3
+    assert processes.most(beside, 80 << 30) == 2  # each of five has three cores
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:

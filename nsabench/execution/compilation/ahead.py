@@ -38,6 +38,7 @@ class Ahead:
         # One for both kinds and all passes, one after another: some caches hold its path.
         self._scratch = Scratch(run)
         self._aside: dict[bool, Aside] = {}
+        self._is_done = False
         self.first_s: dict[tuple[str, str], float] = {}
         self.implementations: set[str] = set()
         self.wall_s = 0.0
@@ -55,7 +56,9 @@ class Ahead:
         room_bytes = int(SHARE * (memory_bytes or 0))
         count = processes.most(self._plan, room_bytes)
         few = len(cells) < WORTH_IT or count < 2
-        if self._plan.device != "cuda" or few or self.first_s:
+        if self._plan.device != "cuda" or few or self._is_done:
+            return
+        if not any(jobs_of(self._plan, cells).values()):
             return
         note(f"compiling ahead in {count} processes")
         self.call(cells, count, room_bytes)
@@ -77,11 +80,12 @@ class Ahead:
         by_kind = jobs_of(self._plan, cells)
         for clean, executor in self._executors.items():
             executor.borrow(self._scratch)
-            if not clean:
+            if not clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._begin_with(self._aside[True], executor)
             with Processes(executor, count, room_bytes) as processes_:
                 self._call_all(processes_, by_kind[clean])
             self._aside[clean] = self._scratch.put_aside()
+        self._is_done = True
         self.wall_s = time.monotonic() - began
 
     def _begin_with(self, aside: Aside, executor: WorkerExecutor) -> None:
@@ -90,25 +94,32 @@ class Ahead:
         try:
             executor.describe()
         except GroupLost:
-            pass  # and so is each that is started next, whose calls fail
+            pass  # what it did not copy is compiled again
         finally:
             executor.retire()
 
     def _call_all(self, processes_: Processes, jobs: Sequence[Jobs]) -> None:
-        families = {processes_.call(one.first): one.families for one in jobs}
+        firsts = {processes_.call(one.first): one for one in jobs}
         others: dict[Future[Called], Sequence[Job]] = {}
-        pending: set[Future[Called]] = set(families)
+        pending: set[Future[Called]] = set(firsts)
         while pending:
             ready, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in ready:
                 called = future.result()
                 self._took(called)
                 pending |= {processes_.call(job) for job in others.pop(future, ())}
-                if called.compiles and future in families:
+                one = firsts.pop(future, None)
+                if one is None:
+                    continue
+                if called.compiles:
                     self.implementations.add(called.job.info.name)
-                    ahead = {processes_.call(one): rest for one, *rest in families[future]}
+                    ahead = {processes_.call(job): rest for job, *rest in one.families}
                     others |= ahead
                     pending |= ahead.keys()
+                elif called.is_unsupported and (rest := one.without_first()) is not None:
+                    again = processes_.call(rest.first)
+                    firsts[again] = rest
+                    pending.add(again)
 
     def _took(self, called: Called) -> None:
         self.first_s[called.job.case.id, called.job.info.name] = called.first_s
@@ -121,10 +132,10 @@ class Ahead:
         sandbox: what holds the workers; where it does not keep files, a candidate could have
         written to what the clean ones would begin with.
         """
-        if not self.first_s:
+        if not self._is_done:
             return
         executor.compiled_s = self.first_s
-        if executor.is_clean and not sandbox.startswith("files"):
+        if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):
             return
         executor.borrow(self._scratch)
         self._scratch.begin_afresh(self._aside[executor.is_clean])

@@ -35,6 +35,11 @@ class Jobs:
     first: Job
     families: Sequence[Sequence[Job]]
 
+    def without_first(self) -> Jobs | None:
+        """The others, if there are any: who refuses one case may take another."""
+        others = [job for family in self.families for job in family]
+        return in_turn(others) if others else None
+
 
 def jobs_of(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Jobs]]:
     """Of each implementation but the controls; by whether a worker calls it that imports no

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from threading import Condition
 
 from nsabench import ops
+from nsabench.errors import NsabenchError
 from nsabench.execution.compilation.jobs import Job
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.model.plan import Plan
@@ -27,7 +28,7 @@ KILL_EVERY_S = 0.2  # of an interrupted one
 def most(plan: Plan, room_bytes: int) -> int:
     """How many compile at once: as many as there are cores for them, and room on the device for
     their contexts twice."""
-    cores = len(os.sched_getaffinity(0)) // max(1, plan.neighbours)
+    cores = len(os.sched_getaffinity(0)) // (plan.neighbours + 1)
     return max(0, min(cores - 1, room_bytes // (2 * CONTEXT_BYTES), MOST_PROCESSES))
 
 
@@ -36,6 +37,7 @@ class Called:
     job: Job
     first_s: float = 0.0
     compiles: bool = False
+    is_unsupported: bool = False
     wall_s: float = 0.0  # with the start of its process
 
 
@@ -99,10 +101,12 @@ class Processes:
             began = time.monotonic()
             try:
                 compiled = executor.compile(job.case, job.info.name, job.limit_s)
-            except GroupLost:
+            except (GroupLost, NsabenchError):  # it is measured, and fails again
                 self._ended_by.add(job.info.name)
                 return Called(job, wall_s=time.monotonic() - began)
             finally:
                 self._free.put(executor)
-        compiles = compiled.first_s - compiled.second_s >= COMPILES_S
-        return Called(job, compiled.first_s, compiles, time.monotonic() - began)
+        wall_s = time.monotonic() - began
+        first_s = min(max(compiled.first_s, 0.0), wall_s)  # foreign code may have said it
+        compiles = first_s - compiled.second_s >= COMPILES_S
+        return Called(job, first_s, compiles, compiled.is_unsupported, wall_s)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,9 +64,10 @@ class Scratch:
     """
 
     def __init__(self, run: Path | None = None) -> None:
-        self._folder, self._private = _temporary(), _temporary()
+        referees = _of_referees()
+        self._folder, self._private = _temporary(), _temporary(referees)
         self._begins_as = ""
-        hidden = [str(path) for path in _hidden(run)]
+        hidden = [str(path) for path in (referees, *_hidden(run))]
         self._sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
         # The referee writes where no worker sees it, and sees no more than a worker.
         self.of_the_referee = Sandbox(scratch=self._private.name, hidden=[*hidden, self.path])
@@ -105,8 +108,20 @@ def remove(folder: Aside) -> None:
         subprocess.run(["rm", "-rf", "--", folder.name], check=False)
 
 
-def _temporary() -> Aside:
-    return tempfile.TemporaryDirectory(prefix="nsabench-", ignore_cleanup_errors=True)
+def _temporary(below: Path | None = None) -> Aside:
+    return tempfile.TemporaryDirectory(prefix="nsabench-", dir=below, ignore_cleanup_errors=True)
+
+
+def _of_referees() -> Path:
+    """Where the referees of all runs of this user write: a worker is hidden those of other runs,
+    whose candidates may be the same."""
+    folder = Path(tempfile.gettempdir(), f"nsabench-referees-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    known = folder.lstat()
+    if stat.S_ISDIR(known.st_mode) and known.st_uid == os.geteuid():
+        return folder
+    return Path(tempfile.mkdtemp(prefix="nsabench-referees-"))  # another user was there first
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

@@ -23,6 +23,7 @@ from nsabench.execution.worker.inputs import GRAD_SEED
 from nsabench.execution.worker.state import forget_earlier_cases
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
+from nsabench.model.vocabulary import Status
 from nsabench.ops import Inputs
 from nsabench.registry import Implementation
 
@@ -48,8 +49,11 @@ def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
     forget_earlier_cases()
     try:
         return _called_twice(ops.computed(case, item.computes), item, device)
-    except (UsageError, Failure) as failure:
-        return Compiled(reason=str(failure))
+    except Failure as failure:
+        is_unsupported = failure.status is Status.UNSUPPORTED
+        return Compiled(reason=str(failure), is_unsupported=is_unsupported)
+    except UsageError as error:  # the op that it computes has no such case
+        return Compiled(reason=str(error), is_unsupported=True)
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()  # others compile on the same device

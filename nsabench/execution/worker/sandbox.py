@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from nsabench.execution.protocol import Sandbox
+from nsabench.execution.worker.caches import Caches
 from nsabench.machine import capabilities, landlock, seccomp
 from nsabench.packages import repository
 
@@ -71,16 +71,10 @@ def enter(sandbox: Sandbox) -> None:
     scoped = landlock.abi() >= landlock.SCOPE_ABI
     _held = ", ".join([*_files(scratch, sandbox.hidden), *_calls(signals=not scoped)])
     if sandbox.begins_as:
-        _bring(Path(sandbox.begins_as), scratch)
-
-
-def _bring(others: Path, scratch: Path) -> None:
-    """Begin with what compilers left in the scratch of others. Foreign code has written to it, so
-    this is done inside the sandbox; what cannot be copied is compiled again."""
-    for name in _CACHES.values():
-        if name != _CACHES["TMPDIR"]:
-            with suppress(OSError, RecursionError):
-                shutil.copytree(others / name, scratch / name, symlinks=True, dirs_exist_ok=True)
+        caches = Caches(Path(sandbox.begins_as), scratch)
+        for name in _CACHES.values():
+            if name != _CACHES["TMPDIR"]:
+                caches.bring(name)
 
 
 def held() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsabench import implementation
+from nsabench import Unsupported, implementation
 
 COMPILES_S = 0.5
 
@@ -53,3 +53,11 @@ def never_ends(length):
 @registered
 def fails(length):
     raise ValueError("not for any length")
+
+
+@registered
+def picky(length):
+    """Compiles what it takes."""
+    if length < 64:
+        raise Unsupported("it takes 64 keys and more")
+    compiles(length)

@@ -314,23 +314,19 @@ def test_the_variables_of_a_bucket_are_hidden_as_a_key_is(
         scratch.remove()
 
 
-def test_a_worker_begins_with_the_caches_of_others(tmp_path: Path) -> None:
-    """Links are brought as links, and what cannot be copied is left out: foreign code wrote it."""
-    others, own, secret = tmp_path / "others", tmp_path / "own", tmp_path / "secret"
-    secret.write_text("of the key")
-    for name in ("triton/a", "inductor/b", "tmp/c"):
-        (others / name).mkdir(parents=True)
-    kernel = others / "triton/a/kernel.cubin"
-    kernel.write_bytes(b"x")
-    os.utime(kernel, ns=(1, 10**18 + 1))  # ninja compares to the nanosecond
-    (others / "triton/link").symlink_to(secret)
-    os.mkfifo(others / "inductor/b/pipe")
-    (own / "triton").mkdir(parents=True)
-    sandbox._bring(others, own)
-    assert (own / "triton/a/kernel.cubin").stat().st_mtime_ns == 10**18 + 1
-    assert (own / "triton/link").is_symlink()
-    assert (own / "inductor/b").is_dir() and not (own / "inductor/b/pipe").exists()
-    assert not (own / "tmp").exists()
+@needs_landlock
+def test_the_referees_of_other_runs_are_hidden(place: Path) -> None:
+    """Shards on two devices of a host hold the same candidate."""
+    own, other = Scratch(), Scratch()
+    try:
+        answers = Path(other.of_the_referee.scratch, "answers")
+        answers.write_text("right")
+        attempt = {"reads answers": f"open({str(answers)!r}).read()"}
+        found = tried(place, attempt, hidden=own.next_sandbox().hidden)["found"]
+        assert found == dict.fromkeys(attempt, "PermissionError")
+    finally:
+        own.remove()
+        other.remove()
 
 
 def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:
