@@ -205,10 +205,15 @@ class Rung(Protocol):
 
 def ladder(rung: Rung) -> Hashable:
     """The same for cases that differ in nothing but their length."""
-    axis = get(rung.op).length_axis
-    rest = tuple(sorted((name, size) for name, size in rung.shape.items() if name != axis))
     called = rung.streams, rung.mode, rung.l2
+    rest = sizes_but_length(rung)
     return rung.op, rung.dtype, rung.direction, rung.distribution, *called, rest
+
+
+def sizes_but_length(rung: Rung) -> tuple[tuple[str, int], ...]:
+    """The sizes of a case, but that which its ladder goes along."""
+    axis = get(rung.op).length_axis
+    return tuple(sorted((name, size) for name, size in rung.shape.items() if name != axis))
 
 
 def work(case: Case) -> Work:

@@ -35,8 +35,6 @@ class Ahead:
             True: WorkerExecutor.without_candidates(plan, run),
             False: WorkerExecutor.of_plan(plan, run),
         }
-        # One for both kinds and all passes, one after another: some caches hold its path.
-        self._scratch = Scratch(run)
         self._aside: dict[bool, Aside] = {}
         self._is_done = False
         self.first_s: dict[tuple[str, str], float] = {}
@@ -44,6 +42,11 @@ class Ahead:
         self.wall_s = 0.0
         self.longest_s = 0.0
         self.longest_of = ""
+
+    @property
+    def _scratch(self) -> Scratch:
+        """One for both kinds and all passes, one after another: some caches hold its path."""
+        return self._executors[True].scratch
 
     def compile(
         self,
@@ -58,18 +61,19 @@ class Ahead:
         few = len(cells) < WORTH_IT or count < 2
         if self._plan.device != "cuda" or few or self._is_done:
             return
-        if not any(jobs_of(self._plan, cells).values()):
+        jobs = jobs_of(self._plan, cells)
+        if not any(jobs.values()):
             return
         note(f"compiling ahead in {count} processes")
-        self.call(cells, count, room_bytes)
+        self.call(jobs, count, room_bytes)
         note(
             f"kernels of {len(self.implementations)} implementations were compiled ahead in "
             f"{self.wall_s:.0f} s; the longest call took {self.longest_s:.0f} s ({self.longest_of})"
         )
 
-    def call(self, cells: Mapping[str, Iterable[str]], count: int, room_bytes: int) -> None:
-        """Have it called in `count` processes, which take no more of the device together than there
-        is room, and put aside what that leaves in caches.
+    def call(self, jobs: Mapping[bool, Sequence[Jobs]], count: int, room_bytes: int) -> None:
+        """Have them called in `count` processes, which take no more of the device together than
+        there is room, and put aside what that leaves in caches.
 
         The smallest case of an implementation comes first: by how much longer its first call takes
         than its second one sees whether it compiles, and only then are its other cases called. Of
@@ -77,13 +81,12 @@ class Ahead:
         kernels, and at once with it each would compile them, too.
         """
         began = time.monotonic()
-        by_kind = jobs_of(self._plan, cells)
+        self._executors[False].borrow(self._scratch)
         for clean, executor in self._executors.items():
-            executor.borrow(self._scratch)
             if not clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._begin_with(self._aside[True], executor)
             with Processes(executor, count, room_bytes) as processes_:
-                self._call_all(processes_, by_kind[clean])
+                self._call_all(processes_, jobs[clean])
             self._aside[clean] = self._scratch.put_aside()
         self._is_done = True
         self.wall_s = time.monotonic() - began
@@ -117,9 +120,9 @@ class Ahead:
                     others |= ahead
                     pending |= ahead.keys()
                 elif called.is_unsupported and (rest := one.without_first()) is not None:
-                    again = processes_.call(rest.first)
-                    firsts[again] = rest
-                    pending.add(again)
+                    retry = processes_.call(rest.first)
+                    firsts[retry] = rest
+                    pending.add(retry)
 
     def _took(self, called: Called) -> None:
         self.first_s[called.job.case.id, called.job.info.name] = called.first_s
@@ -145,4 +148,3 @@ class Ahead:
             executor.close()
         for aside in self._aside.values():
             remove(aside)
-        self._scratch.remove()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsabench import ops
@@ -72,7 +72,7 @@ def in_turn(jobs: Sequence[Job]) -> Jobs:
     """The smallest case, then the others by family. A backward has its forward's kernels as well,
     so it is what goes ahead."""
     smallest = min(jobs, key=_bytes)
-    families: dict[str, list[Job]] = {}
+    families: dict[Hashable, list[Job]] = {}
     for job in jobs:
         if job is not smallest:
             families.setdefault(_family(job.case), []).append(job)
@@ -85,8 +85,6 @@ def _bytes(job: Job) -> int:
     return ops.work(job.case).bytes_min
 
 
-def _family(case: Case) -> str:
+def _family(case: Case) -> Hashable:
     """What cases share that differ in length and direction alone."""
-    axis = ops.get(case.op).length_axis
-    shape = {size: n for size, n in case.shape.items() if size != axis}
-    return json.dumps([case.op, shape, case.dtype, case.distribution, case.streams])
+    return case.op, ops.sizes_but_length(case), case.dtype, case.distribution, case.streams
