@@ -34,8 +34,9 @@ WHOLE = Path(__file__).parents[2] / "docs" / "results" / "h200-torch2.11.0-trito
 
 # Columns that were added and follow from what was measured.
 ASSESSED = {"unproven", "time_doubt", "l2"}
-# Whose values got one more since, and so their meaning a word: `alternative`, and `step`.
-WIDENED = ("role", "direction")
+# Whose meaning has got a word since: values got one more (`alternative`, and `step`), and a first
+# call may find compiled what another's needed.
+WIDENED = ("role", "direction", "compile_s")
 # What the first version wrote of every record.
 OLDEST: dict[str, Any] = {
     "run_id": "r",

@@ -29,14 +29,16 @@ class _Memory:
     the timer hides the launches of a call only as long as it does not.
 
     Inputs come in sets, which are gone through in turn; before that, and in between, the first one
-    may come again with the values of any other. When it comes next after the last one, all of them
-    were seen; once as many values are known as there are sets, nothing is computed any more.
+    may come again with the values of any other. When it comes next after the last one and the second
+    after it, all of them were seen: alone it may have come in between, and what it held be a set's
+    that is yet to come. Once as many values are known as there are sets, nothing is computed any
+    more.
     """
 
     def __init__(self) -> None:
         self._sets: list[Tensor] = []  # held on to, so that nothing else comes to lie there
         self._before = 0  # where the inputs of the last call lie
-        self._around = False
+        self._first_again = self._around = False
         self._arrived: Tensor | None = None  # first values, once they have got to the host
         self._asked: dict[int, Tensor] = {}  # outputs by the place in `_arrived`
         self._known: dict[int, Tensor] = {}
@@ -61,8 +63,12 @@ class _Memory:
             if self._around:  # there was one more, or this is another case
                 self.__init__()  # type: ignore[misc]
             self._sets.append(first.detach())
-        elif address == addresses[0] != addresses[-1] == self._before:
-            self._around = True
+            self._first_again = False
+        elif address == addresses[0]:
+            self._first_again |= addresses[0] != addresses[-1] == self._before
+        else:
+            self._around |= self._first_again and address == addresses[1]
+            self._first_again = False
         self._before = address
 
     def _ask(self, number: Tensor, output: Tensor) -> None:

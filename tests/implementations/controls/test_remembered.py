@@ -75,6 +75,23 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
     assert len(calls) - len(computed) >= rounds - 2 * rotate
 
 
+def test_the_first_set_in_between_is_no_end_of_a_round() -> None:
+    """What it holds then may be of a set that is yet to come."""
+    memory, sets = remembered._Memory(), [torch.randn(9) for _ in range(3)]
+
+    def answer(first: Tensor) -> Tensor:
+        return memory.answer(first, first.clone)
+
+    for index in (0, 1):
+        answer(sets[index])
+    held = [one.clone() for one in sets]
+    sets[0].copy_(held[2])
+    sets[2].copy_(held[0])
+    assert torch.equal(answer(sets[0]), held[2])
+    for first in [sets[2], *sets * 3]:
+        assert torch.equal(answer(first), first)
+
+
 def test_another_case_is_learned_anew() -> None:
     """Inputs of the same sizes at other addresses are another case's, or one set more."""
     memory, computed = remembered._Memory(), []
@@ -90,4 +107,4 @@ def test_another_case_is_learned_anew() -> None:
         sets = [torch.randn(9) for _ in range(2)]
         for first in [sets[0], sets[1], *sets * 3]:
             assert torch.equal(answer(first), first)
-    assert len(computed) == 4
+    assert len(computed) == 6  # each time both, and the first once more
