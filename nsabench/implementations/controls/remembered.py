@@ -29,10 +29,10 @@ class _Memory:
     the timer hides the launches of a call only as long as it does not.
 
     Inputs come in sets, which are gone through in turn; before that, and in between, the first one
-    may come again with the values of any other. When it comes next after the last one and the second
-    after it, all of them were seen: alone it may have come in between, and what it held be a set's
-    that is yet to come. Once as many values are known as there are sets, nothing is computed any
-    more.
+    may come again with the values of any other. When it comes next after the last one, and the
+    second follows, all of them were seen: alone it may have come in between, with the values of a
+    set that is yet to come. Once as many values are known as there are sets, nothing is computed
+    any more.
     """
 
     def __init__(self) -> None:
