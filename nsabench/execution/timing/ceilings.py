@@ -11,12 +11,14 @@ from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.l2_flush import l2_bytes
 from nsabench.execution.timing.timer import Timer
 from nsabench.machine.clock import now_s
+from nsabench.machine.cpu_caches import last_level_bytes
 from nsabench.model.measurement import Ceilings
 
 COPY_BYTES = 2 << 30
-CPU_COPY_BYTES = 128 << 20
+CPU_COPIES = 4  # times the last-level cache: what is copied cannot be in it
 MATMUL_SIZE = 8192
-CPU_MATMUL_SIZE = 1024
+CPU_MATMUL_SIZES = (512, 1024, 2048)  # the first one that takes so long
+CPU_MATMUL_MS = 5.0
 REPEATS = 7
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
 OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
@@ -63,16 +65,26 @@ def _cuda(timer: Timer) -> Ceilings:
 
 
 def _cpu(timer: Timer) -> Ceilings:
-    source = np.ones(CPU_COPY_BYTES // 8)
+    source = np.ones(CPU_COPIES * last_level_bytes() // 8)
     target = np.empty_like(source)
     best = _best(timer, "copy", lambda: np.copyto(target, source))
-    a = torch.randn(CPU_MATMUL_SIZE, CPU_MATMUL_SIZE)
-    rate = 2 * CPU_MATMUL_SIZE**3 / _best(timer, "matmul", lambda: a @ a) / 1e9
     return Ceilings(
-        copy_gb_s=2 * CPU_COPY_BYTES / best / 1e6,
-        tflop_s={"float32": rate},
+        copy_gb_s=2 * source.nbytes / best / 1e6,
+        tflop_s={"float32": _cpu_tflop_s(timer)},
         timer_floor_ms=_floor(timer),
     )
+
+
+def _cpu_tflop_s(timer: Timer) -> float:
+    """The best rate of matrices that are large enough for all cores."""
+    rate = 0.0
+    for size in CPU_MATMUL_SIZES:
+        a = torch.randn(size, size)
+        best = _best(timer, "matmul", lambda a=a: a @ a)
+        rate = max(rate, 2 * size**3 / best / 1e9)
+        if best >= CPU_MATMUL_MS:
+            break
+    return rate
 
 
 def _best(timer: Timer, name: str, call: object) -> float:

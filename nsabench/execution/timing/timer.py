@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsabench.machine.clock import now_s
+from nsabench.machine.cpu_caches import last_level_bytes
 
-CPU_FLUSH_BYTES = 64 << 20  # twice the last-level cache of common hosts
+CPU_FLUSHES = 2  # times the last-level cache
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def one_behind_the_other(calls: Sequence[Call], kept: int) -> Any:
 def flush() -> NDArray[np.float64]:
     """What is read to push the caches out. One a process, and of a template its workers have it
     for nothing: the memory is theirs together, since none of them writes."""
-    words = np.ones(CPU_FLUSH_BYTES // 8)
+    words = np.ones(CPU_FLUSHES * last_level_bytes() // 8)
     words.flags.writeable = False
     return words
 

@@ -19,7 +19,7 @@ from nsabench.execution.supervisor.loss import WorkerDied
 from nsabench.execution.supervisor.process import WorkerProcess
 from nsabench.execution.supervisor.program import Program, measuring
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
-from nsabench.execution.timing.timer import CPU_FLUSH_BYTES
+from nsabench.execution.timing import timer
 from tests import forked
 
 UNCLEAN = """
@@ -160,5 +160,6 @@ def test_what_pushes_the_caches_out_is_the_templates(worker: WorkerProcess) -> N
     [*_, answer] = worker.ask(Calibrate(), 60)
     assert isinstance(answer, Calibrated)
     mapped = psutil.Process(worker.pid).memory_maps(grouped=False)
-    shared = [m for m in mapped if not m.path.startswith("/") and m.rss >= CPU_FLUSH_BYTES]
-    assert any(m.private_dirty + m.private_clean < CPU_FLUSH_BYTES // 100 for m in shared), shared
+    size = timer.flush().nbytes
+    shared = [m for m in mapped if not m.path.startswith("/") and m.rss >= size]
+    assert any(m.private_dirty + m.private_clean < size // 100 for m in shared), shared
