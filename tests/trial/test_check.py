@@ -133,6 +133,19 @@ def test_what_cannot_be_imported_is_told_to_programs(
     assert sentence in told["error"] and told["remedy"], told
 
 
+def test_no_baseline_is_timed_for_what_is_not(two: Path) -> None:
+    """A Triton kernel on a machine without a GPU: whoever edits it waits for its parity alone."""
+    two.write_text(TWO.replace('devices=("cpu", "cuda")', 'devices=("cuda", "interpreter")'))
+    done = check(two, *SMALL, "--json")
+    by_name = {a["implementation"]: a for a in json.loads(done.output)}
+    assert [by_name[n]["right"] for n in ("right", "first_half")] == [True, False]
+    assert {(a["device_ms"], a["baseline"], a["speedup"]) for a in by_name.values()} == {
+        (None, None, None)
+    }
+    assert not list(known_baselines.folder().glob("*"))
+    assert check(two, *SMALL).output.splitlines()[-1].endswith(": right, not timed")
+
+
 def test_it_is_checked_again_whenever_it_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
