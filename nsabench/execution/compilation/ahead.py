@@ -11,7 +11,8 @@ from nsabench.execution.compilation import processes
 from nsabench.execution.compilation.jobs import Job, Jobs, jobs_of
 from nsabench.execution.compilation.processes import Called, Processes
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
-from nsabench.execution.supervisor.scratch import Aside, Scratch, remove
+from nsabench.execution.supervisor.scratch import Scratch
+from nsabench.execution.supervisor.temporary import Temporary
 from nsabench.model.plan import Plan
 
 SHARE = 0.7  # of the device's memory that all of them may take
@@ -35,7 +36,7 @@ class Ahead:
             True: WorkerExecutor.without_candidates(plan, run),
             False: WorkerExecutor.of_plan(plan, run),
         }
-        self._aside: dict[bool, Aside] = {}
+        self._aside: dict[bool, Temporary] = {}
         self._is_done = False
         self.first_s: dict[tuple[str, str], float] = {}
         self.implementations: set[str] = set()
@@ -91,7 +92,7 @@ class Ahead:
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
-    def _begin_with(self, aside: Aside, executor: WorkerExecutor) -> None:
+    def _begin_with(self, aside: Temporary, executor: WorkerExecutor) -> None:
         """Have one worker copy it before several write there."""
         self._scratch.begin_afresh(aside)
         try:
@@ -147,4 +148,4 @@ class Ahead:
         for executor in self._executors.values():
             executor.close()
         for aside in self._aside.values():
-            remove(aside)
+            aside.remove()

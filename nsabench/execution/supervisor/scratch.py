@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 from nsabench.execution.protocol import Sandbox
+from nsabench.execution.supervisor.temporary import Temporary, sweep
 from nsabench.signing import run_keys
 from nsabench.signing.secrecy import variables
 
@@ -22,7 +22,6 @@ ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empt
 # Of a processor, and not of the clock: a machine that is busy shows nothing.
 WALKING_S = 20.0
 _ASIDE = "scratch"
-Aside: TypeAlias = "tempfile.TemporaryDirectory[str]"
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
 
 
@@ -65,7 +64,8 @@ class Scratch:
 
     def __init__(self, run: Path | None = None) -> None:
         referees = _of_referees()
-        self._folder, self._private = _temporary(), _temporary(referees)
+        _sweep(Path(tempfile.gettempdir()), referees)
+        self._folder, self._private = Temporary(), Temporary(referees)
         self._begins_as = ""
         hidden = [str(path) for path in (referees, *_hidden(run))]
         self._sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
@@ -82,34 +82,30 @@ class Scratch:
         begins_as, self._begins_as = self._begins_as, ""
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
-    def put_aside(self) -> Aside:
+    def put_aside(self) -> Temporary:
         """Keep what workers have left here, for those that `begin_afresh`. None runs meanwhile."""
-        aside = _temporary()
+        aside = Temporary()
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
+        self._folder.hold()
         return aside
 
-    def begin_afresh(self, aside: Aside) -> None:
+    def begin_afresh(self, aside: Temporary) -> None:
         """Forget what workers have left here. The next one begins with what was put aside: caches
         of compilers, at the path where they were written, since some hold paths."""
-        remove(self.put_aside())
+        self.put_aside().remove()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
     def remove(self) -> None:
         for folder in (self._folder, self._private):
-            remove(folder)
+            folder.remove()
 
 
-def remove(folder: Aside) -> None:
-    """Remove what foreign code wrote to."""
-    try:
-        folder.cleanup()
-    except RecursionError:  # Python calls itself for each folder in another
-        subprocess.run(["rm", "-rf", "--", folder.name], check=False)
-
-
-def _temporary(below: Path | None = None) -> Aside:
-    return tempfile.TemporaryDirectory(prefix="nsabench-", dir=below, ignore_cleanup_errors=True)
+@cache
+def _sweep(*folders: Path) -> None:
+    """Remove what killed runs have left there; once a process."""
+    for folder in folders:
+        sweep(folder)
 
 
 def _of_referees() -> Path:
