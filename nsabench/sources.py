@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -29,15 +30,20 @@ T = TypeVar("T")
 
 def by_distribution(group: str) -> dict[str, list[EntryPoint]]:
     """The entry points of a group, by the distribution that they come from."""
-    points: dict[str, list[EntryPoint]] = defaultdict(list)
-    for point in sorted(entry_points(group=group), key=lambda p: p.value):
-        points[point.dist.name if point.dist else point.value].append(point)
-    return points
+    return _by_distribution(entry_points(group=group))
+
+
+def _by_distribution(points: Iterable[EntryPoint]) -> dict[str, list[EntryPoint]]:
+    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    for point in sorted(points, key=lambda p: p.value):
+        by_name[point.dist.name if point.dist else point.value].append(point)
+    return by_name
 
 
 def _all_points() -> dict[str, list[EntryPoint]]:
-    points = by_distribution(IMPLEMENTATIONS)
-    for origin, more in by_distribution(OPS).items():
+    installed = entry_points()  # reads what every distribution says of itself
+    points = _by_distribution(installed.select(group=IMPLEMENTATIONS))
+    for origin, more in _by_distribution(installed.select(group=OPS)).items():
         points[origin] = [*points.get(origin, []), *more]
     return points
 
@@ -134,10 +140,14 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
         return  # importing it will say so
     if not spec.submodule_search_locations and spec.origin:
         yield package, Path(spec.origin)
-    for root in map(Path, spec.submodule_search_locations or ()):
-        for file in root.rglob("*"):
-            if file.is_file() and "__pycache__" not in file.parts:
-                yield str(file.relative_to(root)), file
+    for root in spec.submodule_search_locations or ():
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            within = folder[len(root) :].lstrip(os.sep)
+            for name in names:
+                file = os.path.join(folder, name)  # noqa: PTH118 - hundreds of files, in each worker
+                if os.path.isfile(file):  # noqa: PTH113
+                    yield os.path.join(within, name), Path(file)  # noqa: PTH118
 
 
 def execute(path: Path, content: bytes, name: str) -> ModuleType:

@@ -44,8 +44,7 @@ def main() -> None:
     of_commands = set(sys.modules)
     assert "torch" not in of_commands
     template = importlib.import_module("nsabench.execution.worker.template")
-    for name in template.IMPORTED:
-        importlib.import_module(name)
+    template.import_all()
     template.timer.flush()
     template.die_with(int(sys.argv[1]))
     gc.collect()

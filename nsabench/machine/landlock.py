@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from nsabench.machine.capabilities import no_new_privileges
@@ -104,5 +105,6 @@ def _checked(what: str, number: int, *arguments: object) -> int:
     return result
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)

@@ -25,7 +25,12 @@ from pathlib import Path
 from nsabench.execution.timing import timer
 from nsabench.execution.worker.channel import die_with
 
-IMPORTED = ("torch", "triton", "triton.language", "nsabench.execution.worker.session")
+IMPORTED = (
+    *("torch", "triton", "triton.language"),
+    *("nsabench.execution.worker.session", "nsabench.execution.referee.sheets"),
+    *("nsabench.execution.timing.ceilings", "nsabench.registry.validation"),
+    "nsabench.assessment.diagnosis.search",
+)
 MAX_REQUEST_BYTES = 1 << 17
 STREAMS = 3  # stdin, stdout and stderr of a worker
 ADOPTION_S = 10.0
@@ -37,8 +42,7 @@ def main() -> None:
     parser.add_argument("--socket", type=int, required=True)
     options = parser.parse_args()
     die_with(options.parent)
-    for name in IMPORTED:
-        importlib.import_module(name)
+    import_all()
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # its workers measure on the CPU
         timer.flush()
     gc.collect()
@@ -50,6 +54,18 @@ def main() -> None:
         module, arguments = worker
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def import_all() -> None:
+    """Import what workers need, the shipped ops and the checks of them as well."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    from nsabench import ops
+    from nsabench.assessment.checks import all_checks
+
+    all_checks()
+    for name in ops.shipped():
+        ops.get(name)
 
 
 def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | None:
