@@ -215,6 +215,8 @@ def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _fold(bits: Tensor) -> Tensor:
     words, rest = _words(bits)
+    if words.numel() < FOLD:  # there is nothing to fold
+        return torch.cat([words, rest.long()])
     folded = words[: words.numel() // FOLD * FOLD].view(-1, FOLD)
     left = words[folded.numel() :]
     if bits.device.type == "cpu":  # torch's own sums take up to nine times as long there
