@@ -31,6 +31,8 @@ MOST_BYTES = 1 << 17  # of a request
 READ_AT_START = ("PYTHON", "LD_", "LANG", "LC_")
 # By torch, Triton and what they bring, when they are imported.
 READ_ON_IMPORT = ("CUDA", "OMP_", "MKL_", "KMP_", "OPENBLAS", "TORCH", "PYTORCH", "TRITON", "HF_")
+# Inductor leaves it behind where it compiled once, and reads it whenever it does.
+READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)
 START_S = 180.0
 SHIM = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -188,7 +190,8 @@ def _with(compiles: bool) -> dict[str, str]:
 
 
 def _differ(one: Mapping[str, str], other: Mapping[str, str], beginnings: tuple[str, ...]) -> bool:
-    changed = (name for name in {*one, *other} if one.get(name) != other.get(name))
+    names = {*one, *other}.difference(READ_LATER)
+    changed = (name for name in names if one.get(name) != other.get(name))
     return any(name.startswith(beginnings) for name in changed)
 
 

@@ -40,6 +40,14 @@ def test_what_would_show_in_a_process_begun_anew_is_begun_anew() -> None:
     assert not may({**begun_with, "NSABENCH_SIGNING_KEY": "a secret"})
 
 
+def test_what_an_earlier_test_compiled_has_no_template_begun_anew() -> None:
+    """All that came after it in a process took seconds longer."""
+    before = forked.imported_with
+    assert forked.is_as_imported({**before, "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_me"})
+    assert not forked.is_as_imported({**before, "TORCHINDUCTOR_MAX_AUTOTUNE": "1"})
+    assert not forked.is_as_imported({**before, "CUDA_VISIBLE_DEVICES": "1"})
+
+
 def test_each_has_a_mark_of_its_own(tmp_path: Path) -> None:
     """A reaper ends what carries the mark of a supervisor that died, and nothing of another's."""
     kernels = tmp_path / "mine.py"
