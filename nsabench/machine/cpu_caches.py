@@ -7,23 +7,26 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# Of a machine that does not say: that of common hosts.
-COMMON_BYTES = 32 << 20
+COMMON_BYTES = 32 << 20  # of common hosts: of one that does not tell
+# A virtual machine may be told less than there is, and some hosts have more than is worth reading
+# before each sample.
+LEAST_BYTES, MOST_BYTES = 16 << 20, 128 << 20
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+THIRD = 3  # level, which all cores of a kind share; what tells of none below it may have one
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @cache
 def last_level_bytes(folder: Path = CACHES) -> int:
-    """The size of the largest cache that a core reads through (byte).
+    """The size of the largest cache that a core reads through (byte), within bounds.
 
-    A virtual machine may be told less than there is, so it is never taken to be under a quarter of
-    `COMMON_BYTES`. Where nothing is told, as on a Mac and many ARM hosts, it is `COMMON_BYTES`.
+    `COMMON_BYTES` where nothing is told of the third level or one beyond, as on a Mac and many ARM
+    hosts.
     """
-    sizes = []
+    sizes = [0]
     with suppress(OSError):
-        for path in folder.glob("index*/size"):
-            told = re.fullmatch(r"(\d+)([KMG]?)", path.read_text().strip())
-            if told is not None:
+        for path in folder.glob("index*"):
+            told = re.fullmatch(r"(\d+)([KMG]?)", (path / "size").read_text().strip())
+            if told is not None and int((path / "level").read_text()) >= THIRD:
                 sizes.append(int(told[1]) * _UNITS[told[2]])
-    return max(*sizes, COMMON_BYTES // 4) if sizes else COMMON_BYTES
+    return min(max(*sizes, LEAST_BYTES), MOST_BYTES) if any(sizes) else COMMON_BYTES

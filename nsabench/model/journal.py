@@ -234,4 +234,5 @@ def _best_of(one: Ceilings, other: Ceilings) -> Ceilings:
         known_duration_error=best(
             partial(max, key=abs), one.known_duration_error, other.known_duration_error
         ),
+        cpu_flush_bytes=other.cpu_flush_bytes,
     )

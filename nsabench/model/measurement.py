@@ -149,3 +149,4 @@ class Ceilings(Message):
     timer_floor_ms: Number | None = None  # read for an empty call
     timer_offset_ms: Number | None = None  # read beyond a kernel's own time, by its own clock
     known_duration_error: Number | None = None  # relative error on a kernel of known duration
+    cpu_flush_bytes: int | None = None  # read before each sample on a CPU, to push its caches out

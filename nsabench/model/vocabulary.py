@@ -1,5 +1,6 @@
 """The closed vocabularies of nsabench. They appear unchanged in YAML, JSON, Parquet and reports."""
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Self
 
@@ -190,3 +191,8 @@ class Runs(StrEnum):
     CPU = "cpu"
     # A Triton kernel on a machine without a GPU: its parity is checked, its time means nothing.
     INTERPRETER = "interpreter"
+
+    @classmethod
+    def timed(cls, devices: Collection[Self], device: str) -> bool:
+        """Whether what runs on these devices is timed on one ("cuda" or "cpu")."""
+        return (cls.CUDA if device == "cuda" else cls.CPU) in devices

@@ -32,7 +32,7 @@ from nsabench.model.plan import Plan, PlannedCase
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import NO_SPECIALISED, PassName, Role, Status
 from nsabench.trial.known_baselines import SESSION, KnownBaselines
-from nsabench.trial.question import Question, plan
+from nsabench.trial.question import UNTIMED, Question, plan
 
 __all__ = ["Answer", "Question", "answer"]
 
@@ -154,6 +154,7 @@ def _try(
         record
         for i in infos
         if i.role is Role.BASELINE
+        and planned.case.timing != UNTIMED
         and (record := records[i.name]).status is Status.OK
         and record.median_ms
     ]

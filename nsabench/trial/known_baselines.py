@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nsabench.files import user_cache, whole
+from nsabench.machine.cpu_caches import last_level_bytes
 from nsabench.machine.environment.identity import machine_of
 from nsabench.model.case import Case
 from nsabench.model.description import Described
@@ -44,6 +45,7 @@ class KnownBaselines:
             case.model_dump_json(),
             info.model_dump_json(),
             self._sources[info.source],
+            str(last_level_bytes()),  # of which twice as much is read before each sample on a CPU
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

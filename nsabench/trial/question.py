@@ -12,13 +12,15 @@ from pydantic import ValidationError
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case, RatioCI, Timing
+from nsabench.model.case import Case, FixedCount, RatioCI, Timing
 from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.sources import digest_of
 
 TIMING = Timing(stopping=RatioCI(width=0.02, min_rounds=10, max_rounds=100, budget_s=1.0))
+# Of baselines that are there only since parity is judged by what they are off.
+UNTIMED = Timing(warmup_s=1e-6, stopping=FixedCount(kind="fixed_count", rounds=1))
 TIMEOUT_S = 30.0
 SEED = 20260101
 
@@ -44,8 +46,7 @@ class Question:
 def plan(
     question: Question, infos: Sequence[ImplementationInfo], sources: Mapping[str, str]
 ) -> Plan:
-    """The cases of the file's ops, each with the file's implementations, and with every baseline
-    where one of them is timed."""
+    """The cases of the file's ops, each with the file's implementations and every baseline."""
     own = Source.of_digest(question.file, digest_of(question.file, sources))
     mine = [i for i in infos if i.source == own and i.role is Role.CANDIDATE]
     tried = [i for i in mine if question.op in ("", i.op)]
@@ -58,12 +59,12 @@ def plan(
         )
     cases = []
     for op_name in dict.fromkeys(i.op for i in tried):
-        timed = any(_is_timed(i, question.device) for i in tried if i.op == op_name)
-        for case in _cases(question, op_name):
+        timed = any(Runs.timed(i.devices, question.device) for i in tried if i.op == op_name)
+        for case in _cases(question, op_name, TIMING if timed else UNTIMED):
             run_along = [
                 i.name
                 for i in infos
-                if i.concerns(case) and (i in tried or (timed and i.role is Role.BASELINE))
+                if i.concerns(case) and (i in tried or i.role is Role.BASELINE)
             ]
             cases.append(PlannedCase(id=case.id, case=case, implementations=tuple(run_along)))
     now = datetime.now(UTC).replace(microsecond=0)
@@ -83,12 +84,7 @@ def plan(
     )
 
 
-def _is_timed(info: ImplementationInfo, device: Device) -> bool:
-    """Whether more is asked of it there than its parity."""
-    return (Runs.CUDA if device == "cuda" else Runs.CPU) in info.devices
-
-
-def _cases(question: Question, op_name: str) -> Iterator[Case]:
+def _cases(question: Question, op_name: str, timing: Timing) -> Iterator[Case]:
     op = ops.to_measure(op_name, str(question.file))
     shapes = question.shapes or op.check_shapes.get(question.device, ())
     if not shapes:
@@ -117,7 +113,7 @@ def _cases(question: Question, op_name: str) -> Iterator[Case]:
             streams=1,
             timeout_s=TIMEOUT_S,
             seed=SEED,
-            timing=TIMING,
+            timing=timing,
         )
 
 

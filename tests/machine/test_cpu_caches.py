@@ -6,24 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.machine.cpu_caches import COMMON_BYTES, last_level_bytes
+from nsabench.machine.cpu_caches import COMMON_BYTES, LEAST_BYTES, MOST_BYTES, last_level_bytes
 
 
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
         (("32K", "64K", "512K", "98304K"), 96 << 20),
-        (("32K", "1024K"), COMMON_BYTES // 4),
-        (("48K", "2M", "1G"), 1 << 30),
-        (("32K", "unknown", "40960K"), 40 << 20),
-        (("unknown",), COMMON_BYTES),
+        (("32K", "32K", "512K", "8192K"), LEAST_BYTES),
+        (("32K", "32K", "2M", "504M"), MOST_BYTES),
+        (("32K", "32K", "1024K"), COMMON_BYTES),
+        (("32K", "32K", "1024K", "unknown"), COMMON_BYTES),
         ((), COMMON_BYTES),
     ],
 )
-def test_the_largest_that_is_told_of(told: tuple[str, ...], expected: int, tmp_path: Path) -> None:
-    for number, size in enumerate(told):
+def test_the_last_level_that_is_told_of(
+    told: tuple[str, ...], expected: int, tmp_path: Path
+) -> None:
+    levels = (1, 1, 2, 3)  # data, instructions, and what both are read through
+    for number, (size, level) in enumerate(zip(told, levels, strict=False)):
         (tmp_path / f"index{number}").mkdir()
         (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+        (tmp_path / f"index{number}" / "level").write_text(f"{level}\n")
     assert last_level_bytes(tmp_path) == expected
 
 

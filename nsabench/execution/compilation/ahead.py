@@ -12,7 +12,7 @@ from nsabench.execution.compilation.jobs import Job, Jobs, jobs_of
 from nsabench.execution.compilation.processes import Called, Processes
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.scratch import Scratch
-from nsabench.execution.supervisor.temporary import Temporary
+from nsabench.execution.supervisor.temporary import TemporaryFolder
 from nsabench.model.plan import Plan
 
 SHARE = 0.7  # of the device's memory that all of them may take
@@ -36,7 +36,7 @@ class Ahead:
             True: WorkerExecutor.without_candidates(plan, run),
             False: WorkerExecutor.of_plan(plan, run),
         }
-        self._aside: dict[bool, Temporary] = {}
+        self._aside: dict[bool, TemporaryFolder] = {}
         self._is_done = False
         self.first_s: dict[tuple[str, str], float] = {}
         self.implementations: set[str] = set()
@@ -92,7 +92,7 @@ class Ahead:
         self._is_done = True
         self.wall_s = time.monotonic() - began
 
-    def _begin_with(self, aside: Temporary, executor: WorkerExecutor) -> None:
+    def _begin_with(self, aside: TemporaryFolder, executor: WorkerExecutor) -> None:
         """Have one worker copy it before several write there."""
         self._scratch.begin_afresh(aside)
         try:

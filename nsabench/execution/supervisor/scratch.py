@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from nsabench.execution.protocol import Sandbox
-from nsabench.execution.supervisor.temporary import Temporary, sweep
+from nsabench.execution.supervisor.temporary import TemporaryFolder, sweep
 from nsabench.signing import run_keys
 from nsabench.signing.secrecy import variables
 
@@ -64,8 +64,10 @@ class Scratch:
 
     def __init__(self, run: Path | None = None) -> None:
         referees = _of_referees()
-        _sweep(Path(tempfile.gettempdir()), referees)
-        self._folder, self._private = Temporary(), Temporary(referees)
+        _sweep(referees, Path(tempfile.gettempdir()))
+        self._locks = referees  # which no worker can open
+        self._folder = TemporaryFolder(self._locks)
+        self._private = TemporaryFolder(self._locks, referees)
         self._begins_as = ""
         hidden = [str(path) for path in (referees, *_hidden(run))]
         self._sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
@@ -82,15 +84,14 @@ class Scratch:
         begins_as, self._begins_as = self._begins_as, ""
         return self._sandbox.model_copy(update={"begins_as": begins_as})
 
-    def put_aside(self) -> Temporary:
+    def put_aside(self) -> TemporaryFolder:
         """Keep what workers have left here, for those that `begin_afresh`. None runs meanwhile."""
-        aside = Temporary()
+        aside = TemporaryFolder(self._locks)
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
-        self._folder.hold()
         return aside
 
-    def begin_afresh(self, aside: Temporary) -> None:
+    def begin_afresh(self, aside: TemporaryFolder) -> None:
         """Forget what workers have left here. The next one begins with what was put aside: caches
         of compilers, at the path where they were written, since some hold paths."""
         self.put_aside().remove()
@@ -102,10 +103,9 @@ class Scratch:
 
 
 @cache
-def _sweep(*folders: Path) -> None:
-    """Remove what killed runs have left there; once a process."""
-    for folder in folders:
-        sweep(folder)
+def _sweep(referees: Path, others: Path) -> None:
+    """Remove what killed runs have left; once a process."""
+    sweep(referees, referees, others)
 
 
 def _of_referees() -> Path:
@@ -117,7 +117,12 @@ def _of_referees() -> Path:
     known = folder.lstat()
     if stat.S_ISDIR(known.st_mode) and known.st_uid == os.geteuid():
         return folder
-    return Path(tempfile.mkdtemp(prefix="nsabench-referees-"))  # another user was there first
+    return _of_this_process()  # another user was there first
+
+
+@cache
+def _of_this_process() -> Path:
+    return Path(tempfile.mkdtemp(prefix="nsabench-referees-"))
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

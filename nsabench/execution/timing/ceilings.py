@@ -9,16 +9,17 @@ import torch
 
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.l2_flush import l2_bytes
-from nsabench.execution.timing.timer import Timer
+from nsabench.execution.timing.timer import Timer, flush
 from nsabench.machine.clock import now_s
 from nsabench.machine.cpu_caches import last_level_bytes
 from nsabench.model.measurement import Ceilings
 
 COPY_BYTES = 2 << 30
 CPU_COPIES = 4  # times the last-level cache: what is copied cannot be in it
+CPU_COPY_BYTES = 128 << 20  # at least
 MATMUL_SIZE = 8192
-CPU_MATMUL_SIZES = (512, 1024, 2048)  # the first one that takes so long
-CPU_MATMUL_MS = 5.0
+CPU_MATMUL_SIZES = (512, 1024, 2048)
+CPU_MATMUL_MS = 5.0  # of one, after which none larger is tried
 REPEATS = 7
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
 OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
@@ -65,18 +66,19 @@ def _cuda(timer: Timer) -> Ceilings:
 
 
 def _cpu(timer: Timer) -> Ceilings:
-    source = np.ones(CPU_COPIES * last_level_bytes() // 8)
+    source = np.ones(max(CPU_COPIES * last_level_bytes(), CPU_COPY_BYTES) // 8)
     target = np.empty_like(source)
     best = _best(timer, "copy", lambda: np.copyto(target, source))
     return Ceilings(
         copy_gb_s=2 * source.nbytes / best / 1e6,
         tflop_s={"float32": _cpu_tflop_s(timer)},
         timer_floor_ms=_floor(timer),
+        cpu_flush_bytes=flush().nbytes,
     )
 
 
 def _cpu_tflop_s(timer: Timer) -> float:
-    """The best rate of matrices that are large enough for all cores."""
+    """The best rate of matrices up to the first that keep the cores for a while."""
     rate = 0.0
     for size in CPU_MATMUL_SIZES:
         a = torch.randn(size, size)

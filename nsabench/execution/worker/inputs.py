@@ -206,7 +206,8 @@ def _exchange_values(a: Tensor, b: Tensor) -> None:
 
 
 def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of each tensor's bits along rows and columns of a fold, by name.
+    """Sums of each tensor's bits along rows and columns of a fold, by name; of what is too short to
+    be folded, the bits themselves.
 
     Cheap and exact; it changes with any one element, and with elements that change places.
     """

@@ -78,7 +78,7 @@ def measure(
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
             outcomes[item.name] = _outcome(arm, session)
-            if device == "cuda" or Runs.CPU in item.devices:
+            if Runs.timed(item.devices, device):
                 arms.append(arm)
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)

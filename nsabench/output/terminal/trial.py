@@ -71,10 +71,8 @@ def refusal(error: NsabenchError) -> list[dict[str, Any]]:
 
 
 def found(step: Step) -> str:
-    """What became of an implementation before it is timed."""
-    word = _word(Status(step.phase))
-    more = "; timed calls are next" if word == RIGHT else ""
-    return f"{step.implementation}: {word} in its first calls{more}"
+    """What became of an implementation in its first calls, before any is timed."""
+    return f"{step.implementation}: {_word(Status(step.phase))} in its first calls"
 
 
 def failed(answers: Sequence[Answer]) -> bool:
