@@ -79,7 +79,7 @@ def plan(
         sources=dict(sources),
         sandboxed=question.sandboxed,
         matrices=[],
-        implementations=list(infos),
+        implementations=[i for i in infos if i.op in {one.op for one in tried}],
         cases=cases,
     )
 
