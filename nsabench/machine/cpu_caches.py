@@ -12,7 +12,7 @@ COMMON_BYTES = 32 << 20  # of common hosts: of one that does not tell
 # before each sample.
 LEAST_BYTES, MOST_BYTES = 16 << 20, 128 << 20
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-THIRD = 3  # level, which all cores of a kind share; what tells of none below it may have one
+SHARED_LEVEL = 3  # that several cores share; a machine that tells of none may have one all the same
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -27,6 +27,6 @@ def last_level_bytes(folder: Path = CACHES) -> int:
     with suppress(OSError):
         for path in folder.glob("index*"):
             told = re.fullmatch(r"(\d+)([KMG]?)", (path / "size").read_text().strip())
-            if told is not None and int((path / "level").read_text()) >= THIRD:
+            if told is not None and int((path / "level").read_text()) >= SHARED_LEVEL:
                 sizes.append(int(told[1]) * _UNITS[told[2]])
     return min(max(*sizes, LEAST_BYTES), MOST_BYTES) if any(sizes) else COMMON_BYTES

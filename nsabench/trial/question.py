@@ -58,7 +58,8 @@ def plan(
             f"it implements {names}." if names else "mark a function with @implementation(op=…).",
         )
     cases = []
-    for op_name in dict.fromkeys(i.op for i in tried):
+    op_names = dict.fromkeys(i.op for i in tried)
+    for op_name in op_names:
         timed = any(Runs.timed(i.devices, question.device) for i in tried if i.op == op_name)
         for case in _cases(question, op_name, TIMING if timed else UNTIMED):
             run_along = [
@@ -79,7 +80,7 @@ def plan(
         sources=dict(sources),
         sandboxed=question.sandboxed,
         matrices=[],
-        implementations=[i for i in infos if i.op in {one.op for one in tried}],
+        implementations=[i for i in infos if i.op in op_names],
         cases=cases,
     )
 
