@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -169,6 +170,21 @@ def test_who_fails_is_called_once_and_the_others_are_compiled(begun: Begin, name
     assert done.implementations == {"compiles"}
     assert len([call for call in calls(done) if call[0] == name]) == 1
     assert leftovers() == []
+
+
+def test_whoever_waits_is_told_how_far_they_have_come(
+    begun: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve processes compiled for seven minutes without a word."""
+    monkeypatch.setattr("nsabench.execution.compilation.ahead.SAY_EVERY_S", 0.2)
+    plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS)
+    notes: list[str] = []
+    ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, notes.append)
+    assert re.fullmatch(
+        r"compiling ahead: [1-5] of \d calls are done; never_ends on selection_rows .+ fp16 "
+        r"goes on for \d+ s",
+        notes[-1],
+    )
 
 
 def test_who_refuses_the_smallest_case_is_called_on_the_next(begun: Begin) -> None:

@@ -16,6 +16,7 @@ from nsabench.execution.supervisor.temporary import TemporaryFolder
 from nsabench.model.plan import Plan
 
 SHARE = 0.7  # of the device's memory that all of them may take
+SAY_EVERY_S = 30.0  # how far they have come
 WORTH_IT = 4  # cases; fewer are compiled as they come
 
 
@@ -66,13 +67,19 @@ class Ahead:
         if not any(jobs.values()):
             return
         note(f"compiling ahead in {count} processes")
-        self.call(jobs, count, room_bytes)
+        self.call(jobs, count, room_bytes, note)
         note(
             f"kernels of {len(self.implementations)} implementations were compiled ahead in "
             f"{self.wall_s:.0f} s; the longest call took {self.longest_s:.0f} s ({self.longest_of})"
         )
 
-    def call(self, jobs: Mapping[bool, Sequence[Jobs]], count: int, room_bytes: int) -> None:
+    def call(
+        self,
+        jobs: Mapping[bool, Sequence[Jobs]],
+        count: int,
+        room_bytes: int,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Have them called in `count` processes, which take no more of the device together than
         there is room, and put aside what that leaves in caches.
 
@@ -87,7 +94,7 @@ class Ahead:
             if not clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._begin_with(self._aside[True], executor)
             with Processes(executor, count, room_bytes) as processes_:
-                self._call_all(processes_, jobs[clean])
+                self._call_all(processes_, jobs[clean], note)
             self._aside[clean] = self._scratch.put_aside()
         self._is_done = True
         self.wall_s = time.monotonic() - began
@@ -102,12 +109,18 @@ class Ahead:
         finally:
             executor.retire()
 
-    def _call_all(self, processes_: Processes, jobs: Sequence[Jobs]) -> None:
+    def _call_all(
+        self, processes_: Processes, jobs: Sequence[Jobs], note: Callable[[str], None]
+    ) -> None:
+        said = time.monotonic()
         firsts = {processes_.call(one.first): one for one in jobs}
         others: dict[Future[Called], Sequence[Job]] = {}
         pending: set[Future[Called]] = set(firsts)
         while pending:
-            ready, pending = wait(pending, return_when=FIRST_COMPLETED)
+            ready, pending = wait(pending, timeout=SAY_EVERY_S, return_when=FIRST_COMPLETED)
+            if time.monotonic() - said >= SAY_EVERY_S:
+                note(processes_.so_far())
+                said = time.monotonic()
             for future in ready:
                 called = future.result()
                 self._took(called)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from queue import SimpleQueue
 from threading import Condition
 
 from nsabench import ops
+from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
 from nsabench.execution.compilation.jobs import Job
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -74,6 +76,7 @@ class Processes:
         self._threads = ThreadPoolExecutor(count)
         self._calls: list[Future[Called]] = []
         self._ended_by: set[str] = set()  # implementations: the next call would end the next
+        self._going: dict[WorkerExecutor, tuple[float, Job]] = {}  # what each calls, since when
 
     def __enter__(self) -> Processes:
         return self
@@ -93,18 +96,31 @@ class Processes:
         self._calls.append(called)
         return called
 
+    def so_far(self) -> str:
+        """How many calls are done, and which goes on for the longest."""
+        done = sum(call.done() for call in self._calls)
+        said = f"compiling ahead: {done} of {len(self._calls)} calls are done"
+        going = list(self._going.values())
+        if not going:
+            return said
+        since, job = min(going, key=itemgetter(0))
+        for_s = time.monotonic() - since
+        return f"{said}; {job.info.name} on {labels.of_case(job.case)} goes on for {for_s:.0f} s"
+
     def _call(self, job: Job) -> Called:
         if job.info.name in self._ended_by:
             return Called(job)
         with self._room.for_(SETS * ops.work(job.case).bytes_min):
             executor = self._free.get()
             began = time.monotonic()
+            self._going[executor] = began, job
             try:
                 compiled = executor.compile(job.case, job.info.name, job.limit_s)
             except (GroupLost, NsabenchError):  # it is measured, and fails again
                 self._ended_by.add(job.info.name)
                 return Called(job, wall_s=time.monotonic() - began)
             finally:
+                del self._going[executor]
                 self._free.put(executor)
         wall_s = time.monotonic() - began
         first_s = min(max(compiled.first_s, 0.0), wall_s)  # foreign code may have said it

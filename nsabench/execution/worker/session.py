@@ -17,6 +17,7 @@ from nsabench.execution.timing.timer import CpuTimer, Timer
 from nsabench.execution.worker.compilation import compile_case
 from nsabench.execution.worker.examination import examine
 from nsabench.execution.worker.measure import Report, measure
+from nsabench.execution.worker.state import give_back
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id
 from nsabench.model.vocabulary import Status
@@ -64,7 +65,7 @@ class Session:
 
     def measure(self, request: Measure, report: Report) -> Measured:
         case = request.case
-        return measure(
+        measured = measure(
             case,
             [self.items[case.op, name] for name in request.implementations],
             device=self.device,
@@ -73,6 +74,8 @@ class Session:
             sensors=self.sensors,
             report=report,
         )
+        give_back(self.device)
+        return measured
 
 
 @cache

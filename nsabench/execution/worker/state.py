@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from nsabench.execution.worker.guard import guarded
+
 Settings = dict[str, Any]
 UNREADABLE = "unreadable"
 
@@ -69,6 +71,7 @@ def _stop_timers(going: tuple[int, ...]) -> None:
             _setitimer(one, 0)
 
 
+_empty_cache = torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -140,6 +143,14 @@ def forget_earlier_cases() -> None:
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
+
+
+def give_back(device: str) -> None:
+    """Give the device the memory that a case took: what torch keeps for later is taken for another
+    worker that measures on it next. Raises `DeviceLost`."""
+    if device == "cuda":
+        gc.collect()
+        guarded(_empty_cache, device)
 
 
 @contextmanager

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from nsabench.execution.protocol import Measure
+from nsabench.execution.protocol import Measure, Measured
 from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker import state
 from nsabench.execution.worker.session import Session
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, FixedCount, Timing
+from nsabench.model.measurement import Conditions
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
 
@@ -59,3 +62,32 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
         assert outcome.status is Status.OK, outcome.reason
     assert compiled_calls > SHAPES
     assert uncompiled == []
+
+
+def test_a_case_leaves_its_device_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that measured the baselines kept 78 of 80 GB, and the kernel of a file was called out of
+    memory."""
+    happened: list[str] = []
+
+    def measured(*_: object, **__: object) -> Measured:
+        happened.append("measured")
+        return Measured(outcomes=[], conditions=Conditions())
+
+    monkeypatch.setattr("nsabench.execution.worker.session.measure", measured)
+    monkeypatch.setattr(state, "_empty_cache", lambda: happened.append("gave back"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    case = Case(
+        op="selection_rows",
+        shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": 8},
+        dtype=DType.FLOAT32,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(),
+    )
+    Session("cuda", CpuTimer(), None, {}).measure(
+        Measure(case=case, implementations=[], session=1), lambda step: None
+    )
+    assert happened == ["measured", "gave back"]
