@@ -137,7 +137,10 @@ def _why(decision: Decision) -> str:
     """Why it is not worth using, or not decided, in a few words."""
     by = decision.decided_by
     if decision.answer is Answer.NO and by is not None:
-        return f"{by.verdict if by.status == Status.OK else by.status} at {by.axis}={by.length}"
+        found = str(by.verdict if by.status == Status.OK else by.status)
+        if by.verdict is Verdict.FASTER:
+            found += f", but not {decision.margin:g} times as fast,"
+        return f"{found} at {by.axis}={by.length}"
     return decision.reasons[0] if decision.reasons else ""
 
 

@@ -147,3 +147,12 @@ def test_what_is_so_in_all_regimes_is_said_once(tmp_path: Path) -> None:
     assert [line for line in lines if line.startswith("decision")] == [
         "decision (device, queue): mine: worth using from L = 64 on"
     ]
+
+
+def test_who_is_faster_by_less_than_is_asked_for_is_told_so(tmp_path: Path) -> None:
+    """It read "not worth using at any length (faster at L=1024)"."""
+    lines = panel(shown(tmp_path, Made(ratio=lambda _: 1.1), width=200))
+    [decision] = [line for line in lines if line.startswith("decision")]
+    assert "mine: not worth using at any length (faster, but not 1.2 times as fast, at " in (
+        decision
+    )
