@@ -31,7 +31,7 @@ from nsabench.fleet.merge import merge
 from nsabench.model.case import Case
 from nsabench.model.journal import Contents, Entry
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Role, Status, Verdict
+from nsabench.model.vocabulary import PassName, Status, Verdict
 from nsabench.signing import Signer
 from tests.runs import Made, make_plan, make_run, timed
 
@@ -277,18 +277,3 @@ def test_a_shard_that_had_neighbours_and_one_that_had_none_are_no_one_run(
     seal(two, signer)
     with pytest.raises(UsageError, match="the neighbours differ, 0 and 1"):
         merge([one, two], tmp_path / "whole", signer)
-
-
-def test_only_baselines_are_measured_with_the_neighbours_and_briefly_while_they_wait() -> None:
-    """Eight devices wait for each other: 6.5 s each, of which the candidates took most."""
-    plan = make_plan(SHARD)
-    assert plan.canary is not None
-    judge = dict  # nobody is judged yet
-    roles = {i.name: i.role for i in plan.implementations}
-    for pass_ in (ALONE, TOGETHER):
-        [names] = pass_.cells(plan, judge).values()
-        assert {roles[name] for name in names} == {Role.BASELINE}
-    case = plan.canary.case
-    assert ALONE.timing(case).timing.rotate < case.timing.rotate
-    assert TOGETHER.timing(case) == case
-    assert TOGETHER.cells(plan.model_copy(update={"neighbours": 0}), judge) == {}

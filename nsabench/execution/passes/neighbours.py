@@ -7,22 +7,17 @@ measured ends before the others have spent hours (`execution.neighbours`).
 
 from __future__ import annotations
 
+from nsabench.execution.passes import canary
 from nsabench.execution.passes.contract import Beside, Judge, Pass
-from nsabench.execution.passes.isolated_baselines import briefly
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import give_up
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import PassName, Role
+from nsabench.model.vocabulary import PassName
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
-    """The baselines of the canary of a shard that has neighbours: no others are held to each other
-    (`assessment.neighbours`)."""
-    if not plan.neighbours or plan.canary is None:
-        return {}
-    infos = [plan.info(plan.canary.case.op, name) for name in plan.canary.implementations]
-    baselines = [info.name for info in infos if info.role is Role.BASELINE]
-    return {plan.canary.id: baselines} if baselines else {}
+    """The canary of a shard that has neighbours."""
+    return canary.cells(plan, judge) if plan.neighbours else {}
 
 
 ALONE = Pass(
@@ -31,7 +26,6 @@ ALONE = Pass(
     start=WorkerExecutor.of_plan,
     on_loss=give_up,
     first_session=4_000_000,
-    timing=briefly,  # one device after the other, and all the others wait
     announcement="while the neighbours wait: {case}",
     beside=Beside.NOBODY,
 )
