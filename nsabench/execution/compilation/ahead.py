@@ -78,7 +78,7 @@ class Ahead:
         jobs: Mapping[bool, Sequence[Jobs]],
         count: int,
         room_bytes: int,
-        note: Callable[[str], None] = lambda line: None,
+        note: Callable[[str], None],
     ) -> None:
         """Have them called in `count` processes, which take no more of the device together than
         there is room, and put aside what that leaves in caches.
@@ -117,9 +117,10 @@ class Ahead:
         others: dict[Future[Called], Sequence[Job]] = {}
         pending: set[Future[Called]] = set(firsts)
         while pending:
-            ready, pending = wait(pending, timeout=SAY_EVERY_S, return_when=FIRST_COMPLETED)
-            if time.monotonic() - said >= SAY_EVERY_S:
-                note(processes_.so_far())
+            left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
+            ready, pending = wait(pending, timeout=left_s, return_when=FIRST_COMPLETED)
+            if time.monotonic() >= said + SAY_EVERY_S:
+                note(processes_.progress())
                 said = time.monotonic()
             for future in ready:
                 called = future.result()

@@ -76,7 +76,7 @@ class Processes:
         self._threads = ThreadPoolExecutor(count)
         self._calls: list[Future[Called]] = []
         self._ended_by: set[str] = set()  # implementations: the next call would end the next
-        self._going: dict[WorkerExecutor, tuple[float, Job]] = {}  # what each calls, since when
+        self._in_flight: dict[WorkerExecutor, tuple[float, Job]] = {}  # what, and since when
 
     def __enter__(self) -> Processes:
         return self
@@ -96,14 +96,14 @@ class Processes:
         self._calls.append(called)
         return called
 
-    def so_far(self) -> str:
-        """How many calls are done, and which goes on for the longest."""
-        done = sum(call.done() for call in self._calls)
-        said = f"compiling ahead: {done} of {len(self._calls)} calls are done"
-        going = list(self._going.values())
-        if not going:
+    def progress(self) -> str:
+        """How many calls are done, and which has gone on for the longest. How many there will be
+        nobody knows: only who compiles is called on all cases."""
+        said = f"compiling ahead: {sum(call.done() for call in self._calls)} calls are done"
+        in_flight = list(self._in_flight.values())
+        if not in_flight:
             return said
-        since, job = min(going, key=itemgetter(0))
+        since, job = min(in_flight, key=itemgetter(0))
         for_s = time.monotonic() - since
         return f"{said}; {job.info.name} on {labels.of_case(job.case)} goes on for {for_s:.0f} s"
 
@@ -113,14 +113,14 @@ class Processes:
         with self._room.for_(SETS * ops.work(job.case).bytes_min):
             executor = self._free.get()
             began = time.monotonic()
-            self._going[executor] = began, job
+            self._in_flight[executor] = began, job
             try:
                 compiled = executor.compile(job.case, job.info.name, job.limit_s)
             except (GroupLost, NsabenchError):  # it is measured, and fails again
                 self._ended_by.add(job.info.name)
                 return Called(job, wall_s=time.monotonic() - began)
             finally:
-                del self._going[executor]
+                del self._in_flight[executor]
                 self._free.put(executor)
         wall_s = time.monotonic() - began
         first_s = min(max(compiled.first_s, 0.0), wall_s)  # foreign code may have said it

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from random import Random
 
-import torch
 from torch import Tensor
 
 from nsabench import ops
@@ -20,7 +19,7 @@ from nsabench.execution.protocol import Compiled
 from nsabench.execution.worker import calls
 from nsabench.execution.worker.guard import guarded
 from nsabench.execution.worker.inputs import GRAD_SEED
-from nsabench.execution.worker.state import forget_earlier_cases
+from nsabench.execution.worker.state import forget_earlier_cases, give_back
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
@@ -55,8 +54,7 @@ def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
     except UsageError as error:  # the op that it computes has no such case
         return Compiled(reason=str(error), is_unsupported=True)
     finally:
-        if device == "cuda":
-            torch.cuda.empty_cache()  # others compile on the same device
+        give_back(device)
 
 
 def _called_twice(case: Case, item: Implementation, device: str) -> Compiled:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded
 
 Settings = dict[str, Any]
@@ -150,7 +151,8 @@ def give_back(device: str) -> None:
     worker that measures on it next. Raises `DeviceLost`."""
     if device == "cuda":
         gc.collect()
-        guarded(_empty_cache, device)
+        with suppress(Failure):  # what was measured counts, and the next case may find less memory
+            guarded(_empty_cache, device)
 
 
 @contextmanager

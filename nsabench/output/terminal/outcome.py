@@ -139,7 +139,7 @@ def _why(decision: Decision) -> str:
     if decision.answer is Answer.NO and by is not None:
         found = str(by.verdict if by.status == Status.OK else by.status)
         if by.verdict is Verdict.FASTER:
-            found += f", but not {decision.margin:g} times as fast,"
+            found += f", but not surely {decision.margin:g} times as fast,"
         return f"{found} at {by.axis}={by.length}"
     return decision.reasons[0] if decision.reasons else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor
 from nsabench.execution.protocol import Measure, Measured
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker import state
+from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.session import Session
 from nsabench.implementations.baselines.selection_rows import gqa
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Conditions
-from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
+from nsabench.model.vocabulary import L2, Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
 
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
@@ -64,6 +66,37 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
     assert uncompiled == []
 
 
+def _case(l2: L2 = L2.COLD) -> Case:
+    return Case(
+        op="selection_rows",
+        shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": 8},
+        dtype=DType.FLOAT32,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        l2=l2,
+        timing=Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=2)),
+    )
+
+
+@pytest.mark.parametrize("l2", L2)
+def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
+    """With a warm L2 the timer kept the inputs of all arms until the next case."""
+    item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", _rows)
+    session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
+    request = Measure(case=_case(l2), implementations=[item.name], session=1)
+    [outcome] = session.measure(request, lambda step: None).outcomes
+    assert outcome.status is Status.OK and outcome.samples.time_ms, outcome.reason
+    gc.collect()
+    assert [one for one in gc.get_objects() if isinstance(one, InputSets)] == []
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return gqa(q, k, v, sm_scale)
+
+
 def test_a_case_leaves_its_device_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that measured the baselines kept 78 of 80 GB, and the kernel of a file was called out of
     memory."""
@@ -73,21 +106,14 @@ def test_a_case_leaves_its_device_to_other_workers(monkeypatch: pytest.MonkeyPat
         happened.append("measured")
         return Measured(outcomes=[], conditions=Conditions())
 
+    def given_back() -> None:
+        happened.append("gave back")
+        raise RuntimeError("the device is not lost, and what was measured counts")
+
     monkeypatch.setattr("nsabench.execution.worker.session.measure", measured)
-    monkeypatch.setattr(state, "_empty_cache", lambda: happened.append("gave back"))
+    monkeypatch.setattr(state, "_empty_cache", given_back)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    case = Case(
-        op="selection_rows",
-        shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": 8},
-        dtype=DType.FLOAT32,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        streams=1,
-        timeout_s=60,
-        seed=1,
-        timing=Timing(),
-    )
     Session("cuda", CpuTimer(), None, {}).measure(
-        Measure(case=case, implementations=[], session=1), lambda step: None
+        Measure(case=_case(), implementations=[], session=1), lambda step: None
     )
     assert happened == ["measured", "gave back"]
