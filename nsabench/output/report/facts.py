@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -285,16 +285,19 @@ class Standing:
     cases: int
     unjudged: Counter[str]  # statuses of the cases without a verdict, and what was not timed
     unproven: int = 0  # verdicts behind which a check stands that was not shown to work
-    speedups: tuple[float, ...] = ()  # without those that a caution stands beside
+    # By regime, without those that a caution stands beside.
+    speedups: Mapping[Regime, Sequence[float]] = field(default_factory=dict)
     ran: int = 0  # cases that it neither declined nor was left out of
     right: int = 0  # of these, cases with a right output that no check objects to
     decisions: tuple[Decision, ...] = ()  # of what the op became, where it is retired
     cautions: Counter[str] = field(default_factory=Counter)  # what to bear in mind, and how often
 
     @property
-    def average(self) -> float | None:
-        """Geometric mean, which treats 2x and 0.5x alike."""
-        return geometric_mean(self.speedups)
+    def averages(self) -> dict[Regime, float]:
+        """Geometric means, which treat 2x and 0.5x alike; of one regime each, since a call that is
+        faster on the device may be slower from Python."""
+        means = {regime: geometric_mean(ratios) for regime, ratios in self.speedups.items()}
+        return {regime: mean for regime, mean in means.items() if mean is not None}
 
     @property
     def sentence(self) -> str:
@@ -331,7 +334,7 @@ def standings(facts: Facts) -> list[Standing]:
                 if not r.verdict or _only_checked(r)
             ),
             sum(r.unproven_verdict for r in rows if not _only_checked(r)),
-            tuple(r.speedup for r in rows if r.speedup is not None and not beside(r, r.regime)),
+            _speedups(rows),
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
             tuple(_decisions_of(facts, name, rows)),
@@ -360,6 +363,18 @@ def _by_regime(rows: Sequence[Record]) -> dict[Regime, Counter[str]]:
         for regime in Regime
     }
     return {regime: of for regime, of in counts.items() if of}
+
+
+def _speedups(rows: Sequence[Record]) -> dict[Regime, list[float]]:
+    """The ratios in each regime; those over a slow loop alone say nothing of a kernel."""
+    return {
+        regime: [
+            judged[1]
+            for r in rows
+            if (judged := r.judged_in(regime)) and judged[1] is not None and not beside(r, regime)
+        ]
+        for regime in Regime
+    }
 
 
 def _of_one(log: str, name: str) -> list[str]:

@@ -152,6 +152,14 @@ def unfolded(browser: Browser, table: str) -> dict[str, str]:
     return dict(pairs)
 
 
+def test_a_card_has_an_average_of_each_regime(tmp_path: Path, browser: Browser) -> None:
+    """It was one over calls and graphs together, and said nothing of the queue."""
+    browser.open(called(tmp_path, ratio=lambda _: 1.5))
+    text = browser.js("return document.querySelector('.card').textContent.replace(/\\s+/g, ' ')")
+    assert re.search(r"device: 1\.5\d?× as fast \([\d.]+× to [\d.]+×, geometric", text)
+    assert re.search(r"queue: 0\.5\d?× as fast ", text)
+
+
 @pytest.mark.parametrize("table", ["candidates", "records", "case"])
 def test_what_a_call_costs_its_caller_stands_below_its_row(
     tmp_path: Path, browser: Browser, table: str
