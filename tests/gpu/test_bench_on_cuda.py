@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from nsabench.execution.supervisor.executor import WorkerExecutor
+from nsabench.model.case import Case
+from nsabench.model.vocabulary import Direction, DType, Status
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -447,3 +452,25 @@ def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     verdicts = [r["verdict"] for r in records if r["role"] == "candidate"]
     assert len(verdicts) == 40
     assert sum(v in ("faster", "slower") for v in verdicts) <= 1
+
+
+def test_a_worker_that_waits_holds_no_memory(tmp_path: Path) -> None:
+    """What torch keeps for later is taken for another worker: `check` has two, and called a right
+    kernel out of memory."""
+    case = Case(
+        op="selection_rows",
+        shape={"N": 1024, "H": 8, "D": 128, "Dv": 128, "L": 2048},
+        dtype=DType.FLOAT16,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=1,
+        timeout_s=120,
+        seed=1,
+    )
+    with closing(WorkerExecutor("cuda")) as executor:
+        executor.describe()
+        before, _ = torch.cuda.mem_get_info()
+        [outcome] = executor.measure(case, ["sdpa_gqa_math"], 1).outcomes
+        after, _ = torch.cuda.mem_get_info()
+    assert outcome.status is Status.OK and outcome.peak_mem_bytes, outcome.reason
+    assert before - after < 2 << 30  # its context, and what the timer keeps
