@@ -2,13 +2,18 @@
 
 
 class NsabenchError(Exception):
-    """An expected error. `str()` is one sentence; `remedy` says what to do about it."""
+    """An expected error. `str()` is one sentence; `remedy` says what to do about it.
+
+    folder: of the run that it ended, where something was measured; command: what goes on with it.
+    """
 
     exit_code = 1
 
     def __init__(self, sentence: str, remedy: str = "") -> None:
         super().__init__(sentence)
         self.remedy = remedy
+        self.folder = ""
+        self.command = "all"
 
 
 class Interrupted(KeyboardInterrupt):

@@ -185,7 +185,9 @@ def start(
             return _Run(folder, plan, view, signer, fit, neighbours).measure()
     except NsabenchError as refused:
         # A disk that is full has a remedy that goes on with the run.
-        if not isinstance(refused.__cause__, OSError) and _is_empty(folder):
+        if not _is_empty(folder):
+            refused.folder = str(folder.path)
+        elif not isinstance(refused.__cause__, OSError):
             folder.discard()
             run_keys.forget(plan.run_id)
         raise

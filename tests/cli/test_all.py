@@ -345,6 +345,44 @@ def test_interrupt_exits_130_and_is_resumable(
     assert [r["status"] for r in records(run) if r["implementation"] == "rows_group"] == ["ok"] * 3
 
 
+ENDS_ITS_PROCESS = """
+import os, time
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="mine", devices=("cpu",))
+def mine(q, k, v, *, sm_scale):
+    time.sleep(0.5)
+    os._exit(3)
+"""
+
+
+def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    """The next worker reads the file again. What was measured is no loss."""
+    kernels, run = tmp_path / "mine.py", tmp_path / "run"
+    kernels.write_text(ENDS_ITS_PROCESS)
+    tiny.write_text(tiny.read_text().replace("bmm_softmax, rows_group", "mine"))
+    process = subprocess.Popen(
+        command("all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    journal = run / "journal.jsonl"
+    while not (journal.exists() and b'"entry"' in journal.read_bytes()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    kernels.write_text(ENDS_ITS_PROCESS + "# edited\n")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert f"then go on with `nsabench all --resume {run}`" in said
+    kernels.write_text(ENDS_ITS_PROCESS)
+    nsabench("all", "--resume", run)
+    assert {r["status"] for r in records(run) if r["implementation"] == "mine"} == {"crashed"}
+
+
 def test_what_is_refused_before_it_measures_leaves_nothing_behind(
     tmp_path: Path, tiny: Path, nsabench: Nsabench
 ) -> None:
