@@ -4,7 +4,7 @@
 class NsabenchError(Exception):
     """An expected error. `str()` is one sentence; `remedy` says what to do about it.
 
-    folder: of the run that it ended, where something was measured; command: what goes on with it.
+    folder: of the run that it ended, and that can be resumed.
     """
 
     exit_code = 1
@@ -13,7 +13,6 @@ class NsabenchError(Exception):
         super().__init__(sentence)
         self.remedy = remedy
         self.folder = ""
-        self.command = "all"
 
 
 class Interrupted(KeyboardInterrupt):

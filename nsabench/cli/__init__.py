@@ -64,8 +64,8 @@ def main() -> None:
         say(f"nsabench: {shown(error)}", err=True)
         if error.remedy:
             say(f"  remedy: {shown(error.remedy)}", err=True)
-        if error.folder and "--resume" not in error.remedy:
-            say(f"  what was measured is kept; then go on with `{_again(error)}`", err=True)
+        if error.folder:  # by whom it is resumed, and how, depends on who began it
+            say(f"  what was measured is kept in {error.folder}: resume it then", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,13 +82,10 @@ def main() -> None:
 def _interrupted(error: BaseException) -> int:
     goes_on = ""
     if isinstance(error, Interrupted):
-        goes_on = f"; the run goes on with `{_again(error)}`"
+        again = f"nsabench {error.command} --resume {shlex.quote(error.folder)}"
+        goes_on = f"; the run goes on with `{again}`"
     print(f"nsabench: interrupted{goes_on}.", file=sys.stderr)  # noqa: T201
     return INTERRUPTED
-
-
-def _again(ended: Interrupted | NsabenchError) -> str:
-    return f"nsabench {ended.command} --resume {shlex.quote(ended.folder)}"
 
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:

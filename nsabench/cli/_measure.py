@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from nsabench import conclusion
 from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
-from nsabench.errors import Interrupted, NsabenchError, UsageError
+from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import estimate, run
 from nsabench.execution.neighbours import Neighbours
 from nsabench.execution.run import Finished
@@ -101,9 +101,9 @@ def _resuming(asked: Measuring) -> Measuring:
 
 @contextmanager
 def _named(fit: bool) -> Iterator[None]:
-    """One that is interrupted or ended says with which command it goes on."""
+    """One that is interrupted says with which command it goes on."""
     try:
         yield
-    except (Interrupted, NsabenchError) as ended:
-        ended.command = "all" if fit else "run"
+    except Interrupted as interrupted:
+        interrupted.command = "all" if fit else "run"
         raise

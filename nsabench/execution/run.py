@@ -185,11 +185,13 @@ def start(
             return _Run(folder, plan, view, signer, fit, neighbours).measure()
     except NsabenchError as refused:
         # A disk that is full has a remedy that goes on with the run.
-        if not _is_empty(folder):
-            refused.folder = str(folder.path)
-        elif not isinstance(refused.__cause__, OSError):
-            folder.discard()
-            run_keys.forget(plan.run_id)
+        if not isinstance(refused.__cause__, OSError):
+            if _is_empty(folder):
+                folder.discard()
+                run_keys.forget(plan.run_id)
+            # A worker's refusal comes as its exit code: of kernels that were edited, say.
+            elif refused.exit_code == UsageError.exit_code:
+                refused.folder = str(folder.path)
         raise
 
 

@@ -377,7 +377,7 @@ def test_who_edits_kernels_in_the_middle_of_a_run_is_told_how_it_goes_on(
     kernels.write_text(ENDS_ITS_PROCESS + "# edited\n")
     _, said = process.communicate(timeout=120)
     assert process.returncode == 2, said
-    assert f"then go on with `nsabench all --resume {run}`" in said
+    assert f"what was measured is kept in {run}: resume it then" in said
     kernels.write_text(ENDS_ITS_PROCESS)
     nsabench("all", "--resume", run)
     assert {r["status"] for r in records(run) if r["implementation"] == "mine"} == {"crashed"}

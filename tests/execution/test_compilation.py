@@ -181,8 +181,8 @@ def test_whoever_waits_is_told_how_far_they_have_come(
     notes: list[str] = []
     ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, notes.append)
     assert re.fullmatch(
-        r"compiling ahead: 4 calls are done; never_ends on selection_rows .+ fp16 "
-        r"goes on for \d+ s",
+        r"compiling ahead, with the candidates: 4 calls are done; "
+        r"never_ends on selection_rows .+ fp16 goes on for \d+ s",
         notes[-1],
     )
 

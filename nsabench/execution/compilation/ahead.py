@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from pathlib import Path
 
 from nsabench.execution.compilation import processes
@@ -94,7 +95,9 @@ class Ahead:
             if not clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._begin_with(self._aside[True], executor)
             with Processes(executor, count, room_bytes) as processes_:
-                self._call_all(processes_, jobs[clean], note)
+                whose = "baselines" if clean else "with the candidates"
+                say = partial(_say, note, f"compiling ahead, {whose}")
+                self._call_all(processes_, jobs[clean], say)
             self._aside[clean] = self._scratch.put_aside()
         self._is_done = True
         self.wall_s = time.monotonic() - began
@@ -110,7 +113,7 @@ class Ahead:
             executor.retire()
 
     def _call_all(
-        self, processes_: Processes, jobs: Sequence[Jobs], note: Callable[[str], None]
+        self, processes_: Processes, jobs: Sequence[Jobs], say: Callable[[str], None]
     ) -> None:
         said = time.monotonic()
         firsts = {processes_.call(one.first): one for one in jobs}
@@ -120,7 +123,7 @@ class Ahead:
             left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
             ready, pending = wait(pending, timeout=left_s, return_when=FIRST_COMPLETED)
             if time.monotonic() >= said + SAY_EVERY_S:
-                note(processes_.progress())
+                say(processes_.progress())
                 said = time.monotonic()
             for future in ready:
                 called = future.result()
@@ -163,3 +166,7 @@ class Ahead:
             executor.close()
         for aside in self._aside.values():
             aside.remove()
+
+
+def _say(note: Callable[[str], None], where: str, what: str) -> None:
+    note(f"{where}: {what}")

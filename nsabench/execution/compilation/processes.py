@@ -76,6 +76,7 @@ class Processes:
         self._threads = ThreadPoolExecutor(count)
         self._calls: list[Future[Called]] = []
         self._ended_by: set[str] = set()  # implementations: the next call would end the next
+        self._made = 0  # calls that came back
         self._in_flight: dict[WorkerExecutor, tuple[float, Job]] = {}  # what, and since when
 
     def __enter__(self) -> Processes:
@@ -97,9 +98,9 @@ class Processes:
         return called
 
     def progress(self) -> str:
-        """How many calls are done, and which has gone on for the longest. How many there will be
+        """How many calls came back, and which has gone on for the longest. How many there will be
         nobody knows: only who compiles is called on all cases."""
-        said = f"compiling ahead: {sum(call.done() for call in self._calls)} calls are done"
+        said = f"{self._made} calls are done"
         in_flight = list(self._in_flight.values())
         if not in_flight:
             return said
@@ -122,6 +123,7 @@ class Processes:
             finally:
                 del self._in_flight[executor]
                 self._free.put(executor)
+        self._made += 1
         wall_s = time.monotonic() - began
         first_s = min(max(compiled.first_s, 0.0), wall_s)  # foreign code may have said it
         compiles = first_s - compiled.second_s >= COMPILES_S

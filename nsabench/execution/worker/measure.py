@@ -72,10 +72,10 @@ def measure(
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
         except Failure as failure:
+            failure.alone()  # what the frames of its traceback hold is memory of the others
             report(Step(phase=failure.status.value, implementation=item.name))
             outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
             sets.repair()  # while it is its own time, and no other need be watched for it
-            failure.alone()  # what the frames of its traceback hold is memory of the others
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
             outcomes[item.name] = _outcome(arm, session)
@@ -115,7 +115,7 @@ def _draw(case: Case, computes: str, device: str) -> Drawn:
     try:
         return of, InputSets(of, device)
     except Failure as failure:
-        return of, failure
+        return of, failure.alone()
 
 
 def _time(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nsabench.execution.failure import Failure
+from nsabench.execution.failure import DeviceLost, Failure
 from nsabench.execution.worker.guard import guarded
 
 Settings = dict[str, Any]
@@ -72,7 +72,7 @@ def _stop_timers(going: tuple[int, ...]) -> None:
             _setitimer(one, 0)
 
 
-_empty_cache = torch.cuda.empty_cache
+_collect, _empty_cache = gc.collect, torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -148,10 +148,11 @@ def forget_earlier_cases() -> None:
 
 def give_back(device: str) -> None:
     """Give the device the memory that a case took: what torch keeps for later is taken for another
-    worker that measures on it next. Raises `DeviceLost`."""
+    worker that measures on it next. What was measured counts even if this fails: whether the device
+    is lost, the next request finds."""
     if device == "cuda":
-        gc.collect()
-        with suppress(Failure):  # what was measured counts, and the next case may find less memory
+        with suppress(Failure, DeviceLost):
+            guarded(_collect, device)
             guarded(_empty_cache, device)
 
 
