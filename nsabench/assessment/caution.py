@@ -44,6 +44,13 @@ def caution(row: Row, case: Sequence[Row], judgement: Judgement) -> str:
     return unspecialised(r for r in case if r.session == row.session)
 
 
+def speedups(records: Iterable[Record], regime: Regime) -> list[float]:
+    """The ratios that an average in a regime is made of. One over a slow loop alone says nothing of
+    the kernel, and is left out."""
+    judged = [r.judged_in(regime) for r in records if not beside(r, regime)]
+    return [one[1] for one in judged if one is not None and one[1] is not None]
+
+
 def unspecialised(rows: Iterable[Row]) -> str:
     """`NO_SPECIALISED` where no baseline among the rows that was timed is more than general."""
     timed = [

@@ -180,11 +180,12 @@ def test_whoever_waits_is_told_how_far_they_have_come(
     plan, ahead = begun(["never_ends", "compiles"], lengths=LENGTHS)
     notes: list[str] = []
     ahead.call(jobs_of(plan, cells(plan)), 2, ROOM, notes.append)
-    assert re.fullmatch(
+    said = re.compile(
         r"compiling ahead, with the candidates: 4 calls are done; "
-        r"never_ends on selection_rows .+ fp16 goes on for \d+ s",
-        notes[-1],
+        r"never_ends on selection_rows .+ fp16 goes on for \d+ s"
     )
+    # The last note of a busy machine may come when that call has just been ended.
+    assert any(said.fullmatch(note) for note in notes), notes
 
 
 def test_who_refuses_the_smallest_case_is_called_on_the_next(begun: Begin) -> None:

@@ -454,7 +454,7 @@ def test_an_implementation_does_not_beat_itself(tmp_path: Path) -> None:
     assert sum(v in ("faster", "slower") for v in verdicts) <= 1
 
 
-def test_a_worker_that_waits_holds_no_memory(tmp_path: Path) -> None:
+def test_a_worker_that_waits_holds_no_memory() -> None:
     """What torch keeps for later is taken for another worker: `check` has two, and called a right
     kernel out of memory."""
     case = Case(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from functools import partial
 from pathlib import Path
 
 from nsabench.execution.compilation import processes
@@ -95,9 +94,7 @@ class Ahead:
             if not clean and self._plan.sandboxed:  # else all share the user's own caches
                 self._begin_with(self._aside[True], executor)
             with Processes(executor, count, room_bytes) as processes_:
-                whose = "baselines" if clean else "with the candidates"
-                say = partial(_say, note, f"compiling ahead, {whose}")
-                self._call_all(processes_, jobs[clean], say)
+                self._call_all(processes_, jobs[clean], note)
             self._aside[clean] = self._scratch.put_aside()
         self._is_done = True
         self.wall_s = time.monotonic() - began
@@ -113,7 +110,7 @@ class Ahead:
             executor.retire()
 
     def _call_all(
-        self, processes_: Processes, jobs: Sequence[Jobs], say: Callable[[str], None]
+        self, processes_: Processes, jobs: Sequence[Jobs], note: Callable[[str], None]
     ) -> None:
         said = time.monotonic()
         firsts = {processes_.call(one.first): one for one in jobs}
@@ -123,7 +120,7 @@ class Ahead:
             left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
             ready, pending = wait(pending, timeout=left_s, return_when=FIRST_COMPLETED)
             if time.monotonic() >= said + SAY_EVERY_S:
-                say(processes_.progress())
+                note(processes_.progress())
                 said = time.monotonic()
             for future in ready:
                 called = future.result()
@@ -166,7 +163,3 @@ class Ahead:
             executor.close()
         for aside in self._aside.values():
             aside.remove()
-
-
-def _say(note: Callable[[str], None], where: str, what: str) -> None:
-    note(f"{where}: {what}")

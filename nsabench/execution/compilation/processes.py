@@ -68,6 +68,7 @@ class Processes:
     """So many workers; each call takes the one that is free, when there is room for its case."""
 
     def __init__(self, executor: WorkerExecutor, count: int, room_bytes: int) -> None:
+        self._whose = "baselines" if executor.is_clean else "with the candidates"
         self._room = Room(room_bytes - count * CONTEXT_BYTES)
         self._all = [executor.sibling() for _ in range(count)]
         self._free: SimpleQueue[WorkerExecutor] = SimpleQueue()
@@ -76,7 +77,6 @@ class Processes:
         self._threads = ThreadPoolExecutor(count)
         self._calls: list[Future[Called]] = []
         self._ended_by: set[str] = set()  # implementations: the next call would end the next
-        self._made = 0  # calls that came back
         self._in_flight: dict[WorkerExecutor, tuple[float, Job]] = {}  # what, and since when
 
     def __enter__(self) -> Processes:
@@ -100,7 +100,9 @@ class Processes:
     def progress(self) -> str:
         """How many calls came back, and which has gone on for the longest. How many there will be
         nobody knows: only who compiles is called on all cases."""
-        said = f"{self._made} calls are done"
+        done = [call.result() for call in self._calls if call.done()]
+        made = sum(called.wall_s > 0 for called in done)
+        said = f"compiling ahead, {self._whose}: {made} calls are done"
         in_flight = list(self._in_flight.values())
         if not in_flight:
             return said
@@ -123,7 +125,6 @@ class Processes:
             finally:
                 del self._in_flight[executor]
                 self._free.put(executor)
-        self._made += 1
         wall_s = time.monotonic() - began
         first_s = min(max(compiled.first_s, 0.0), wall_s)  # foreign code may have said it
         compiles = first_s - compiled.second_s >= COMPILES_S

@@ -93,6 +93,7 @@ def measure(
         timer.touch = partial(_touch, arms)
     if arms:
         conditions, busy_s, queue_s = _time(case, arms, outcomes, session, timer, sensors, report)
+    timer.touch = None  # it has the arms, and they their inputs
     return Measured(
         outcomes=[outcomes[item.name] for item in items],
         conditions=conditions,

@@ -74,7 +74,6 @@ class Session:
             sensors=self.sensors,
             report=report,
         )
-        self.timer.forget()  # with a warm L2 it has the arms, and they their inputs
         give_back(self.device)
         return measured
 

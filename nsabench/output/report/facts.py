@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsabench import bounds, ops
 from nsabench.assessment import pays, threshold
-from nsabench.assessment.caution import beside, recalled
+from nsabench.assessment.caution import recalled, speedups
 from nsabench.assessment.checks import Effect, Finding
 from nsabench.assessment.failures import failures, unproven, unseen
 from nsabench.assessment.pays import Payment
@@ -334,7 +334,7 @@ def standings(facts: Facts) -> list[Standing]:
                 if not r.verdict or _only_checked(r)
             ),
             sum(r.unproven_verdict for r in rows if not _only_checked(r)),
-            _speedups(rows),
+            {regime: speedups(rows, regime) for regime in Regime},
             sum(r.status not in (Status.UNSUPPORTED, Status.SKIPPED) for r in rows),
             sum(r.status is Status.OK for r in rows),
             tuple(_decisions_of(facts, name, rows)),
@@ -363,18 +363,6 @@ def _by_regime(rows: Sequence[Record]) -> dict[Regime, Counter[str]]:
         for regime in Regime
     }
     return {regime: of for regime, of in counts.items() if of}
-
-
-def _speedups(rows: Sequence[Record]) -> dict[Regime, list[float]]:
-    """The ratios in each regime; those over a slow loop alone say nothing of a kernel."""
-    return {
-        regime: [
-            judged[1]
-            for r in rows
-            if (judged := r.judged_in(regime)) and judged[1] is not None and not beside(r, regime)
-        ]
-        for regime in Regime
-    }
 
 
 def _of_one(log: str, name: str) -> list[str]:

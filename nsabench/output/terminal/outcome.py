@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsabench.assessment import pays, threshold
-from nsabench.assessment.caution import beside
+from nsabench.assessment.caution import speedups
 from nsabench.assessment.checks.proofs import regime_of
 from nsabench.assessment.failures import unproven, unseen
 from nsabench.assessment.statistics import geometric_mean
@@ -89,26 +89,22 @@ def _speed(rows: Sequence[Record]) -> Iterator[str]:
         yield "not timed (CPU)" if rows[0].device == "cpu" else "not timed"
         return
     for regime in Regime:
-        of_one = [(r, r.judged_in(regime)) for r in timed]
-        # A ratio over a slow loop alone says nothing of the kernel: it is in no average.
-        judged = [(j[0], None if beside(r, regime) else j[1]) for r, j in of_one if j is not None]
-        if judged:
-            yield f"{regime}: {_ratios(judged)}"
+        verdicts = Counter(judged[0] for r in timed if (judged := r.judged_in(regime)))
+        if verdicts:
+            yield f"{regime}: {_ratios(verdicts, speedups(timed, regime))}"
     cautions = Counter(r.caution for r in timed if r.caution)
     yield from (f"{caution} in {n} of {len(timed)}" for caution, n in cautions.items())
     if not any(r.verdict for r in timed):
         yield "no verdict"
 
 
-def _ratios(judged: Sequence[tuple[Verdict, float | None]]) -> str:
-    ratios = [speedup for _, speedup in judged if speedup is not None]
+def _ratios(verdicts: Counter[Verdict], ratios: Sequence[float]) -> str:
     average = geometric_mean(ratios)
     said = "no ratio"
     if average is not None:
         span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
         said = f"{average:.2f}x as fast{span}"
-    counts = Counter(verdict for verdict, _ in judged)
-    return ", ".join([said, *(f"{counts[v]} {v}" for v in Verdict if counts[v])])
+    return ", ".join([said, *(f"{verdicts[v]} {v}" for v in Verdict if verdicts[v])])
 
 
 def _decisions(finished: Finished, names: set[str]) -> Iterator[str]:

@@ -24,6 +24,21 @@ from nsabench.registry import Implementation
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
 
 
+def _case(length: int = 8, l2: L2 = L2.COLD) -> Case:
+    return Case(
+        op="selection_rows",
+        shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": length},
+        dtype=DType.FLOAT32,
+        direction=Direction.FORWARD,
+        distribution="dense",
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        l2=l2,
+        timing=Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=2)),
+    )
+
+
 def test_the_tenth_shape_runs_compiled_too() -> None:
     compiled_calls = 0
 
@@ -48,17 +63,7 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
     item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", mine)
     session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
     for number in range(SHAPES):
-        case = Case(
-            op=item.op,
-            shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": 8 + number},
-            dtype=DType.FLOAT32,
-            direction=Direction.FORWARD,
-            distribution="dense",
-            streams=1,
-            timeout_s=60,
-            seed=1,
-            timing=Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=2)),
-        )
+        case = _case(8 + number)
         request = Measure(case=case, implementations=[item.name], session=1)
         [outcome] = session.measure(request, lambda step: None).outcomes
         assert outcome.status is Status.OK, outcome.reason
@@ -66,27 +71,12 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
     assert uncompiled == []
 
 
-def _case(l2: L2 = L2.COLD) -> Case:
-    return Case(
-        op="selection_rows",
-        shape={"N": 4, "H": 2, "D": 16, "Dv": 16, "L": 8},
-        dtype=DType.FLOAT32,
-        direction=Direction.FORWARD,
-        distribution="dense",
-        streams=1,
-        timeout_s=60,
-        seed=1,
-        l2=l2,
-        timing=Timing(warmup_s=0.001, stopping=FixedCount(kind="fixed_count", rounds=2)),
-    )
-
-
 @pytest.mark.parametrize("l2", L2)
 def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
     """With a warm L2 the timer kept the inputs of all arms until the next case."""
     item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", _rows)
     session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
-    request = Measure(case=_case(l2), implementations=[item.name], session=1)
+    request = Measure(case=_case(l2=l2), implementations=[item.name], session=1)
     [outcome] = session.measure(request, lambda step: None).outcomes
     assert outcome.status is Status.OK and outcome.samples.time_ms, outcome.reason
     gc.collect()
