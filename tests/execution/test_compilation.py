@@ -75,6 +75,17 @@ def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
     assert leftovers() == []
 
 
+def test_who_is_declared_to_compile_need_not_show_it_first(begun: Begin) -> None:
+    """Of twelve processes most waited while the smallest case of each was compiled."""
+    plan, done = begun(["waits_for_the_other"], lengths=(16, 32), timeout_s=60)
+    [info] = plan.implementations
+    declared = info.model_copy(update={"compiled_by": "triton"})
+    plan = plan.model_copy(update={"implementations": [declared]})
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    assert {case_id for case_id, _ in done.first_s} == {case.id for case in plan.cases}
+    assert max(done.first_s.values()) < 20
+
+
 def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None:
     """All at once, each of 31 lengths compiled the same kernels of FlashAttention-4."""
     plan = make_plan(["compiles"], lengths=LENGTHS)

@@ -84,9 +84,10 @@ class Ahead:
         there is room, and put aside what that leaves in caches.
 
         The smallest case of an implementation comes first: by how much longer its first call takes
-        than its second one sees whether it compiles, and only then are its other cases called. Of
-        those that differ in length and direction alone one goes ahead: the others find most of its
-        kernels, and at once with it each would compile them, too.
+        than its second one sees whether it compiles, and only then are its other cases called,
+        unless it is declared to compile. Of those that differ in length and direction alone one
+        goes ahead: the others find most of its kernels, and at once with it each would compile
+        them, too.
         """
         began = time.monotonic()
         self._executors[False].borrow(self._scratch)
@@ -115,7 +116,16 @@ class Ahead:
         said = time.monotonic()
         firsts = {processes_.call(one.first): one for one in jobs}
         others: dict[Future[Called], Sequence[Job]] = {}
+
+        def begin(families: Sequence[Sequence[Job]]) -> set[Future[Called]]:
+            ahead = {processes_.call(job): rest for job, *rest in families}
+            others.update(ahead)
+            return set(ahead)
+
         pending: set[Future[Called]] = set(firsts)
+        for one in jobs:
+            if one.compile_for_certain:
+                pending |= begin(one.families)
         while pending:
             left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
             ready, pending = wait(pending, timeout=left_s, return_when=FIRST_COMPLETED)
@@ -129,11 +139,10 @@ class Ahead:
                 one = firsts.pop(future, None)
                 if one is None:
                     continue
+                if one.compile_for_certain:
+                    continue
                 if called.compiles:
-                    self.implementations.add(called.job.info.name)
-                    ahead = {processes_.call(job): rest for job, *rest in one.families}
-                    others |= ahead
-                    pending |= ahead.keys()
+                    pending |= begin(one.families)
                 elif called.is_unsupported and (rest := one.without_first()) is not None:
                     retry = processes_.call(rest.first)
                     firsts[retry] = rest
@@ -141,6 +150,8 @@ class Ahead:
 
     def _took(self, called: Called) -> None:
         self.first_s[called.job.case.id, called.job.info.name] = called.first_s
+        if called.compiles:
+            self.implementations.add(called.job.info.name)
         if called.wall_s > self.longest_s:
             self.longest_s, self.longest_of = called.wall_s, called.job.info.name
 

@@ -35,6 +35,12 @@ class Jobs:
     first: Job
     families: Sequence[Sequence[Job]]
 
+    @property
+    def compile_for_certain(self) -> bool:
+        """Whether it is declared, so that no first call need show it."""
+        info = self.first.info
+        return bool(info.compiled_by) or Runs.INTERPRETER in info.devices
+
     def without_first(self) -> Jobs | None:
         """The others, if there are any: who refuses one case may take another."""
         others = [job for family in self.families for job in family]

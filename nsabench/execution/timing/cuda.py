@@ -2,9 +2,9 @@
 
 A spin kernel holds the stream while the host queues start event, call and end event. Whether the
 gap was really hidden is read back per sample (the start event must not have passed when the call
-returns), so the spin need not be guessed: it is doubled until it suffices. A call that waits for
-the device itself can never be hidden; its samples say so and include its launch gaps, as its user
-would see them.
+returns), so the spin need not be guessed: it grows until it suffices. A call that waits for the
+device itself can never be hidden; its samples say so and include its launch gaps, as its user would
+see them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import torch
 
 from nsabench.execution.failure import DeviceLost
 from nsabench.execution.timing.l2_flush import L2Flush
+from nsabench.execution.timing.spin import longer
 from nsabench.execution.timing.timer import Call, Sample, Timed, one_behind_the_other
 from nsabench.machine.clock import now_s
 
 FIRST_SPIN_CYCLES = 100_000  # about 60 us
 MAX_SPIN_CYCLES = 100_000_000  # about 50 ms: a mask made in the call takes the host up to 10
+# Who sleeps for a quarter of a second is called six times until that is known; with every spin
+# twice as long as the one before it was twelve times.
+LARGEST_STEP = 8
 
 # A device synchronise after an event synchronise now and then takes 0.1 ms with nothing to wait
 # for (H200). Shorter escapes than this are found by the stream-ordered call of the parity checks.
@@ -53,23 +57,25 @@ class CudaTimer:
         spin = self._spin.get(arm, FIRST_SPIN_CYCLES)
         while True:
             try:
-                sample, result = self._sampled(spin, call)
+                sample, result, host_s = self._sampled(spin, call)
             except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
             if sample.gap_hidden or spin == 0:
                 return sample, result
-            # A call that outlasts the longest spin synchronises: stop hiding, and say so.
-            spin = 2 * spin if spin < MAX_SPIN_CYCLES else 0
+            # Who outlasts the longest spin synchronises: it is not hidden any more, and says so.
+            spin = longer(spin, host_s, most=MAX_SPIN_CYCLES, largest_step=LARGEST_STEP)
             self._spin[arm] = spin
             if retry is not None:
                 call = retry()
 
-    def _sampled(self, spin: int, call: Call) -> Timed:
+    def _sampled(self, spin: int, call: Call) -> tuple[Sample, Any, float]:
+        """A sample, what the call returned, and how long the host was in it (s)."""
         hidden, result, waited_s, host_s = self._once(spin, call)
         # Work that was put on other streams and not joined keeps the device busy after the event.
         escaped_ms = waited_s * 1e3 if waited_s > self._escape_s else 0.0
         time_ms = self._start.elapsed_time(self._end) + escaped_ms
-        return Sample(time_ms, escaped_ms, hidden, host_s * 1e6 if hidden else 0.0), result
+        host_us = host_s * 1e6 if hidden else 0.0
+        return Sample(time_ms, escaped_ms, hidden, host_us), result, host_s
 
     def burst(
         self, calls: Sequence[Call], kept: int, keep: Callable[[Any], Any] = lambda result: result
