@@ -184,6 +184,8 @@ def _gathered(
 
 def accumulate(piece: Piece, grad_out: Tensor, inputs: Inputs, grads: dict[str, Any]) -> None:
     """Add what the queries of a piece give to the gradients: dq and dgates are theirs alone."""
+    import torch
+
     scale, options = inputs.options["sm_scale"], inputs.options
     do, batch, head = grad_out[piece.rows].double(), piece.rows[0], piece.head
     outs = [branch.out for branch in piece.branches]
@@ -202,10 +204,9 @@ def accumulate(piece: Piece, grad_out: Tensor, inputs: Inputs, grads: dict[str, 
                 into.index_add_(0, (branch.keys + piece.start).flatten(), of_x.flatten(0, 1))
                 continue
             first = branch.keys * options["stride"] + piece.start
-            for token in range(options["block"]):
-                into.index_add_(0, first + token, of_x / options["block"])
-    import torch
-
+            tokens = first.unsqueeze(1) + torch.arange(options["block"], device=first.device)
+            of_each = (of_x / options["block"]).unsqueeze(1).expand(*tokens.shape, -1)
+            into.index_add_(0, tokens.flatten(), of_each.flatten(0, 1))
     hangs = piece.hangs.view(-1, 1, 1)
     grads["q"][piece.rows] = dq.masked_fill(hangs, float("inf"))  # type: ignore[attr-defined]
     grads["gates"][piece.rows] = torch.stack(dgates, -1).masked_fill(hangs, float("inf"))

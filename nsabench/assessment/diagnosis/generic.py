@@ -22,9 +22,14 @@ SECTIONS, GOLDEN, NO_OTHER_SCALE = 10, (5**0.5 - 1) / 2, 0.005
 MOST_PLACES = 1 << 26  # of V's elements that are looked up one by one
 
 
-def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
-    """Every hypothesis that can be put to this evidence, likely ones first."""
+def at_hand(evidence: Evidence) -> Iterator[Hypothesis]:
+    """What is seen beside the right output and the one before, with nothing computed anew."""
     yield from _remembered(evidence)
+    yield from _straight_line(evidence)
+
+
+def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
+    """Every other hypothesis that can be put to this evidence, likely ones first."""
     yield from _scales(evidence)
     yield from _other_rows(evidence)
     yield from _swapped(evidence)
@@ -32,7 +37,6 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
     yield from _layouts(evidence)
     yield from _fewer_dimensions(evidence)
     yield from _rounded(evidence)
-    yield from _straight_line(evidence)
     yield from _any_scale(evidence)
 
 

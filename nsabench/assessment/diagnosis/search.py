@@ -56,7 +56,7 @@ def _best(evidence: Evidence, module: Any) -> tuple[Hypothesis | None, float]:
     error, off = float("inf"), evidence.mae(evidence.oracle)
     end = now_s() + TIME_LIMIT_S
     own = module.hypotheses(evidence) if module is not None else ()
-    for hypothesis in chain(own, generic.hypotheses(evidence)):
+    for hypothesis in chain(generic.at_hand(evidence), own, generic.hypotheses(evidence)):
         tried = evidence.mae(hypothesis.predict())
         if tried < BETTER * error:
             best, error = hypothesis, tried
