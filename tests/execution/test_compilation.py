@@ -77,13 +77,31 @@ def test_who_compiles_is_called_on_all_cases_and_who_does_not_on_one(
 
 def test_who_is_declared_to_compile_need_not_show_it_first(begun: Begin) -> None:
     """Of twelve processes most waited while the smallest case of each was compiled."""
-    plan, done = begun(["waits_for_the_other"], lengths=(16, 32), timeout_s=60)
+    plan, done = begun(["waits_for_the_other"], lengths=(16, 32), timeout_s=120)
+    small, large = plan.cases
+    case = large.case.model_copy(update={"shape": {**large.case.shape, "N": 8}})
+    [info] = plan.implementations
+    plan = plan.model_copy(
+        update={
+            "implementations": [info.model_copy(update={"compiled_by": "triton"})],
+            "cases": [small, large.model_copy(update={"id": case.id, "case": case})],
+        }
+    )
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    assert {case_id for case_id, _ in done.first_s} == {small.id, case.id}
+
+
+def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
+    """They would compile the same kernels, both."""
+    plan, done = begun(["compiles"], lengths=LENGTHS, timeout_s=30)
     [info] = plan.implementations
     declared = info.model_copy(update={"compiled_by": "triton"})
     plan = plan.model_copy(update={"implementations": [declared]})
-    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
-    assert {case_id for case_id, _ in done.first_s} == {case.id for case in plan.cases}
-    assert max(done.first_s.values()) < 20
+    [jobs] = jobs_of(plan, cells(plan))[False]
+    assert ([job.case.shape["L"] for job in jobs.own], jobs.families) == ([32, 64, 128], [])
+    done.call({True: [], False: [jobs]}, 2, ROOM, print)
+    assert [call[1] for call in calls(done)][:2] == ["16", "16"]  # and its second call
+    assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
 
 
 def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None:
@@ -101,7 +119,7 @@ def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None
     backward = job(64, 4, Direction.BACKWARD)
     turn = in_turn([*own, *others, backward, least])
     assert turn.first is least
-    assert turn.families == [[own[1], own[0]], [backward, *others]]
+    assert (turn.own, turn.families) == ([own[1], own[0]], [[backward, *others]])
 
 
 def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(

@@ -84,10 +84,10 @@ class Ahead:
         there is room, and put aside what that leaves in caches.
 
         The smallest case of an implementation comes first: by how much longer its first call takes
-        than its second one sees whether it compiles, and only then are its other cases called,
-        unless it is declared to compile. Of those that differ in length and direction alone one
-        goes ahead: the others find most of its kernels, and at once with it each would compile
-        them, too.
+        than its second one sees whether it compiles, and only then are its other cases called. Who
+        is declared to compile is called on a case of each family at once. Of those that differ in
+        length and direction alone one goes ahead: the others find most of its kernels, and at once
+        with it each would compile them, too.
         """
         began = time.monotonic()
         self._executors[False].borrow(self._scratch)
@@ -124,7 +124,7 @@ class Ahead:
 
         pending: set[Future[Called]] = set(firsts)
         for one in jobs:
-            if one.compile_for_certain:
+            if one.is_declared:
                 pending |= begin(one.families)
         while pending:
             left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
@@ -139,10 +139,10 @@ class Ahead:
                 one = firsts.pop(future, None)
                 if one is None:
                     continue
-                if one.compile_for_certain:
-                    continue
-                if called.compiles:
-                    pending |= begin(one.families)
+                if one.is_declared:
+                    pending |= begin([one.own] if one.own else [])
+                elif called.compiles:
+                    pending |= begin([*([one.own] if one.own else []), *one.families])
                 elif called.is_unsupported and (rest := one.without_first()) is not None:
                     retry = processes_.call(rest.first)
                     firsts[retry] = rest

@@ -30,20 +30,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Those of one implementation. families: of each the one that goes ahead is the first."""
+    """Those of one implementation. own: the others of the first one's family. families: the other
+    families; of each the one that goes ahead is the first."""
 
     first: Job
+    own: Sequence[Job]
     families: Sequence[Sequence[Job]]
 
     @property
-    def compile_for_certain(self) -> bool:
-        """Whether it is declared, so that no first call need show it."""
-        info = self.first.info
-        return bool(info.compiled_by) or Runs.INTERPRETER in info.devices
+    def is_declared(self) -> bool:
+        """Whether its author says that it compiles, so that no first call need show it."""
+        return bool(self.first.info.compiled_by)
 
     def without_first(self) -> Jobs | None:
         """The others, if there are any: who refuses one case may take another."""
-        others = [job for family in self.families for job in family]
+        others = [*self.own, *(job for family in self.families for job in family)]
         return in_turn(others) if others else None
 
 
@@ -76,7 +77,7 @@ def _may_compile(info: ImplementationInfo) -> bool:
 
 def in_turn(jobs: Sequence[Job]) -> Jobs:
     """The smallest case, then the others by family. A backward has its forward's kernels as well,
-    so it is what goes ahead."""
+    so it is what goes ahead of others."""
     smallest = min(jobs, key=_bytes)
     families: dict[Hashable, list[Job]] = {}
     for job in jobs:
@@ -84,7 +85,8 @@ def in_turn(jobs: Sequence[Job]) -> Jobs:
             families.setdefault(_family(job.case), []).append(job)
     for family in families.values():
         family.sort(key=lambda job: (not job.case.direction.differentiates, _bytes(job)))
-    return Jobs(smallest, list(families.values()))
+    own = families.pop(_family(smallest.case), [])
+    return Jobs(smallest, own, list(families.values()))
 
 
 def _bytes(job: Job) -> int:

@@ -16,15 +16,9 @@ import torch
 
 from nsabench.execution.failure import DeviceLost
 from nsabench.execution.timing.l2_flush import L2Flush
-from nsabench.execution.timing.spin import longer
+from nsabench.execution.timing.spin import FIRST_CYCLES, longer
 from nsabench.execution.timing.timer import Call, Sample, Timed, one_behind_the_other
 from nsabench.machine.clock import now_s
-
-FIRST_SPIN_CYCLES = 100_000  # about 60 us
-MAX_SPIN_CYCLES = 100_000_000  # about 50 ms: a mask made in the call takes the host up to 10
-# Who sleeps for a quarter of a second is called six times until that is known; with every spin
-# twice as long as the one before it was twelve times.
-LARGEST_STEP = 8
 
 # A device synchronise after an event synchronise now and then takes 0.1 ms with nothing to wait
 # for (H200). Shorter escapes than this are found by the stream-ordered call of the parity checks.
@@ -50,11 +44,11 @@ class CudaTimer:
 
     def _measure_sync_noise(self) -> float:
         """How long the device synchronise takes after a sample that leaves nothing running."""
-        waits = sorted(self._once(FIRST_SPIN_CYCLES, lambda: None)[2] for _ in range(100))
+        waits = sorted(self._once(FIRST_CYCLES, lambda: None)[2] for _ in range(100))
         return waits[-3]
 
     def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
-        spin = self._spin.get(arm, FIRST_SPIN_CYCLES)
+        spin, before_s = self._spin.get(arm, FIRST_CYCLES), 0.0
         while True:
             try:
                 sample, result, host_s = self._sampled(spin, call)
@@ -63,8 +57,8 @@ class CudaTimer:
             if sample.gap_hidden or spin == 0:
                 return sample, result
             # Who outlasts the longest spin synchronises: it is not hidden any more, and says so.
-            spin = longer(spin, host_s, most=MAX_SPIN_CYCLES, largest_step=LARGEST_STEP)
-            self._spin[arm] = spin
+            self._spin[arm] = spin = longer(spin, host_s, before_s)
+            before_s = host_s
             if retry is not None:
                 call = retry()
 

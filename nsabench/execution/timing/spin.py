@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-CYCLES_PER_S = 2e9  # of the fastest GPUs; on others a spin is a little longer than it need be
+FIRST_CYCLES = 100_000  # about 60 us
+MOST_CYCLES = 100_000_000  # about 50 ms: a mask made in the call takes the host up to 10
+# Who sleeps for a quarter of a second is called six times until it is known that no spin hides it;
+# with every spin twice as long as the one before it was twelve times.
+LARGEST_STEP = 8
+CYCLES_PER_S = 3e9  # of the fastest GPUs; on others a spin is a little longer than it need be
 
 
-def longer(cycles: int, host_s: float, *, most: int, largest_step: int) -> int:
-    """The spin of the next try, where a call outlasted one of `cycles`: as long as the host took,
-    and between twice and `largest_step` times as long as before; 0 where it was `most` already.
+def longer(cycles: int, host_s: float, before_s: float) -> int:
+    """The spin of the next try, where a call outlasted one of `cycles`: twice as long, or as long
+    as the host took in both of the last two tries, up to `LARGEST_STEP` times as long; 0 where it
+    was the longest already.
 
-    host_s: what the host took. It may have taken it once, for a first call, so one try does not
-    decide for all later ones.
+    host_s, before_s: how long the host was in this try and in the one before, 0.0 if there was
+      none. One pause of the host does not make the spins of a whole case long.
     """
-    if cycles >= most:
+    if cycles >= MOST_CYCLES:
         return 0
-    taken = min(int(host_s * CYCLES_PER_S), largest_step * cycles)
-    return min(max(2 * cycles, taken), most)
+    taken = min(int(min(host_s, before_s) * CYCLES_PER_S), LARGEST_STEP * cycles)
+    return min(max(2 * cycles, taken), MOST_CYCLES)

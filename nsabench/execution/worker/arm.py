@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nsabench.assessment.checks.burst import IN_A_BURST
 from nsabench.execution.failure import Failure
-from nsabench.execution.timing.spin import longer
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import calls, cuda_graphs, state
 from nsabench.execution.worker.calls import Answer
@@ -42,7 +41,6 @@ ORDERED_CHECKS = 0.03  # share of timed calls before which an untimed, stream-or
 # How long the device is held while an ordered call is queued: about 1 ms, or longer for a call that
 # takes its host longer; about 16 ms at most, since a call that waits for the device never ends.
 ORDER_SPIN_CYCLES, MOST_ORDER_SPIN_CYCLES = 2_000_000, 32_000_000
-LARGEST_ORDER_STEP = MOST_ORDER_SPIN_CYCLES // ORDER_SPIN_CYCLES
 
 
 class CaseArm:
@@ -66,7 +64,6 @@ class CaseArm:
         self._watched = False
         self._burst_before = False
         self._order_spin = ORDER_SPIN_CYCLES
-        self._queueing_s = 0.0  # what the host took to queue the last ordered call
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
         self._streams = own_streams(case.streams) if case.streams > 1 else []
@@ -216,15 +213,10 @@ class CaseArm:
         where = "called on another stream than the default one and " if stream else ""
         while not self._queued_in_order(stream, where + "read in stream order, "):
             # The device was there before the host had queued the call: nothing is shown by that.
-            self._order_spin = longer(
-                self._order_spin,
-                self._queueing_s,
-                most=MOST_ORDER_SPIN_CYCLES,
-                largest_step=LARGEST_ORDER_STEP,
-            )
-            if not self._order_spin:
+            if self._order_spin >= MOST_ORDER_SPIN_CYCLES:
                 self._order_spin, self._awaits_device = ORDER_SPIN_CYCLES, True
                 return
+            self._order_spin *= 4
 
     def _queued_in_order(self, stream: torch.cuda.Stream | None, when: str) -> bool:
         """Make one such call and compare what came of it; whether the device was held all the
@@ -242,7 +234,6 @@ class CaseArm:
                 if self.device == "cuda":
                     _synchronize()
                     _sleep(self._order_spin)
-                begun = now_s()
                 self.sets.swap(0, self._rng)
                 reached = _Event() if _Event and self.device == "cuda" else None
                 if reached is not None:
@@ -256,7 +247,6 @@ class CaseArm:
                     for answer in self._next(0)()
                 ]
                 held = self._awaits_device or reached is None or not reached.query()
-                self._queueing_s = now_s() - begun
                 return answers
 
         self.comparison.compare(self._guarded(queue), when)

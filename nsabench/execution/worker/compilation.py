@@ -45,7 +45,7 @@ class _OneSet:
 
 def compile_case(case: Case, item: Implementation, device: str) -> Compiled:
     """Call `item` twice on inputs of the case. Raises `DeviceLost`."""
-    forget_earlier_cases()
+    forget_earlier_cases(device)
     try:
         return _called_twice(ops.computed(case, item.computes), item, device)
     except Failure as failure:

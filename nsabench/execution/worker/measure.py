@@ -49,7 +49,7 @@ def measure(
 ) -> Measured:
     """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost."""
     report(Step(phase="inputs"))
-    forget_earlier_cases()
+    forget_earlier_cases(device)
     timer.forget()
     rng = SystemRandom()  # an implementation must not be able to guess which calls are looked at
     outcomes: dict[str, Outcome] = {}
@@ -85,7 +85,7 @@ def measure(
                 outcomes[item.name].notes.append(PARITY_ONLY)
                 outcomes[item.name].diagnosis = _diagnose(arm, report)
             continue
-        if device == "cuda":  # in cycles that foreign code made; a collection takes 30 ms
+        if device == "cuda":  # memory of it is held by cycles that foreign code made
             gc.collect()
     gc.collect()
     conditions, busy_s, queue_s = Conditions(), 0.0, 0.0

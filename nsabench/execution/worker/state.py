@@ -72,7 +72,6 @@ def _stop_timers(going: tuple[int, ...]) -> None:
             _setitimer(one, 0)
 
 
-_compiled_before = {"frames": 0}
 _collect, _empty_cache = gc.collect, torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -133,7 +132,7 @@ def restore(before: Settings) -> str:
     return "; ".join(changes)
 
 
-def forget_earlier_cases() -> None:
+def forget_earlier_cases(device: str) -> None:
     """Drop what is left of them: inputs and graphs that a failure's traceback holds, and what
     torch.compile keeps.
 
@@ -144,21 +143,14 @@ def forget_earlier_cases() -> None:
     # Importing what `reset` needs takes seconds, so it is for those who have compiled something.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
-        _look_at_all_once(frames.FRAME_COUNTER)
-    gc.collect()
-    # Of libraries that came with a first call each collection would go through all objects anew,
-    # for 30 ms, and there is one for every implementation.
-    gc.freeze()
-
-
-def _look_at_all_once(compiled: int) -> None:
-    """Let the next collection find what torch.compile kept, though it was there in an earlier case.
-
-    compiled: how much was compiled in this process so far.
-    """
-    if compiled != _compiled_before["frames"]:
-        _compiled_before["frames"] = compiled
+    if device == "cuda":
+        # All that is there is gone through once a case, and left out by the collections within it,
+        # one an implementation: with the libraries that a first call imports each took 30 ms.
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    else:
+        gc.collect()
 
 
 def give_back(device: str) -> None:

@@ -40,11 +40,8 @@ def waits_for_the_other(length):
     """Until it is called on a second length, by another process."""
     own = Path(os.environ["TMPDIR"])
     (own / f"begun_{length}").touch()
-    end = time.monotonic() + 20
-    while len(list(own.glob("begun_*"))) < 2 and time.monotonic() < end:
+    while len(list(own.glob("begun_*"))) < 2:
         time.sleep(0.01)
-    if time.monotonic() >= end:
-        raise TimeoutError("nobody came")
 
 
 @registered

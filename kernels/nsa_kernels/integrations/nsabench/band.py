@@ -11,7 +11,7 @@ from ...scoring import compressed_attention_with_scores
 from .record import DEVICES
 
 
-@implementation(op="sliding_window", name="band", devices=DEVICES)
+@implementation(op="sliding_window", name="band", devices=DEVICES, compiled_by="triton")
 def sliding_window(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -26,7 +26,7 @@ def sliding_window(
     return band.sliding_window(q, k, v, cu_seqlens, window=window, sm_scale=sm_scale)[0]
 
 
-@implementation(op="compressed", name="band", devices=DEVICES)
+@implementation(op="compressed", name="band", devices=DEVICES, compiled_by="triton")
 def compressed(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -45,7 +45,7 @@ def compressed(
     )[0]
 
 
-@implementation(op="compressed", name="band_with_scores", devices=DEVICES)
+@implementation(op="compressed", name="band_with_scores", devices=DEVICES, compiled_by="triton")
 def compressed_with_scores(
     q: torch.Tensor,
     k: torch.Tensor,

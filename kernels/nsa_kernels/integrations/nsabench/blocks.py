@@ -10,7 +10,7 @@ from ...selection import block_selection_attention
 from .record import DEVICES
 
 
-@implementation(op="selection_blocks", name="blocks", devices=DEVICES)
+@implementation(op="selection_blocks", name="blocks", devices=DEVICES, compiled_by="triton")
 def blocks(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -40,6 +40,7 @@ def blocks(
     name="blocks_query_major",
     role="baseline",
     devices=DEVICES,
+    compiled_by="triton",
     directions=("forward",),
 )
 def blocks_query_major(

@@ -88,7 +88,7 @@ def _step_reads(
     )
 
 
-@implementation(op="decode_compressed", name="nsa_decode", devices=DEVICES)
+@implementation(op="decode_compressed", name="nsa_decode", devices=DEVICES, compiled_by="triton")
 def decode_compressed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
@@ -96,7 +96,13 @@ def decode_compressed(
     return nsa_kernels.decode_compressed(q, k, v, sm_scale=sm_scale)[0]
 
 
-@implementation(op="decode_selected", name="nsa_decode", devices=DEVICES, config=_selected_reads)
+@implementation(
+    op="decode_selected",
+    name="nsa_decode",
+    devices=DEVICES,
+    compiled_by="triton",
+    config=_selected_reads,
+)
 def decode_selected(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -111,7 +117,13 @@ def decode_selected(
     return nsa_kernels.decode_selected(q, k, v, ranges, selected_len=most, sm_scale=sm_scale)[0]
 
 
-@implementation(op="decode_window", name="nsa_decode", devices=DEVICES, config=_window_reads)
+@implementation(
+    op="decode_window",
+    name="nsa_decode",
+    devices=DEVICES,
+    compiled_by="triton",
+    config=_window_reads,
+)
 def decode_window(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int, sm_scale: float
 ) -> torch.Tensor:
@@ -119,7 +131,7 @@ def decode_window(
     return nsa_kernels.decode_window(q, k, v, window=window, sm_scale=sm_scale)[0]
 
 
-@implementation(op="decode_dense", name="nsa_decode", devices=DEVICES)
+@implementation(op="decode_dense", name="nsa_decode", devices=DEVICES, compiled_by="triton")
 def decode_dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:
@@ -127,7 +139,9 @@ def decode_dense(
     return nsa_kernels.decode_window(q, k, v, window=k.shape[2], sm_scale=sm_scale)[0]
 
 
-@implementation(op="decode_step", name="nsa_decode", devices=DEVICES, config=_step_reads)
+@implementation(
+    op="decode_step", name="nsa_decode", devices=DEVICES, compiled_by="triton", config=_step_reads
+)
 def decode_step(
     q: torch.Tensor,
     k: torch.Tensor,

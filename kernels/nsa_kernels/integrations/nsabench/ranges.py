@@ -14,6 +14,7 @@ from .record import DEVICES, config_of
     op="selection_ranges",
     name="ranges_in_place",
     devices=DEVICES,
+    compiled_by="triton",
     config=config_of("selection_ranges"),
 )
 def ranges_in_place(

@@ -11,7 +11,11 @@ from .record import DEVICES, config_of
 
 
 @implementation(
-    op="selection_rows", name="rows_group", devices=DEVICES, config=config_of("selection_rows")
+    op="selection_rows",
+    name="rows_group",
+    devices=DEVICES,
+    compiled_by="triton",
+    config=config_of("selection_rows"),
 )
 def rows_group(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
@@ -20,7 +24,13 @@ def rows_group(
     return selection_rows(q, k, v, sm_scale=sm_scale)[0]
 
 
-@implementation(op="selection_rows", name="rows_per_head", role="candidate", devices=DEVICES)
+@implementation(
+    op="selection_rows",
+    name="rows_per_head",
+    role="candidate",
+    devices=DEVICES,
+    compiled_by="triton",
+)
 def rows_per_head(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sm_scale: float
 ) -> torch.Tensor:

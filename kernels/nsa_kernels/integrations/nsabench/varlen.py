@@ -14,6 +14,7 @@ from .record import DEVICES, config_of
     op="selection_varlen",
     name="varlen_items",
     devices=DEVICES,
+    compiled_by="triton",
     config=config_of("selection_varlen"),
 )
 def varlen_items(

@@ -10,7 +10,7 @@ from nsabench import implementation
 from .record import DEVICES
 
 
-@implementation(op="nsa_attention", name="nsa", devices=DEVICES)
+@implementation(op="nsa_attention", name="nsa", devices=DEVICES, compiled_by="triton")
 def nsa(
     q: torch.Tensor,
     k: torch.Tensor,
