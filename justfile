@@ -163,7 +163,7 @@ pictures run: site
 # The site of the published runs, into results/site: open its index.html, or copy it to any host
 site: install
     rm -rf results/site
-    .venv/bin/nsabench site docs/results/h200-torch2.11.0-triton3.6.0-whole docs/results/archive --out results/site
+    .venv/bin/nsabench site docs/results/archive --out results/site
 
 # Compile every kernel for other GPUs and other Tritons, with no GPU. `just preflight --help`
 preflight *arguments: install

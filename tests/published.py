@@ -1,9 +1,9 @@
-"""Two runs of docs/results as their folders were, but for their pages.
+"""Three runs of docs/results as their folders were.
 
-Their records, samples and manifests lie in the archive of docs/results. The other files, which an
-archive does not hold, are packed in tests/data/published. One is the one published run that names
-the op `decode` and replays of CUDA graphs, the other has nothing but backwards, so they are kept
-for what must go on reading such runs.
+One is packed there as a whole. The records, samples and manifests of two lie in the archive; their
+other files, which an archive does not hold, are packed in tests/data/published, without their
+pages. One is the one published run that names the op `decode` and replays of CUDA graphs, the other
+has nothing but backwards, so they are kept for what must go on reading such runs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import MANIFEST
 
 ROOT = Path(__file__).parents[1]
-ARCHIVE = ROOT / "docs" / "results" / "archive"
+RESULTS = ROOT / "docs" / "results"
+ARCHIVE = RESULTS / "archive"
+WHOLE = RESULTS / "h200-torch2.11.0-triton3.6.0-whole.tar.xz"
 PACKED = ROOT / "tests" / "data" / "published"
 PAGE = "report.html"
+
+
+def whole_run(parent: Path) -> Path:
+    """The folder of an earlier run of the whole attention below `parent`, signed."""
+    return _extracted(WHOLE, parent)
 
 
 def decode_run(parent: Path, *, manifest: bool = False) -> Path:
@@ -33,9 +40,7 @@ def backward_run(parent: Path) -> Path:
 
 
 def _unpacked(kind: str, run_id: str, parent: Path, manifest: bool) -> Path:
-    folder = parent / f"h200-torch2.11.0-triton3.6.0-{kind}"
-    with tarfile.open(PACKED / f"{folder.name}.tar.xz") as packed:
-        packed.extractall(parent, filter="data")
+    folder = _extracted(PACKED / f"h200-torch2.11.0-triton3.6.0-{kind}.tar.xz", parent)
     archive = Archive(str(ARCHIVE))
     [run] = [r for r in archive.runs() if r.run_id == run_id]
     for table in run.tables:
@@ -45,3 +50,9 @@ def _unpacked(kind: str, run_id: str, parent: Path, manifest: bool) -> Path:
     else:
         (folder / MANIFEST).unlink(missing_ok=True)
     return folder
+
+
+def _extracted(packed: Path, parent: Path) -> Path:
+    with tarfile.open(packed) as files:
+        files.extractall(parent, filter="data")
+    return parent / packed.name.removesuffix(".tar.xz")

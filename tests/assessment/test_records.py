@@ -27,10 +27,8 @@ from nsabench.model.vocabulary import (
     Status,
     Verdict,
 )
-from tests.published import backward_run
+from tests.published import backward_run, whole_run
 from tests.runs import make_run
-
-WHOLE = Path(__file__).parents[2] / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-whole"
 
 # Columns that were added and follow from what was measured.
 ASSESSED = {"unproven", "time_doubt", "l2"}
@@ -60,7 +58,7 @@ OLDEST: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("published", [backward_run, lambda _: WHOLE], ids=["backward", "whole"])
+@pytest.mark.parametrize("published", [backward_run, whole_run], ids=["backward", "whole"])
 def test_a_published_run_gives_the_tables_that_were_signed(
     published: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -87,7 +85,7 @@ def _assert_unknown(now: pa.Table, signed: pa.Table) -> None:
     assert all(set(now[name].to_pylist()) <= {None, ""} for name in added)
 
 
-@pytest.mark.parametrize("published", [backward_run, lambda _: WHOLE], ids=["backward", "whole"])
+@pytest.mark.parametrize("published", [backward_run, whole_run], ids=["backward", "whole"])
 def test_what_is_read_is_what_was_written(
     published: Callable[[Path], Path], tmp_path: Path
 ) -> None:

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nsabench.cli.all import command as all_
 from nsabench.evidence.manifest import seal
 from nsabench.signing import Signer
+from tests.published import whole_run
 from tests.runs import Made, make_run
 from tests.workflows import lint
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "docs" / "how-to" / "rented-gpu.yml"
-PUBLISHED = ROOT / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-whole"
 CONFIG = "runtime:\n  sel_triton_min_L: 4096  # as it was\n"
 
 
@@ -68,14 +68,15 @@ def test_a_threshold_is_proposed_as_a_patch(tmp_path: Path) -> None:
 
 
 def test_a_published_run_without_one_says_why_nothing_is_proposed(tmp_path: Path) -> None:
-    summary, output = after_the_gpu(tmp_path, PUBLISHED)
+    (tmp_path / "measured").mkdir()
+    summary, output = after_the_gpu(tmp_path, whole_run(tmp_path / "measured"))
     assert "patched=false" in output and "Nothing is proposed:" in summary
     assert "none of these ops is decided by a selected length" in summary
     assert (tmp_path / "config.yaml").read_text() == CONFIG
 
 
 def test_a_run_that_was_altered_ends_it(tmp_path: Path) -> None:
-    altered = shutil.copytree(PUBLISHED, tmp_path / "altered")
+    altered = whole_run(tmp_path)
     with (altered / "journal.jsonl").open("a") as journal:
         journal.write("\n")
     (tmp_path / "repository").mkdir()

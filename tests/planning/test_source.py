@@ -12,9 +12,8 @@ import yaml
 
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
-from tests.published import backward_run, decode_run
+from tests.published import backward_run, decode_run, whole_run
 
-WHOLE = Path(__file__).parents[2] / "docs" / "results" / "h200-torch2.11.0-triton3.6.0-whole"
 # Since the older runs were signed.
 ADDED = ("modes", "least", "computes", "kind", "origin", "compiled_by", "computes_by")
 
@@ -38,7 +37,7 @@ def test_a_distribution_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("published", "added"),
-    [(backward_run, ADDED), (decode_run, ADDED), (lambda _: WHOLE, ("computes_by",))],
+    [(backward_run, ADDED), (decode_run, ADDED), (whole_run, ("computes_by",))],
     ids=["backward", "decode", "whole"],
 )
 def test_plans_hold_the_text(

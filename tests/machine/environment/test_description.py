@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from nsabench.model.description import Described
-from tests.published import backward_run, decode_run
-
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
+from tests.published import backward_run, decode_run, whole_run
 
 
 def described_in(run: Path) -> dict[str, Any]:
@@ -25,7 +23,7 @@ def described_in(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "published",
-    [backward_run, decode_run, lambda _: RESULTS / "h200-torch2.11.0-triton3.6.0-whole"],
+    [backward_run, decode_run, whole_run],
     ids=["backward", "decode", "whole"],
 )
 def test_the_journals_of_published_runs(published: Callable[[Path], Path], tmp_path: Path) -> None:
