@@ -118,14 +118,14 @@ class Ahead:
         others: dict[Future[Called], Sequence[Job]] = {}
 
         def begin(families: Sequence[Sequence[Job]]) -> set[Future[Called]]:
-            ahead = {processes_.call(job): rest for job, *rest in families}
+            ahead = {processes_.call(job): rest for job, *rest in filter(None, families)}
             others.update(ahead)
             return set(ahead)
 
         pending: set[Future[Called]] = set(firsts)
-        for one in jobs:
-            if one.is_declared:
-                pending |= begin(one.families)
+        for jobs_ in jobs:
+            if jobs_.is_declared:
+                pending |= begin(jobs_.families)
         while pending:
             left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
             ready, pending = wait(pending, timeout=left_s, return_when=FIRST_COMPLETED)
@@ -140,9 +140,9 @@ class Ahead:
                 if one is None:
                     continue
                 if one.is_declared:
-                    pending |= begin([one.own] if one.own else [])
+                    pending |= begin([one.own])
                 elif called.compiles:
-                    pending |= begin([*([one.own] if one.own else []), *one.families])
+                    pending |= begin([one.own, *one.families])
                 elif called.is_unsupported and (rest := one.without_first()) is not None:
                     retry = processes_.call(rest.first)
                     firsts[retry] = rest

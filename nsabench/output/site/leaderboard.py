@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
@@ -80,12 +81,18 @@ def versions(record: Record) -> str:
     return f"{line} ({other})" if other else line
 
 
+def is_paired(record: Record) -> bool:
+    """Whether its torch and its Triton belong together."""
+    return not belongs(record.torch, record.triton)
+
+
 _Key = tuple[str, str, Regime, str, str]
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
-    """runs: id and records of each, the latest first; of what several measured, the latest says."""
-    boards: dict[_Key, Leaderboard] = {}
+    """runs: id and records of each, the latest first; of what several measured, who has most cases
+    says, and of such the latest. Software that is no pair comes last."""
+    measured: dict[_Key, tuple[str, list[Record]]] = {}
     for run_id, records in runs:
         groups: dict[_Key, list[Record]] = {}
         for r in records:
@@ -96,10 +103,19 @@ def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboa
         for (op, direction, regime, gpu, line), rows in groups.items():
             for one in _regimes(regime, rows):
                 key = (op, direction, one, gpu, line)
-                if key not in boards:
-                    boards[key] = _board(key, run_id, rows)
-    order = list(Regime)
-    return [boards[k] for k in sorted(boards, key=lambda k: (k[0], k[1], k[3:], order.index(k[2])))]
+                if key not in measured or _cases(rows) > _cases(measured[key][1]):
+                    measured[key] = run_id, rows
+    order = sorted(measured, key=lambda key: _place(key, measured[key][1][0]))
+    return [_board(key, *measured[key]) for key in order]
+
+
+def _cases(records: Sequence[Record]) -> int:
+    return len({r.case_id for r in records})
+
+
+def _place(key: _Key, record: Record) -> tuple[Any, ...]:
+    op, direction, regime, gpu, line = key
+    return op, direction, gpu, not is_paired(record), line, list(Regime).index(regime)
 
 
 def _regimes(of_samples: Regime, rows: Sequence[Record]) -> Iterable[Regime]:

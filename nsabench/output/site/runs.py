@@ -22,7 +22,7 @@ from nsabench.execution.folder import RunFolder
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
 from nsabench.output.report import Facts
-from nsabench.output.site.leaderboard import versions
+from nsabench.output.site.leaderboard import is_paired, versions
 
 ARCHIVE, RUNS = "archive", "runs"  # folders of a site
 _FILES = tuple(f"{table}.parquet" for table in TABLES)
@@ -57,6 +57,11 @@ class SiteRun:
         return versions(self.records[0]) if self.records else ""
 
     @property
+    def is_paired(self) -> bool:
+        """Whether its torch and its Triton belong together."""
+        return not self.records or is_paired(self.records[0])
+
+    @property
     def ops(self) -> list[str]:
         return sorted({r.op for r in self.records})
 
@@ -64,10 +69,33 @@ class SiteRun:
     def cases(self) -> int:
         return len({r.case_id for r in self.records})
 
+    def cases_of(self, op: str) -> int:
+        return len({r.case_id for r in self.records if r.op == op})
+
     @property
     def missed(self) -> list[str]:
         """Controls that got away: the run decides nothing."""
         return sorted({r.implementation for r in self.records if r.caught is Catch.MISSED})
+
+
+def paired_first(runs: Sequence[SiteRun]) -> list[SiteRun]:
+    """Those whose torch and Triton are no pair behind the others; few have such software."""
+    return sorted(runs, key=lambda run: not run.is_paired)
+
+
+def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, Payment]]:
+    """What pays, once for each device and software, by the run that has most cases of the op, and
+    by the first of several such; what was tested most comes first.
+
+    runs: the latest first.
+    """
+    told: dict[tuple[str, ...], tuple[SiteRun, Payment]] = {}
+    for run in paired_first(runs):
+        for one in run.payments:
+            key = (one.op, one.heads, str(one.direction), one.regime, one.gpu, run.versions)
+            if key not in told or run.cases_of(one.op) > told[key][0].cases_of(one.op):
+                told[key] = run, one
+    return sorted(told.values(), key=lambda x: (not x[0].is_paired, -x[0].cases_of(x[1].op)))
 
 
 def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:

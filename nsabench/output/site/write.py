@@ -17,7 +17,14 @@ from nsabench.output.report.files import replace
 from nsabench.output.site import archived, comparisons
 from nsabench.output.site.comparisons import Linked
 from nsabench.output.site.leaderboard import leaderboards
-from nsabench.output.site.runs import ARCHIVE, RUNS, SiteRun, gather
+from nsabench.output.site.runs import (
+    ARCHIVE,
+    RUNS,
+    SiteRun,
+    gather,
+    paired_first,
+    payments,
+)
 
 INDEX = "index.html"
 TRENDS = "trends.html"
@@ -95,7 +102,8 @@ def index(runs: Sequence[SiteRun], *, trends: bool, linked: Sequence[Linked] = (
         ("site.js",),
         html.rows([], (), ()),
         runs=runs,
-        pays=any(run.payments for run in runs),
+        payments=payments(runs),
+        deciding=paired_first(runs),
         boards=leaderboards((run.run_id, run.records) for run in runs if not run.missed),
         trends=TRENDS if trends else "",
         comparisons=linked,

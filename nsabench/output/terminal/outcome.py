@@ -26,7 +26,7 @@ def lines(finished: Finished) -> list[str]:
     """At most ten: what pays, then the candidates, the user's own first, and what was decided."""
     own = of_the_user(finished)
     groups = own or candidates(finished)
-    paying = list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
+    paying = paying_lines(finished)
     room = max(ROOM - len(paying), LEAST)
     # What was decided is asked before how fast it is: it has its place first.
     decided = list(_decisions(finished, {name for _, name in groups}))[: room - 1]
@@ -39,6 +39,11 @@ def lines(finished: Finished) -> list[str]:
             break
     said = said[: room - len(decided)]
     return [*paying, *said, *decided, _believable(finished)]
+
+
+def paying_lines(finished: Finished) -> list[str]:
+    """From which length on what pays, an op and regime each."""
+    return list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
 
 
 def _more(count: int) -> str:

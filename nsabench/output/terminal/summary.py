@@ -98,8 +98,9 @@ def _own_last(finished: Finished) -> list[Record]:
 
 def _panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
-    # What does not fit has been said above, or stands on the page.
-    said = [_fit(line, width - 4) for line in outcome.lines(finished)]
+    # What does not fit has been said above, or stands on the page, but for what pays.
+    paying = set(outcome.paying_lines(finished))
+    said = [line if line in paying else _fit(line, width - 4) for line in outcome.lines(finished)]
     page = finished.folder.path / "report.html"
     said.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
     return Panel(

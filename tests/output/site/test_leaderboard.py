@@ -158,3 +158,19 @@ def test_who_ran_in_few_cases_leads_no_board(records: Sequence[Record]) -> None:
     device, _ = leaderboards([("run", [*records, *few])])
     assert [e.implementation for e in device.entries] == ["mine", "sdpa_gqa", "few"]
     assert device.entries[-1].mean == 1
+
+
+def test_of_several_runs_the_one_with_most_cases_says(records: Sequence[Record]) -> None:
+    """One case that was measured later, with no library installed, hid the table of libraries."""
+    [one, *_] = {r.case_id for r in records}
+    few = [r for r in records if r.case_id == one]
+    assert {b.run_id for b in leaderboards([("later", few), ("earlier", records)])} == {"earlier"}
+    assert {b.run_id for b in leaderboards([("later", records), ("earlier", few)])} == {"later"}
+    assert {b.run_id for b in leaderboards([("later", few), ("earlier", few)])} == {"later"}
+
+
+def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:
+    paired = [replace(r, torch="2.11.0+cu130", triton="3.6.0") for r in records]
+    other = [replace(r, torch="2.11.0+cu130", triton="3.1.0") for r in records]
+    boards = leaderboards([("other", other), ("paired", paired)])
+    assert [b.run_id for b in boards] == ["paired", "paired", "other", "other"]

@@ -19,7 +19,7 @@ from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.output.site import archived
 from nsabench.output.site.leaderboard import leaderboards
-from nsabench.output.site.runs import SiteRun
+from nsabench.output.site.runs import SiteRun, payments
 from nsabench.output.site.write import index as index_of
 from nsabench.signing import load_signer
 from tests.assessment.pays.test_pays import ladder
@@ -102,6 +102,27 @@ def test_it_says_first_from_where_on_an_op_pays(tmp_path: Path, browser: Browser
         assert browser.errors() == [] and browser.obstacles() == []
         assert browser.js("return document.documentElement.scrollWidth") <= 375
     assert page.read_text().count("<polyline") >= 2, "the crossing is drawn"
+
+
+def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first() -> None:
+    """Five versions of Triton, a case each, stood before the ladder of the whole attention."""
+
+    def run(of: str, lengths: dict[int, float | None], **more: object) -> SiteRun:
+        records = ladder(lengths, torch="2.11.0+cu130", **more)
+        return SiteRun(of, f"2026-04-0{of[-1]} 00:00", Trust.UNPINNED, "k", records, [])
+
+    whole = {8192: 0.9, 16384: 1.6, 32768: 2.5}
+    other, few, most = (
+        run("other-3", whole, triton="3.1.0"),
+        run("few-2", {8192: 0.9}, triton="3.6.0"),
+        run("most-1", whole, triton="3.6.0"),
+    )
+    assert [of.run_id for of, _ in payments([other, few, most])] == ["most-1", "other-3"]
+    text = index_of([other, few, most], trends=False)
+    said = re.findall(
+        r"<strong>(.*?)</strong></td><td data-title=.against.*?Triton ([0-9.]+)", text
+    )
+    assert said == [("pays from T = 16384 on", "3.6.0"), ("pays from T = 16384 on", "3.1.0")]
 
 
 def test_what_is_downloaded_can_be_verified(page: Path) -> None:

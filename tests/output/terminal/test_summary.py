@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from nsabench.model.vocabulary import Kind, Regime, Role, Status
 from nsabench.output import terminal
 from nsabench.output.report import Facts
 from nsabench.output.report.facts import standings
+from tests.assessment.pays.test_pays import ladder
 from tests.runs import Made, make_run
 
 MINE = "mine.py@aaaaaaaaaaaa"
@@ -106,6 +108,26 @@ def test_it_fits_the_terminal(tmp_path: Path, width: int) -> None:
     table = text[text.index("candidates") :]
     assert max(map(len, table.splitlines())) <= width
     assert "1.50" in table and "faster" in table and "0.53" in table
+
+
+def test_what_pays_is_told_in_full(tmp_path: Path) -> None:
+    """It stands nowhere above the panel, and was cut at the width of the terminal."""
+    facts = Facts.read(make_run(tmp_path / "run", Made()))
+    heads = [(64, 4), (32, 8), (32, 2), (16, 1)]
+    rungs = {8192: 0.9, 16384: 1.6, 32768: 2.5}
+    paying = [
+        replace(r, case_id=f"{r.case_id}-{keys}", shape={**r.shape, "HQ": queries, "H": keys})
+        for queries, keys in heads
+        for r in ladder(rungs)
+    ]
+    results = replace(facts.results, records=paying)
+    console = Console(file=io.StringIO(), width=80, markup=False)
+    terminal.print_summary(
+        Finished(RunFolder(tmp_path / "run"), facts.plan, results, 2.0, 1.0), console
+    )
+    said = " ".join(panel(console.file.getvalue()))  # type: ignore[attr-defined]
+    told = [f"{queries}/{keys} forward from T = 16384" for queries, keys in heads]
+    assert f"nsa_attention pays by its kernels alone (device): {'; '.join(told)}" in said
 
 
 def test_controls_are_one_line_unless_one_was_missed(tmp_path: Path) -> None:
