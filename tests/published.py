@@ -1,9 +1,10 @@
-"""Three runs of docs/results as their folders were.
+"""Runs of docs/results as their folders were.
 
-One is packed there as a whole. The records, samples and manifests of two lie in the archive; their
-other files, which an archive does not hold, are packed in tests/data/published, without their
-pages. One is the one published run that names the op `decode` and replays of CUDA graphs, the other
-has nothing but backwards, so they are kept for what must go on reading such runs.
+One is packed there as a whole, and so are those of five Tritons. The records, samples and manifests
+of two others lie in the archive; their other files, which an archive does not hold, are packed in
+tests/data/published, without their pages. One is the one published run that names the op `decode`
+and replays of CUDA graphs, the other has nothing but backwards, so they are kept for what must go
+on reading such runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 ARCHIVE = RESULTS / "archive"
 WHOLE = RESULTS / "h200-torch2.11.0-triton3.6.0-whole.tar.xz"
+TRITONS = RESULTS / "h200-torch2.11.0-tritons.tar.xz"
 PACKED = ROOT / "tests" / "data" / "published"
 PAGE = "report.html"
 
@@ -26,6 +28,11 @@ PAGE = "report.html"
 def whole_run(parent: Path) -> Path:
     """The folder of an earlier run of the whole attention below `parent`, signed."""
     return _extracted(WHOLE, parent)
+
+
+def tritons_runs(parent: Path) -> list[Path]:
+    """The folders of the runs of five Tritons below `parent`, signed, the oldest Triton first."""
+    return sorted(_extracted(TRITONS, parent).iterdir())
 
 
 def decode_run(parent: Path, *, manifest: bool = False) -> Path:

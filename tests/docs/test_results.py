@@ -14,6 +14,7 @@ from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.model.record import Record
+from nsabench.model.vocabulary import Role
 from nsabench.output.compare import compare, read
 from nsabench.output.report import Facts, write_markdown
 from tests.published import (
@@ -21,9 +22,11 @@ from tests.published import (
     PACKED,
     PAGE,
     RESULTS,
+    TRITONS,
     WHOLE,
     backward_run,
     decode_run,
+    tritons_runs,
     whole_run,
 )
 
@@ -40,13 +43,29 @@ def test_a_run_that_is_kept_as_a_whole(tmp_path: Path) -> None:
     assert f"`{WHOLE.name}`" in (RESULTS / "README.md").read_text()
 
 
+def test_the_runs_of_five_tritons(tmp_path: Path) -> None:
+    runs = tritons_runs(tmp_path)
+    for run in runs:
+        assert verify(run, trusted=trusted_keyids(KEYS), require=Trust.PINNED).broken is None
+    found = compare(read(runs))
+    assert len(found.sides) == len(runs) == 5
+    changed = {
+        (found.later[number].name, cell.implementation)
+        for number in range(len(found.later))
+        for cell, _ in found.changes(number)
+        if cell.role is not Role.CONTROL
+    }
+    assert changed == {("triton-3.9.0", "nsa_triton"), ("triton-3.9.0", "fsa")}
+    assert f"`{TRITONS.name}`" in (RESULTS / "README.md").read_text()
+
+
 def test_the_archive_of_all_of_them() -> None:
     archive = Archive(str(ARCHIVE))
     found = archive.survey(trusted_keyids(KEYS), Trust.PINNED)
     assert (found.broken, found.stray) == ([], 0)
     listed = (RESULTS / "README.md").read_text()
     assert [run.run_id for run in found.sound if f"`{run.run_id}`" not in listed] == []
-    assert len(found.sound) == 10
+    assert len(found.sound) == 6
 
 
 def test_the_run_with_the_op_decode_is_what_was_signed(tmp_path: Path) -> None:
