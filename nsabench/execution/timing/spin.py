@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-FIRST_CYCLES = 100_000  # about 60 us
-MOST_CYCLES = 100_000_000  # about 50 ms: a mask made in the call takes the host up to 10
+FIRST_CYCLES = 100_000  # 50 to 60 us
+MOST_CYCLES = 100_000_000  # 50 to 60 ms: a mask made in the call takes the host up to 10
 # Who sleeps for a quarter of a second is called six times until it is known that no spin hides it;
 # with every spin twice as long as the one before it was twelve times.
 LARGEST_STEP = 8
-CYCLES_PER_S = 3e9  # of the fastest GPUs; on others a spin is a little longer than it need be
+CYCLES_PER_S = 3e9  # more than any GPU makes: of a spin that is too short a try comes to nothing
 
 
 def longer(cycles: int, host_s: float, before_s: float) -> int:

@@ -72,7 +72,8 @@ def _stop_timers(going: tuple[int, ...]) -> None:
             _setitimer(one, 0)
 
 
-_collect, _empty_cache = gc.collect, torch.cuda.empty_cache
+_collect, _freeze, _unfreeze = gc.collect, gc.freeze, gc.unfreeze
+_empty_cache = torch.cuda.empty_cache
 _getitimer, _setitimer = signal.getitimer, signal.setitimer
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _functions, _dispatches = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -143,14 +144,12 @@ def forget_earlier_cases(device: str) -> None:
     # Importing what `reset` needs takes seconds, so it is for those who have compiled something.
     if frames is not None and frames.FRAME_COUNTER:
         sys.modules["torch._dynamo"].reset()
+        _unfreeze()  # of what it let go of, too
+    _collect()
     if device == "cuda":
-        # All that is there is gone through once a case, and left out by the collections within it,
-        # one an implementation: with the libraries that a first call imports each took 30 ms.
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-    else:
-        gc.collect()
+        # Left out by the collections within the case, one an implementation: with the libraries
+        # that a first call imports each took 30 ms.
+        _freeze()
 
 
 def give_back(device: str) -> None:
@@ -159,8 +158,9 @@ def give_back(device: str) -> None:
     is lost, the next request finds."""
     if device == "cuda":
         with suppress(Failure, DeviceLost):
-            guarded(_collect, device)
-            guarded(_empty_cache, device)
+            # All that is there: who keeps something of a case may have dropped it in the next.
+            for step in (_unfreeze, _collect, _freeze, _empty_cache):
+                guarded(step, device)
 
 
 @contextmanager

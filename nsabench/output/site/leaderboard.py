@@ -4,9 +4,9 @@ first, the others with what was wrong, and apart from them what a model could ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from nsabench.assessment.caution import beside, tally
 from nsabench.assessment.statistics import geometric_mean
@@ -47,8 +47,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Of one op and direction in one regime on one GPU with one set of versions, from the latest
-    run. alternatives: what computes another function, beside the entries and not among them."""
+    """Of one op and direction in one regime on one GPU with one set of versions, from one run.
+    alternatives: what computes another function, beside the entries and not among them."""
 
     op: str
     direction: str
@@ -86,13 +86,24 @@ def is_paired(record: Record) -> bool:
     return not belongs(record.torch, record.triton)
 
 
+T = TypeVar("T")
 _Key = tuple[str, str, Regime, str, str]
 
 
+def telling(measured: Sequence[T], size: Callable[[T], int]) -> T:
+    """The first of those that are at least half as large as the largest: a few cases that were
+    measured again say nothing of all the others.
+
+    measured: the latest first.
+    """
+    least = max(map(size, measured)) / 2
+    return next(one for one in measured if size(one) >= least)
+
+
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
-    """runs: id and records of each, the latest first; of what several measured, who has most cases
-    says, and of such the latest. Software that is no pair comes last."""
-    measured: dict[_Key, tuple[str, list[Record]]] = {}
+    """runs: id and records of each, the latest first; which of several says is told by `telling`.
+    Software that is no pair comes last."""
+    measured: dict[_Key, list[tuple[str, list[Record]]]] = {}
     for run_id, records in runs:
         groups: dict[_Key, list[Record]] = {}
         for r in records:
@@ -102,15 +113,13 @@ def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboa
                 groups.setdefault((*of, r.regime, *on), []).append(r)
         for (op, direction, regime, gpu, line), rows in groups.items():
             for one in _regimes(regime, rows):
-                key = (op, direction, one, gpu, line)
-                if key not in measured or _cases(rows) > _cases(measured[key][1]):
-                    measured[key] = run_id, rows
-    order = sorted(measured, key=lambda key: _place(key, measured[key][1][0]))
-    return [_board(key, *measured[key]) for key in order]
-
-
-def _cases(records: Sequence[Record]) -> int:
-    return len({r.case_id for r in records})
+                measured.setdefault((op, direction, one, gpu, line), []).append((run_id, rows))
+    told = {
+        key: telling(several, lambda one: len({r.case_id for r in one[1]}))
+        for key, several in measured.items()
+    }
+    order = sorted(told, key=lambda key: _place(key, told[key][1][0]))
+    return [_board(key, *told[key]) for key in order]
 
 
 def _place(key: _Key, record: Record) -> tuple[Any, ...]:

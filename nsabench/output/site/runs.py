@@ -22,7 +22,7 @@ from nsabench.execution.folder import RunFolder
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Catch
 from nsabench.output.report import Facts
-from nsabench.output.site.leaderboard import is_paired, versions
+from nsabench.output.site.leaderboard import is_paired, telling, versions
 
 ARCHIVE, RUNS = "archive", "runs"  # folders of a site
 _FILES = tuple(f"{table}.parquet" for table in TABLES)
@@ -84,18 +84,21 @@ def paired_first(runs: Sequence[SiteRun]) -> list[SiteRun]:
 
 
 def payments(runs: Sequence[SiteRun]) -> list[tuple[SiteRun, Payment]]:
-    """What pays, once for each device and software, by the run that has most cases of the op, and
-    by the first of several such; what was tested most comes first.
+    """What pays, once for each device and software: runs that decide nothing say it where no other
+    does, and which of several others is told by `telling`. The ops with most cases come first.
 
     runs: the latest first.
     """
-    told: dict[tuple[str, ...], tuple[SiteRun, Payment]] = {}
-    for run in paired_first(runs):
+    found: dict[tuple[str, ...], list[tuple[SiteRun, Payment]]] = {}
+    for run in runs:
         for one in run.payments:
             key = (one.op, one.heads, str(one.direction), one.regime, one.gpu, run.versions)
-            if key not in told or run.cases_of(one.op) > told[key][0].cases_of(one.op):
-                told[key] = run, one
-    return sorted(told.values(), key=lambda x: (not x[0].is_paired, -x[0].cases_of(x[1].op)))
+            found.setdefault(key, []).append((run, one))
+    told = []
+    for several in found.values():
+        deciding = [one for one in several if not one[0].missed]
+        told.append(telling(deciding or several, lambda one: len(one[1].cells)))
+    return sorted(told, key=lambda one: (not one[0].is_paired, -one[0].cases_of(one[1].op)))
 
 
 def gather(places: Iterable[str], copied: Path) -> list[SiteRun]:

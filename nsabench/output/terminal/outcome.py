@@ -22,12 +22,19 @@ ROOM = 8  # lines of all that is told, if what pays takes no more than that leav
 Candidates = dict[tuple[str, str], list[Record]]
 
 
-def lines(finished: Finished) -> list[str]:
-    """At most ten: what pays, then the candidates, the user's own first, and what was decided."""
+def paying(finished: Finished) -> list[str]:
+    """From which length on what pays, an op and regime each."""
+    return list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
+
+
+def lines(finished: Finished, room: int) -> list[str]:
+    """The candidates, the user's own first, what was decided, and whether it is to be believed.
+
+    room: for all but the last, of which the candidates have at least `LEAST`.
+    """
     own = of_the_user(finished)
     groups = own or candidates(finished)
-    paying = paying_lines(finished)
-    room = max(ROOM - len(paying), LEAST)
+    room = max(room, LEAST)
     # What was decided is asked before how fast it is: it has its place first.
     decided = list(_decisions(finished, {name for _, name in groups}))[: room - 1]
     said = [] if groups else ["no candidate took part: there is nothing to decide"]
@@ -38,12 +45,7 @@ def lines(finished: Finished) -> list[str]:
         if len(said) + len(decided) <= room:
             break
     said = said[: room - len(decided)]
-    return [*paying, *said, *decided, _believable(finished)]
-
-
-def paying_lines(finished: Finished) -> list[str]:
-    """From which length on what pays, an op and regime each."""
-    return list(payment.lines(pays.decide(finished.results.records)))[:PAYS]
+    return [*said, *decided, _believable(finished)]
 
 
 def _more(count: int) -> str:

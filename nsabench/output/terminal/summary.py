@@ -98,9 +98,10 @@ def _own_last(finished: Finished) -> list[Record]:
 
 def _panel(finished: Finished, width: int) -> Panel:
     failed = failures(finished.results)
-    # What does not fit has been said above, or stands on the page, but for what pays.
-    paying = set(outcome.paying_lines(finished))
-    said = [line if line in paying else _fit(line, width - 4) for line in outcome.lines(finished)]
+    said = outcome.paying(finished)
+    # What does not fit has been said above, or stands on the page; what pays has not.
+    rest = outcome.lines(finished, outcome.ROOM - len(said))
+    said += [_fit(line, width - 4) for line in rest]
     page = finished.folder.path / "report.html"
     said.append(f"report: {page}" if page.exists() else f"results: {finished.folder.path}")
     return Panel(

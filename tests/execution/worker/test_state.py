@@ -9,7 +9,9 @@ import pytest
 
 BEGIN = """
 import gc, weakref
-from nsabench.execution.worker.state import forget_earlier_cases
+import torch
+torch.cuda.synchronize = lambda: None  # there is none
+from nsabench.execution.worker.state import forget_earlier_cases, give_back
 
 class Node: pass
 
@@ -23,6 +25,7 @@ forget_earlier_cases("cuda")
 LIBRARY = """
 before = gc.get_freeze_count()
 library = [kept() for _ in range(1000)]
+give_back("cuda")
 forget_earlier_cases("cuda")
 print(gc.get_freeze_count() - before > 900)
 """
@@ -30,24 +33,24 @@ print(gc.get_freeze_count() - before > 900)
 DROPPED = """
 last = kept()
 left = weakref.ref(last)
+give_back("cuda")
 forget_earlier_cases("cuda")
 print(left() is not None)
 last = None
-forget_earlier_cases("cuda")
+give_back("cuda")
 print(left() is None)
 """
 COMPILED = """
-import torch
 def doubled(x):
     return x * 2
-for size in (3, 4):
-    compiled = torch.compile(doubled, backend="eager", dynamic=False)
-    compiled(torch.ones(size))
-    [guarded] = [weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "GraphModule"][:1]
-    compiled = None
-    forget_earlier_cases("cuda")
-    forget_earlier_cases("cuda")
-    print(guarded() is None)
+
+compiled = torch.compile(doubled, backend="eager", dynamic=False)
+compiled(torch.ones(3))
+[guarded, *_] = [weakref.ref(o) for o in gc.get_objects() if type(o).__name__ == "GraphModule"]
+compiled = None
+gc.freeze()
+forget_earlier_cases("cuda")
+print(guarded() is None)
 """
 
 

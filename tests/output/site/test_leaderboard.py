@@ -160,13 +160,18 @@ def test_who_ran_in_few_cases_leads_no_board(records: Sequence[Record]) -> None:
     assert device.entries[-1].mean == 1
 
 
-def test_of_several_runs_the_one_with_most_cases_says(records: Sequence[Record]) -> None:
+def test_of_several_runs_the_latest_that_is_half_as_large_says(records: Sequence[Record]) -> None:
     """One case that was measured later, with no library installed, hid the table of libraries."""
     [one, *_] = {r.case_id for r in records}
     few = [r for r in records if r.case_id == one]
     assert {b.run_id for b in leaderboards([("later", few), ("earlier", records)])} == {"earlier"}
     assert {b.run_id for b in leaderboards([("later", records), ("earlier", few)])} == {"later"}
     assert {b.run_id for b in leaderboards([("later", few), ("earlier", few)])} == {"later"}
+    crashed = [
+        replace(r, status=Status.CRASHED) if r.implementation == "mine" else r for r in records
+    ]
+    most = [r for r in records if r.case_id != one]
+    assert {b.run_id for b in leaderboards([("mended", most), ("earlier", crashed)])} == {"mended"}
 
 
 def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:

@@ -14,7 +14,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.archive import Archive
 from nsabench.evidence.manifest import seal, verify
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import Catch, Role, Status
 from nsabench.output import site
 from nsabench.output.report import Facts
 from nsabench.output.site import archived
@@ -111,13 +111,29 @@ def test_what_pays_is_told_once_by_who_tested_most_and_of_pairs_first() -> None:
         records = ladder(lengths, torch="2.11.0+cu130", **more)
         return SiteRun(of, f"2026-04-0{of[-1]} 00:00", Trust.UNPINNED, "k", records, [])
 
-    whole = {8192: 0.9, 16384: 1.6, 32768: 2.5}
+    whole: dict[int, float | None] = {8192: 0.9, 16384: 1.6, 32768: 2.5}
     other, few, most = (
         run("other-3", whole, triton="3.1.0"),
         run("few-2", {8192: 0.9}, triton="3.6.0"),
         run("most-1", whole, triton="3.6.0"),
     )
     assert [of.run_id for of, _ in payments([other, few, most])] == ["most-1", "other-3"]
+    # A run that decides nothing, and one with more cases, but of other heads.
+    missed = run("missed-4", {**whole, 65536: 4.0}, triton="3.6.0")
+    missed = replace(
+        missed,
+        records=[
+            replace(r, caught=Catch.MISSED) if r.role is Role.CONTROL else r for r in missed.records
+        ],
+    )
+    heads = run("heads-5", {8192: 0.9}, triton="3.6.0")
+    others = [
+        replace(r, shape={**r.shape, "HQ": 32, "H": 8}, case_id=f"{r.case_id}-32")
+        for r in ladder({**whole, 65536: 4.0}, torch="2.11.0+cu130", triton="3.6.0")
+    ]
+    heads = replace(heads, records=[*heads.records, *others])
+    told = [(of.run_id, one.heads) for of, one in payments([heads, missed, other, few, most])]
+    assert sorted(told) == [("heads-5", "32/8"), ("most-1", "64/4"), ("other-3", "64/4")]
     text = index_of([other, few, most], trends=False)
     said = re.findall(
         r"<strong>(.*?)</strong></td><td data-title=.against.*?Triton ([0-9.]+)", text
