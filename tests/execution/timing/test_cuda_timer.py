@@ -1,0 +1,103 @@
+"""Which spins the timer of a CUDA device tries, on a device that is only pretended.
+
+What it measures is tested on a GPU (`tests/gpu/test_timer_on_cuda.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from nsabench.execution.timing.spin import FIRST_CYCLES, MOST_CYCLES
+
+
+class Device:
+    """The host takes `host_s` for a call; a spin of `enough` cycles hides it."""
+
+    def __init__(self) -> None:
+        self.now, self.spins, self.enough, self.host_s = 0.0, [0], 0.0, 1e-6
+
+    def call(self) -> str:
+        self.now += self.host_s
+        return "result"
+
+
+class Event:
+    device: Device
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self, stream: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.device.spins[-1] < self.device.enough
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Any) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(Event, "device", made, raising=False)
+    monkeypatch.setattr(torch._C, "_CudaEventBase", Event, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_synchronize", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", made.spins.append)
+    return made
+
+
+@pytest.fixture
+def timer(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    name = "nsabench.execution.timing.cuda"
+    before: ModuleType | None = sys.modules.pop(name, None)
+    module = importlib.import_module(name)
+    monkeypatch.setattr(module, "L2Flush", lambda: lambda: None)
+    monkeypatch.setattr(module, "now_s", lambda: device.now)
+    yield module.CudaTimer()
+    sys.modules.pop(name)
+    if before is not None:
+        sys.modules[name] = before
+
+
+def test_a_spin_that_is_long_enough_is_kept(timer: Any, device: Device) -> None:
+    device.enough, device.host_s = 350_000, 100e-6
+    device.spins.clear()
+    made: list[int] = []
+
+    def retry() -> Any:
+        made.append(len(device.spins))
+        return device.call
+
+    sample, result = timer.sample("mine", device.call, retry)
+    assert (result, sample.gap_hidden, sample.host_us) == ("result", True, pytest.approx(100))
+    assert device.spins == [FIRST_CYCLES, 200_000, 400_000] and made == [1, 2]
+    timer.sample("mine", device.call, retry)
+    assert device.spins[3:] == [400_000]
+    timer.sample("another", device.call, retry)
+    assert device.spins[4:] == [FIRST_CYCLES, 200_000, 400_000]
+    timer.forget()
+    device.enough = 0
+    timer.sample("mine", device.call, retry)
+    assert device.spins[-1] == FIRST_CYCLES
+
+
+def test_who_waits_for_the_device_is_not_hidden_and_says_so(timer: Any, device: Device) -> None:
+    device.enough, device.host_s = float("inf"), 0.25
+    device.spins.clear()
+    sample, _ = timer.sample("sleeps", device.call)
+    assert (sample.gap_hidden, sample.host_us) == (False, 0.0)
+    assert len(device.spins) == 5 and device.spins[-1] == MOST_CYCLES  # and once without any
+    timer.sample("sleeps", device.call)
+    assert len(device.spins) == 5
