@@ -79,8 +79,8 @@ def named(op: str, name: str) -> Implementation:
     return item
 
 
-NSA = {"B": 1, "T": 256, "HQ": 16, "H": 2, "D": 64, "Dv": 64}
-NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 4, "window": 64}
+NSA = {"B": 1, "T": 384, "HQ": 16, "H": 2, "D": 64, "Dv": 64}
+NSA |= {"block": 32, "stride": 16, "block_size": 32, "n_selected": 6, "window": 128}
 
 
 @pytest.mark.parametrize(
