@@ -47,8 +47,9 @@ from nsabench import implementation
 def unhurried(q, k, v, *, sm_scale):
     if q.shape[1] == {heads} and k.shape[1] > 8:
         time.sleep(0.8)
-    weights = ((q @ k.transpose(-1, -2)) * sm_scale).float().softmax(-1)
-    return weights.to(v.dtype) @ v
+    # In float32: with scores in float16 it was now and then as wrong as that format makes it.
+    weights = ((q.float() @ k.float().transpose(-1, -2)) * sm_scale).softmax(-1)
+    return (weights @ v.float()).to(v.dtype)
 """
 FAILED_NODE, CANCELLED, REQUEUED, LATE, FULL = range(1, COUNT + 1)
 

@@ -122,10 +122,7 @@ class Ahead:
             others.update(ahead)
             return set(ahead)
 
-        pending: set[Future[Called]] = set(firsts)
-        for jobs_ in jobs:
-            if jobs_.is_declared:
-                pending |= begin(jobs_.families)
+        pending = set(firsts).union(*(begin(one.families) for one in jobs if one.is_declared))
         while pending:
             left_s = max(said + SAY_EVERY_S - time.monotonic(), 0.0)
             ready, pending = wait(pending, timeout=left_s, return_when=FIRST_COMPLETED)
