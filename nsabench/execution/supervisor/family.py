@@ -30,11 +30,12 @@ class StillRuns(Exception):
 
 
 def family(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
+    """It first, then its descendants. Of one that is gone, nobody."""
+    found = []
+    for one in (pid, *descendants(pid)):
+        with contextlib.suppress(psutil.Error):
+            found.append(psutil.Process(one))
+    return found
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

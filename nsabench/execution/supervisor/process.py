@@ -37,7 +37,6 @@ TERM_GRACE_S = 2.0
 REAP_S = 10.0
 READ_TIMEOUT_S = 20.0  # of a worker that has answered and has nothing to do but to read
 POLL_S = 0.25
-SCRATCH_S = 2.0
 # RLIMIT_NPROC does not hold root. A compiler starts one for each core, now and then.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
@@ -80,7 +79,7 @@ class WorkerProcess:
         self.log = Log()
         self._step = Step(phase="start")
         self._memory_limit = memory_limit_bytes or int(psutil.virtual_memory().available * 0.85)
-        self._weighed_at = self._measured_at = time.monotonic()
+        self._weighed_at = time.monotonic()
         self._scratch = runs.scratch
         self._buffer = bytearray()
         # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
@@ -211,10 +210,9 @@ class WorkerProcess:
         if family.takes_more(self.pid, self._memory_limit):
             self.stop()
             raise WorkerTooLarge(self._step, self._memory_limit)
-        if self._scratch and self._weighed_at - self._measured_at >= SCRATCH_S:
-            self._measured_at = self._weighed_at
-            if scratch.holds_more(Path(self._scratch)):
-                raise self._broke(f"wrote more than {scratch.LIMIT} to its scratch")
+        due = self._scratch and scratch.is_due(self._scratch)
+        if due and scratch.holds_more(Path(self._scratch)):
+            raise self._broke(f"wrote more than {scratch.LIMIT} to its scratch")
 
     def children(self) -> list[psutil.Process]:
         """Processes the worker started and left."""

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from math import inf
 from pathlib import Path
+from threading import Lock
 
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.supervisor.temporary import TemporaryFolder, sweep
@@ -21,8 +23,23 @@ MOST_FILES = 1 << 18
 ENTRY_BYTES = 4096  # of a name, whatever it is of: a folder, a link, or an empty file
 # Of a processor, and not of the clock: a machine that is busy shows nothing.
 WALKING_S = 20.0
+WALK_EVERY_S = 2.0
 _ASIDE = "scratch"
 LIMIT = f"{MOST_BYTES >> 30} GiB, or {MOST_FILES} files,"
+
+
+_walks = Lock()
+_walked_at: dict[str, float] = {}  # by folder; workers that compile at once have one together
+
+
+def is_due(folder: str) -> bool:
+    """Whether nobody has begun to walk through a folder for a while; whoever asks begins now."""
+    now = time.monotonic()
+    with _walks:
+        is_due = now - _walked_at.get(folder, -inf) >= WALK_EVERY_S
+        if is_due:
+            _walked_at[folder] = now
+    return is_due
 
 
 def holds_more(folder: Path) -> bool:

@@ -202,8 +202,14 @@ def test_to_walk_through_a_scratch_ends(tmp_path: Path, monkeypatch: pytest.Monk
     assert scratch.holds_more(tmp_path)
 
 
+def test_a_scratch_of_several_workers_is_walked_through_by_one(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert [scratch.is_due(folder) for _ in range(3)] == [True, False, False]
+    assert scratch.is_due(f"{folder}/another")
+
+
 def test_what_fills_its_scratch_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process, "SCRATCH_S", 0.0)
+    monkeypatch.setattr(scratch, "WALK_EVERY_S", 0.0)
     monkeypatch.setattr(scratch, "MOST_BYTES", 1)
     (tmp_path / "x").write_bytes(b"x")
     worker = WorkerProcess(replace(measuring("cpu", None), scratch=str(tmp_path)))
