@@ -24,7 +24,7 @@ from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.neighbours import Neighbours, tell_what_they_do
-from nsabench.execution.passes import PASSES, Beside, Pass
+from nsabench.execution.passes import PASSES, Beside, Pass, first_look
 from nsabench.execution.protocol import Step
 from nsabench.execution.same_machine import described_as_before
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -321,11 +321,11 @@ class _Run:
         lacking = not cells.keys() <= self.journal.done(pass_.name)
         if pass_.beside is Beside.ANYTHING:
             if lacking:
-                with self._executor(pass_) as executor:
+                with self._executor(pass_, cells) as executor:
                     self._measure(pass_, cells, executor)
         elif self.neighbours.can_be_asked:
             measure = partial(self._measure, pass_, cells) if lacking else None
-            self.neighbours.meet(pass_, self.plan, self._executor(pass_), measure)
+            self.neighbours.meet(pass_, self.plan, self._executor(pass_, cells), measure)
             tell_what_they_do(pass_, self.plan, self.journal.contents, self.view.note)
         elif lacking and pass_.beside is Beside.NOBODY:
             self.view.note(
@@ -334,8 +334,9 @@ class _Run:
             )
 
     @contextmanager
-    def _executor(self, pass_: Pass) -> Iterator[WorkerExecutor]:
-        """An executor of the pass; what it measures is journaled under its sitting."""
+    def _executor(self, pass_: Pass, cells: Mapping[str, list[str]]) -> Iterator[WorkerExecutor]:
+        """An executor of the pass, which finds what its cells need compiled; what it measures is
+        journaled under its sitting."""
         with closing(pass_.start(self.plan, self.folder.path)) as executor:
             executor.on_step = partial(self._step, shown=not pass_.announcement)
             described = described_as_before(executor, self.journal.contents.headers)
@@ -345,19 +346,27 @@ class _Run:
             if not self._is_open and pass_.name in OPENING:
                 self._open(executor, described)
                 self._is_open = True
+            device = self.journal.contents.headers[-1].described.device
+            wanted = self._compiled_before(pass_, cells)
+            self._ahead.compile(wanted, device.memory_bytes, self.view.note)
+            self._ahead.lend(executor, self._held)
             yield executor
 
-    def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
-        self._compile(pass_, cells, executor)
-        schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
+    def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """The cells of a pass that are not journaled yet; and of the first look, before anything
+        for which the neighbours wait: each would wait for the compilers of all others."""
+        wanted = [(pass_, cells)]
+        if pass_.beside is not Beside.ANYTHING:
+            wanted.append((first_look.PASS, first_look.PASS.cells(self.plan, dict)))
+        return {
+            case_id: names
+            for of_pass, its_cells in wanted
+            for case_id, names in its_cells.items()
+            if case_id not in self.journal.done(of_pass.name)
+        }
 
-    def _compile(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
-        """Have what the cells need compiled before any of them is timed."""
-        done = self.journal.done(pass_.name)
-        left = {case_id: names for case_id, names in cells.items() if case_id not in done}
-        device = self.journal.contents.headers[-1].described.device
-        self._ahead.compile(left, device.memory_bytes, self.view.note)
-        self._ahead.lend(executor, self._held)
+    def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
+        schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
 
     def _step(self, step: Step, *, shown: bool) -> None:
         self.journal.busy_with(step.phase, step.implementation)

@@ -105,6 +105,16 @@ def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
     assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
 
 
+def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: MakePlan) -> None:
+    """It need not be one of the shard's own."""
+    whole = make_plan(["compiles"], lengths=(16, 32))
+    canary, own = whole.cases
+    shard = whole.model_copy(update={"cases": [own], "canary": canary})
+    jobs = jobs_of(shard, {planned.id: list(planned.implementations) for planned in (canary, own)})
+    [one] = [of_one for both in jobs.values() for of_one in both]
+    assert [job.case for job in (one.first, *one.own)] == [canary.case, own.case]
+
+
 def test_one_of_those_that_share_kernels_goes_ahead(make_plan: MakePlan) -> None:
     """All at once, each of 31 lengths compiled the same kernels of FlashAttention-4."""
     plan = make_plan(["compiles"], lengths=LENGTHS)

@@ -22,6 +22,7 @@ from nsabench.assessment.tables import read_records
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.execution.neighbours import BEGIN, GO_ON, VARIABLE, Neighbours, _keeps_busy
+from nsabench.execution.passes.canary import PASS as CANARY
 from nsabench.execution.passes.contract import Pass
 from nsabench.execution.passes.neighbours import ALONE, TOGETHER
 from nsabench.execution.run import _Run
@@ -172,7 +173,7 @@ def test_a_shard_whose_plan_has_no_such_pass_keeps_nobody_waiting() -> None:
         plan=make_plan(replace(SHARD, neighbours=0)),
         journal=SimpleNamespace(done=lambda name: set(), contents=Contents([], [])),
         neighbours=b.neighbours,
-        _executor=lambda pass_: nullcontext(Executor()),
+        _executor=lambda pass_, cells: nullcontext(Executor()),
         view=SimpleNamespace(note=None),
         _measure=None,
     )
@@ -182,6 +183,24 @@ def test_a_shard_whose_plan_has_no_such_pass_keeps_nobody_waiting() -> None:
     a.join(20)
     meeting.end()
     assert said[-1] == ("a", "goes on") and measured and meeting.left == ""
+
+
+def test_before_neighbours_wait_for_each_other_all_have_compiled() -> None:
+    plan = make_plan(SHARD)
+    assert plan.canary is not None
+    canary, first = plan.canary.id, {planned.id for planned in plan.cases}
+    done: dict[PassName, set[str]] = {}
+    journal = SimpleNamespace(done=lambda name: done.get(name, set()))
+    run = cast("_Run", SimpleNamespace(plan=plan, journal=journal))
+
+    def compiled_before(pass_: Pass) -> set[str]:
+        return set(_Run._compiled_before(run, pass_, pass_.cells(plan, dict)))
+
+    assert compiled_before(ALONE) == compiled_before(TOGETHER) == {canary} | first
+    assert compiled_before(CANARY) == {canary}
+    left = min(first - {canary})
+    done = {PassName.ALONE: {canary}, PassName.FIRST_LOOK: first - {left}}
+    assert compiled_before(ALONE) == {left}
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +249,7 @@ def test_one_pair_of_medians_that_differ_voids_no_shard(slowed: set[str], over: 
         journal=SimpleNamespace(done=lambda name: {plan.canary.id}, contents=contents),
         neighbours=SimpleNamespace(can_be_asked=True, meet=lambda *_: None),
         view=SimpleNamespace(note=notes.append),
-        _executor=lambda pass_: None,
+        _executor=lambda pass_, cells: None,
     )
     looked(run, ALONE, TOGETHER)
     assert len(notes) == bool(over)
