@@ -10,6 +10,7 @@ from nsabench.errors import UsageError
 from nsabench.execution.journal import Journal
 from nsabench.fleet.balance import of_run
 from nsabench.model.plan import Plan
+from nsabench.planning.cost import by_work
 from tests.runs import Made, first_look, make_plan, make_run
 
 
@@ -37,7 +38,10 @@ def test_a_case_that_the_run_did_not_have_is_estimated_in_proportion(tmp_path: P
     journal.close()
     costs = of_run(run).costs([known, unknown])
     assert costs[known.id] == 100.0
-    assert costs[unknown.id] == pytest.approx(100.0, rel=0.01)
+    estimated = by_work([known, unknown])
+    assert estimated[unknown.id] != estimated[known.id]
+    of_known = estimated[unknown.id] / estimated[known.id]
+    assert costs[unknown.id] == pytest.approx(100.0 * of_known)
 
 
 def test_a_run_that_measured_nothing_balances_nothing(tmp_path: Path) -> None:
