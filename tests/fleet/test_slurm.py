@@ -38,14 +38,16 @@ timing:
   stopping: {{kind: fixed_count, rounds: 5}}
 """
 # Slurm looks every half a minute whose time is nearly up: one shard must take longer than that
-# behind its first case.
+# behind its first case, and none has to once it is queued again.
 KERNELS = """
+import os
 import time
 from nsabench import implementation
 
 @implementation(op="selection_rows", name="unhurried", role="candidate", devices=("cpu",))
 def unhurried(q, k, v, *, sm_scale):
-    if q.shape[1] == {heads} and k.shape[1] > 8:
+    is_first = not int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    if is_first and q.shape[1] == {heads} and k.shape[1] > 8:
         time.sleep(0.8)
     # In float32: with scores in float16 it was now and then as wrong as that format makes it.
     weights = ((q.float() @ k.float().transpose(-1, -2)) * sm_scale).softmax(-1)
