@@ -90,13 +90,15 @@ class Neighbours:
                 self.together(own, _keeps_busy(pass_, plan, entered))
 
     def alone(self, measure: Callable[[], None] | None) -> None:
-        """Measure while the others wait, in turn. measure: None where that was done before.
+        """Measure while the others wait, in turn, and wait until all have. measure: None where that
+        was done before.
 
         Raises `EnvironmentRefused` when one of them ended instead.
         """
         if self._come(measure is not None) and measure is not None:
             measure()
             self._say(MEASURED)
+            self._hear()
 
     def together(self, measure: Callable[[], None] | None, busy: Callable[[], bool]) -> None:
         """Measure while the others do, and keep the device busy until all have. busy: keeps it so

@@ -350,6 +350,8 @@ class _Run:
             wanted = self._compiled_before(pass_, cells)
             self._ahead.compile(wanted, device.memory_bytes, self.view.note)
             self._ahead.lend(executor, self._held)
+            if pass_.beside is not Beside.ANYTHING:  # a worker is there before it is waited for
+                described_as_before(executor, self.journal.contents.headers)
             yield executor
 
     def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:

@@ -79,12 +79,13 @@ class Meeting:
 
     def _alone(self) -> None:
         wanted = self._gathered()
-        for name in self._lines.keys() - wanted:
-            self._tell(name, GO_ON)
         for name in self._lines:
             if name in wanted:
                 self._tell(name, BEGIN)
                 self._expect(name, MEASURED)
+        # Not before: who goes on begins a worker, and compiles where it was resumed.
+        for name in self._lines:
+            self._tell(name, GO_ON)
 
     def _together(self) -> None:
         wanted = self._gathered()

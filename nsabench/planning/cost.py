@@ -1,8 +1,8 @@
 """What a case costs to measure, in seconds, by its work.
 
 The estimate is there to be in proportion, and the same on every host, so it knows no device. A case
-takes a part that each has (inputs, compilation, warm-up, sampling until its budget is spent) and a
-part that grows with its work (the oracle in float64, and every call).
+takes a part that each has (warm-up and parity of each implementation, sampling until its budget is
+spent) and a part that grows with its work (inputs, the oracle in float64, and every call).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from nsabench.model.plan import PlannedCase
 SET_UP_S = 0.05  # of an implementation: parity, and what comes before its samples
 # What a GPU of today does of an op, not the most that it could.
 FLOP_S, BYTE_S = 1e14, 1e12
-# Of a case beside its samples, as an H200 took for blocks of 2048 to 65536 tokens and for the whole
-# up to 131072: inputs, the oracle in float64, and baselines that move far more than they must.
-BESIDE_FLOP_S, BESIDE_BYTE_S = 1e13, 1e8
+# Of a case beside its samples: inputs, the oracle in float64, and baselines that move far more than
+# they must. An H200 took 4 to 20 s a GB for blocks of up to 65536 tokens, the whole of up to 131072
+# and its decode step. Cases of other ops that are as large were not timed.
+BESIDE_FLOP_S, BESIDE_BYTE_S = 1e13, 1.5e8
 
 
 def by_work(cases: Sequence[PlannedCase]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from select import select
 from types import SimpleNamespace
 from typing import cast
 
@@ -21,6 +22,7 @@ from nsabench.assessment.neighbours import findings
 from nsabench.assessment.tables import read_records
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.manifest import seal, verify
+from nsabench.execution import run as run_module
 from nsabench.execution.neighbours import BEGIN, GO_ON, VARIABLE, Neighbours, _keeps_busy
 from nsabench.execution.passes.canary import PASS as CANARY
 from nsabench.execution.passes.contract import Pass
@@ -101,6 +103,28 @@ def test_each_is_alone_once_and_none_goes_on_before_all_have_measured_together()
     assert ("a", "busy begins") in said
     slower = said.index(("b", "together ends"))
     assert said.index(("a", "together ends")) < slower < said.index(("a", "goes on"))
+
+
+def test_who_was_alone_before_waits_until_the_others_have_been() -> None:
+    """It goes on to compile, which would not be nothing beside them."""
+    said: list[tuple[str, str]] = []
+    meeting = Meeting(["a", "b"], lambda *line: said.append(line), patience_s=20)
+    a, b = (Member(meeting, name, said, "") for name in ("a", "b"))
+    meeting.begin()
+    b.start()
+
+    def resumed() -> None:
+        a.neighbours.alone(None)
+        said.append(("a", "compiles"))
+        a.neighbours.together(a._do("together"), a._busy)
+
+    again = threading.Thread(target=resumed)
+    again.start()
+    for thread in (again, b):
+        thread.join(20)
+    meeting.end()
+    assert meeting.left == ""
+    assert said.index(("b", "alone ends")) < said.index(("a", "compiles"))
 
 
 def test_where_one_ends_the_others_end_too() -> None:
@@ -201,6 +225,46 @@ def test_before_neighbours_wait_for_each_other_all_have_compiled() -> None:
     left = min(first - {canary})
     done = {PassName.ALONE: {canary}, PassName.FIRST_LOOK: first - {left}}
     assert compiled_before(ALONE) == {left}
+
+
+def test_a_shard_has_compiled_and_has_a_worker_before_it_says_that_it_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = make_plan(SHARD)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    did: list[str] = []
+
+    def does(what: str) -> Callable[..., SimpleNamespace]:
+        def do(*_: object) -> SimpleNamespace:
+            if what != "measures":
+                assert not select([theirs], [], [], 0)[0], f"it has come and {what}"
+            did.append(what)
+            return SimpleNamespace(sandbox="")
+
+        return do
+
+    monkeypatch.setattr(run_module, "described_as_before", does("is described"))
+    device = SimpleNamespace(memory_bytes=None)
+    header = SimpleNamespace(described=SimpleNamespace(device=device))
+    run = SimpleNamespace(
+        plan=plan,
+        folder=SimpleNamespace(path=None),
+        journal=SimpleNamespace(contents=SimpleNamespace(headers=[header])),
+        view=SimpleNamespace(note=None),
+        _ahead=SimpleNamespace(compile=does("compiles"), lend=does("is lent")),
+        _is_open=True,
+        _compiled_before=lambda *_: {},
+        _sit=lambda _: None,
+        _step=print,
+    )
+    started = SimpleNamespace(close=lambda: None)
+    pass_ = replace(ALONE, start=lambda plan, folder: cast("WorkerExecutor", started))
+    with ours, theirs:
+        for message in (BEGIN, GO_ON):
+            theirs.send(message)
+        executor = _Run._executor(cast("_Run", run), pass_, {})
+        Neighbours(1, ours).meet(pass_, plan, executor, does("measures"))
+    assert did == ["is described", "compiles", "is lent", "is described", "measures"]
 
 
 @pytest.fixture(scope="module")

@@ -268,7 +268,7 @@ CpuTimer.sample = sample
 honest = gqa
 
 def gqa(q, k, v, *, sm_scale):
-    time.sleep(0.004)
+    time.sleep(0.01)
     return honest(q, k, v, sm_scale=sm_scale)
 """
 

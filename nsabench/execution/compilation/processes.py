@@ -24,6 +24,8 @@ CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
 SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
 # A first call that took so much longer than the second compiled something, or chose a variant.
 COMPILES_S = 0.15
+# Of all calls by one kind of workers: then none is begun. Shards beside this one wait for it.
+MOST_S = 450.0
 KILL_EVERY_S = 0.2  # of an interrupted one
 
 
@@ -78,6 +80,7 @@ class Processes:
         self._calls: list[Future[Called]] = []
         self._ended_by: set[str] = set()  # implementations: the next call would end the next
         self._in_flight: dict[WorkerExecutor, tuple[float, Job]] = {}  # what, and since when
+        self._ends_at = time.monotonic() + MOST_S
 
     def __enter__(self) -> Processes:
         return self
@@ -111,8 +114,8 @@ class Processes:
         return f"{said}; {job.info.name} on {labels.of_case(job.case)} goes on for {for_s:.0f} s"
 
     def _call(self, job: Job) -> Called:
-        if job.info.name in self._ended_by:
-            return Called(job)
+        if job.info.name in self._ended_by or time.monotonic() >= self._ends_at:
+            return Called(job)  # it is compiled when it is measured
         with self._room.for_(SETS * ops.work(job.case).bytes_min):
             executor = self._free.get()
             began = time.monotonic()

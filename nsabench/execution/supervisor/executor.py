@@ -27,7 +27,7 @@ from nsabench.execution.supervisor import process, sensors
 from nsabench.execution.supervisor.classify import classify
 from nsabench.execution.supervisor.examiner import Examiner, examines, found_out, rivals
 from nsabench.execution.supervisor.look import Looker
-from nsabench.execution.supervisor.loss import WorkerLost
+from nsabench.execution.supervisor.loss import WorkerFilledScratch, WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess
 from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
@@ -115,6 +115,7 @@ class WorkerExecutor:
         self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
+        self._is_sibling = False  # others write to its scratch at the same time
         # Seconds of first calls that were made ahead, by case and implementation.
         self.compiled_s: dict[tuple[str, str], float] = {}
         self._looker: Looker | None = None
@@ -189,6 +190,8 @@ class WorkerExecutor:
         except WorkerLost as lost:
             status, reason = classify(lost)
             log = self._retire()
+            if isinstance(lost, WorkerFilledScratch) and not self._is_sibling:
+                self.scratch.empty()  # else the next worker would be ended for it
             raise GroupLost(
                 lost.step.implementation, status, reason, log, phase=lost.step.phase
             ) from lost
@@ -226,6 +229,7 @@ class WorkerExecutor:
             memory_limit_bytes=self._memory_limit,
         )
         made.borrow(self.scratch)
+        made._is_sibling = True
         return made
 
     def compile(self, case: Case, implementation: str, limit_s: float) -> Compiled:

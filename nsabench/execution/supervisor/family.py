@@ -64,6 +64,10 @@ def children(pid: int) -> set[int]:
 def descendants(pid: int) -> set[int]:
     """Processes that it started, and those that they did."""
     found: set[int] = set()
+    if not _LISTED:  # all of them in one look
+        with contextlib.suppress(psutil.Error):
+            found.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+        return found
     new = children(pid)
     while new:
         found |= new

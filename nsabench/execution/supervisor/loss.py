@@ -39,6 +39,11 @@ class WorkerBrokeProtocol(WorkerLost):
         self.log = log
 
 
+class WorkerFilledScratch(WorkerBrokeProtocol):
+    """It wrote more to its scratch than it may, or what cannot be walked through. Whoever finds
+    that there would be ended, too."""
+
+
 class WorkerTooLarge(WorkerLost):
     """The process group took more host memory than it may; it was killed."""
 

@@ -25,6 +25,7 @@ from nsabench.execution.supervisor.log import Log
 from nsabench.execution.supervisor.loss import (
     WorkerBrokeProtocol,
     WorkerDied,
+    WorkerFilledScratch,
     WorkerLost,
     WorkerTimedOut,
     WorkerTooLarge,
@@ -189,10 +190,12 @@ class WorkerProcess:
             self.log.write(b"\n[nsabench] the worker sent: " + bytes(line[:500]) + b"\n")
             raise self._broke("wrote on the descriptor of the worker's answers") from None
 
-    def _broke(self, how: str) -> WorkerBrokeProtocol:
+    def _broke(
+        self, how: str, lost: type[WorkerBrokeProtocol] = WorkerBrokeProtocol
+    ) -> WorkerBrokeProtocol:
         self.stop()
         self._drain.join(TERM_GRACE_S)
-        return WorkerBrokeProtocol(self._step, how, self.log.text())
+        return lost(self._step, how, self.log.text())
 
     def _died(self) -> WorkerLost:
         try:
@@ -210,9 +213,10 @@ class WorkerProcess:
         if family.takes_more(self.pid, self._memory_limit):
             self.stop()
             raise WorkerTooLarge(self._step, self._memory_limit)
-        due = self._scratch and scratch.is_due(self._scratch)
-        if due and scratch.holds_more(Path(self._scratch)):
-            raise self._broke(f"wrote more than {scratch.LIMIT} to its scratch")
+        walks = self._scratch and scratch.begins_walk(self._scratch)
+        if walks and scratch.holds_more(Path(self._scratch)):
+            how = f"wrote more than {scratch.LIMIT} to its scratch"
+            raise self._broke(how, WorkerFilledScratch)
 
     def children(self) -> list[psutil.Process]:
         """Processes the worker started and left."""

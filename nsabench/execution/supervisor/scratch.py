@@ -32,14 +32,15 @@ _walks = Lock()
 _walked_at: dict[str, float] = {}  # by folder; workers that compile at once have one together
 
 
-def is_due(folder: str) -> bool:
-    """Whether nobody has begun to walk through a folder for a while; whoever asks begins now."""
+def begins_walk(folder: str) -> bool:
+    """Whether whoever asks is to walk through a folder now, since nobody has begun to for a
+    while."""
     now = time.monotonic()
     with _walks:
-        is_due = now - _walked_at.get(folder, -inf) >= WALK_EVERY_S
-        if is_due:
-            _walked_at[folder] = now
-    return is_due
+        if now - _walked_at.get(folder, -inf) < WALK_EVERY_S:
+            return False
+        _walked_at[folder] = now
+        return True
 
 
 def holds_more(folder: Path) -> bool:
@@ -108,10 +109,14 @@ class Scratch:
         Path(self.path).mkdir(0o700)
         return aside
 
+    def empty(self) -> None:
+        """Forget what workers have left here. None runs meanwhile."""
+        self.put_aside().remove()
+
     def begin_afresh(self, aside: TemporaryFolder) -> None:
         """Forget what workers have left here. The next one begins with what was put aside: caches
         of compilers, at the path where they were written, since some hold paths."""
-        self.put_aside().remove()
+        self.empty()
         self._begins_as = str(Path(aside.name, _ASIDE))
 
     def remove(self) -> None:

@@ -13,7 +13,7 @@ from nsabench.execution import schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal, read
 from nsabench.execution.passes import first_look
-from nsabench.execution.supervisor import process, program, templates
+from nsabench.execution.supervisor import process, program, scratch, templates
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.log import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from nsabench.model.journal import Entry
@@ -124,6 +124,20 @@ def test_what_a_case_leaves_behind_is_no_fault_of_the_next(
     notes = [note for e in others for o in e.outcomes for note in o.notes]
     assert len(notes) == 4
     assert all("measured again, since before any call" in note for note in notes)
+
+
+def test_a_scratch_that_holds_too_much_ends_nobody_else(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither beside it nor in the next case."""
+    monkeypatch.setattr(process, "POLL_S", 0.01)
+    monkeypatch.setattr(scratch, "WALK_EVERY_S", 0.0)
+    plan = make_plan(["buries_its_scratch", "sdpa_gqa"], lengths=(16, 32), timeout_s=30)
+    for entry in run(plan, tmp_path):
+        outcomes = {outcome.implementation: outcome for outcome in entry.outcomes}
+        assert outcomes["buries_its_scratch"].status is Status.CRASHED
+        assert "to its scratch" in outcomes["buries_its_scratch"].reason
+        assert outcomes["sdpa_gqa"].status is Status.OK, outcomes["sdpa_gqa"].reason
 
 
 def test_host_memory_is_bounded(make_plan: MakePlan, tmp_path: Path) -> None:

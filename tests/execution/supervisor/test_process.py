@@ -204,8 +204,8 @@ def test_to_walk_through_a_scratch_ends(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_scratch_of_several_workers_is_walked_through_by_one(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert [scratch.is_due(folder) for _ in range(3)] == [True, False, False]
-    assert scratch.is_due(f"{folder}/another")
+    assert [scratch.begins_walk(folder) for _ in range(3)] == [True, False, False]
+    assert scratch.begins_walk(f"{folder}/another")
 
 
 def test_what_fills_its_scratch_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
