@@ -57,7 +57,8 @@ def test_rows_a_program_do_not_change_a_bit_of_the_gated_sum() -> None:
     assert torch.equal(launch_sum(*given, rows=1), launch_sum(*given, rows=16))
     one, many = (launch_gates_backward(grad, *given, rows=rows) for rows in (1, 16))
     # Of each row a sum, whose lanes a GPU shares out by how many rows there are.
-    torch.testing.assert_close(one.gates, many.gates, atol=1e-5, rtol=1e-5)
+    rounding = 1e-5 if DEVICE == "cuda" else 0.0
+    torch.testing.assert_close(one.gates, many.gates, atol=rounding, rtol=rounding)
 
 
 def mean(x: torch.Tensor, block: int, stride: int) -> torch.Tensor:

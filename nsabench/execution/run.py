@@ -357,15 +357,14 @@ class _Run:
     def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """The cells of a pass that are not journaled yet; and of the first look, before anything
         for which the neighbours wait: each would wait for the compilers of all others."""
-        wanted = [(pass_, cells)]
+        left = self._left(pass_, cells)
         if pass_.beside is not Beside.ANYTHING:
-            wanted.append((first_look.PASS, first_look.PASS.cells(self.plan, dict)))
-        return {
-            case_id: names
-            for of_pass, its_cells in wanted
-            for case_id, names in its_cells.items()
-            if case_id not in self.journal.done(of_pass.name)
-        }
+            left |= self._left(first_look.PASS, first_look.PASS.cells(self.plan, dict))
+        return left
+
+    def _left(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        done = self.journal.done(pass_.name)
+        return {case_id: names for case_id, names in cells.items() if case_id not in done}
 
     def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
         schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)

@@ -50,8 +50,7 @@ def run(
     for number, (case_id, names) in enumerate(cells.items(), 1):
         if case_id in done:
             continue
-        planned = plan.by_id.get(case_id) or plan.canary
-        assert planned is not None
+        planned = plan.measured(case_id)
         if pass_.announcement:
             progress.note(pass_.announcement.format(case=labels.of_case(planned.case)))
         else:

@@ -144,6 +144,12 @@ class Plan(BaseModel):
     def by_id(self) -> dict[str, PlannedCase]:
         return {planned.id: planned for planned in self.cases}
 
+    def measured(self, case_id: str) -> PlannedCase:
+        """One of its cases, or the canary, which need not be one of them."""
+        planned = self.by_id.get(case_id) or self.canary
+        assert planned is not None
+        return planned
+
     @cached_property
     def by_name(self) -> dict[tuple[str, str], ImplementationInfo]:
         """By op and name."""

@@ -105,6 +105,14 @@ def test_of_one_family_nobody_is_called_beside_the_first(begun: Begin) -> None:
     assert {call[1] for call in calls(done)} == set(map(str, LENGTHS))
 
 
+def test_compiling_ahead_has_an_end(begun: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of one host wait for each other until all have compiled."""
+    monkeypatch.setattr(processes, "MOST_S", 0.0)
+    plan, done = begun(["compiles"], lengths=LENGTHS, timeout_s=30)
+    done.call(jobs_of(plan, cells(plan)), 2, ROOM, print)
+    assert done.implementations == set() and set(done.first_s.values()) == {0.0}
+
+
 def test_the_case_that_all_shards_measure_is_compiled_ahead_as_well(make_plan: MakePlan) -> None:
     """It need not be one of the shard's own."""
     whole = make_plan(["compiles"], lengths=(16, 32))

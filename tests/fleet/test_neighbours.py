@@ -23,6 +23,7 @@ from nsabench.assessment.tables import read_records
 from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.evidence.manifest import seal, verify
 from nsabench.execution import run as run_module
+from nsabench.execution.journal import Journal
 from nsabench.execution.neighbours import BEGIN, GO_ON, VARIABLE, Neighbours, _keeps_busy
 from nsabench.execution.passes.canary import PASS as CANARY
 from nsabench.execution.passes.contract import Pass
@@ -215,10 +216,11 @@ def test_before_neighbours_wait_for_each_other_all_have_compiled() -> None:
     canary, first = plan.canary.id, {planned.id for planned in plan.cases}
     done: dict[PassName, set[str]] = {}
     journal = SimpleNamespace(done=lambda name: done.get(name, set()))
-    run = cast("_Run", SimpleNamespace(plan=plan, journal=journal))
+    run = _Run.__new__(_Run)
+    run.plan, run.journal = plan, cast("Journal", journal)
 
     def compiled_before(pass_: Pass) -> set[str]:
-        return set(_Run._compiled_before(run, pass_, pass_.cells(plan, dict)))
+        return set(run._compiled_before(pass_, pass_.cells(plan, dict)))
 
     assert compiled_before(ALONE) == compiled_before(TOGETHER) == {canary} | first
     assert compiled_before(CANARY) == {canary}

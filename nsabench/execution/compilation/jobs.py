@@ -54,9 +54,7 @@ def jobs_of(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[J
     clean = clean_sources(plan)
     jobs: dict[ImplementationInfo, dict[str, Job]] = {}
     for case_id, names in cells.items():
-        planned = plan.by_id.get(case_id) or plan.canary
-        assert planned is not None
-        case = planned.case
+        case = plan.measured(case_id).case
         for name in names:
             info = plan.info(case.op, name)
             if _may_compile(info):
