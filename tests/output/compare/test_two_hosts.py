@@ -2,8 +2,9 @@
 
 The runs 20261121T104829Z-0beac1 and 20261122T101441Z-a3e88b, which were published, were made on the
 H200 of two hosts, whose timers add 2.7 and 4.4 µs. What they say of dense rows is packed here,
-without controls, and so without signature. The baselines of dense rows are one and the same code in
-both, which the digest of a whole package does not say; so it is told where a test needs it.
+without controls, errors and rooflines, and so without signature. The baselines of dense rows are
+one and the same code in both, which the digest of a whole package does not say; so it is told where
+a test needs it.
 """
 
 from __future__ import annotations
