@@ -88,6 +88,7 @@ def is_paired(record: Record) -> bool:
 
 T = TypeVar("T")
 _Key = tuple[str, str, Regime, str, str]
+_Measured = tuple[str, list[Record]]
 
 
 def telling(measured: Sequence[T], size: Callable[[T], int]) -> T:
@@ -101,9 +102,9 @@ def telling(measured: Sequence[T], size: Callable[[T], int]) -> T:
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
-    """runs: id and records of each, the latest first; which of several says is told by `telling`.
-    Software that is no pair comes last."""
-    measured: dict[_Key, list[tuple[str, list[Record]]]] = {}
+    """runs: id and records of each, the latest first. Which of several says is told by `telling`,
+    of those with `_most_libraries`. Software that is no pair comes last."""
+    measured: dict[_Key, list[_Measured]] = {}
     for run_id, records in runs:
         groups: dict[_Key, list[Record]] = {}
         for r in records:
@@ -115,11 +116,22 @@ def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboa
             for one in _regimes(regime, rows):
                 measured.setdefault((op, direction, one, gpu, line), []).append((run_id, rows))
     told = {
-        key: telling(several, lambda one: len({r.case_id for r in one[1]}))
+        key: telling(_most_libraries(several), lambda one: len({r.case_id for r in one[1]}))
         for key, several in measured.items()
     }
     order = sorted(told, key=lambda key: _place(key, told[key][1][0]))
     return [_board(key, *told[key]) for key in order]
+
+
+def _most_libraries(measured: Sequence[_Measured]) -> list[_Measured]:
+    """Those in which at least half as many public libraries were right as where most were: who is
+    the fastest is not told by a run beside none of them, however large it is."""
+    libraries = [
+        len({r.package for r in rows if r.package and r.status is Status.OK})
+        for _, rows in measured
+    ]
+    least = max(libraries) / 2
+    return [one for one, count in zip(measured, libraries, strict=True) if count >= least]
 
 
 def _place(key: _Key, record: Record) -> tuple[Any, ...]:

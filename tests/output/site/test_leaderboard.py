@@ -174,6 +174,18 @@ def test_of_several_runs_the_latest_that_is_half_as_large_says(records: Sequence
     assert {b.run_id for b in leaderboards([("mended", most), ("earlier", crashed)])} == {"mended"}
 
 
+def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequence[Record]) -> None:
+    """A later run of 60 cases in which no library was installed hid five cases with all of them."""
+    [one, *_] = {r.case_id for r in records}
+    few = [r for r in records if r.case_id == one]
+    alone = [replace(r, package=None) for r in records]
+    failed = [replace(r, status=Status.UNSUPPORTED) if r.package else r for r in records]
+    for without in (alone, failed):
+        boards = leaderboards([("without", without), ("beside them", few)])
+        assert {b.run_id for b in boards} == {"beside them"}
+    assert {b.run_id for b in leaderboards([("without", alone), ("few", alone[:4])])} == {"without"}
+
+
 def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:
     paired = [replace(r, torch="2.11.0+cu130", triton="3.6.0") for r in records]
     other = [replace(r, torch="2.11.0+cu130", triton="3.1.0") for r in records]
