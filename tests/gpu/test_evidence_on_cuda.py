@@ -60,24 +60,32 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    journal, deadline = run / "journal.jsonl", time.monotonic() + 240
-    while not journal.is_file() or b'"pass_name"' not in journal.read_bytes():
+    found, first = tmp_path / "found.json", tmp_path / "first.json"
+    deadline = time.monotonic() + 240
+    while not found.is_file():  # in the middle of the first case
         assert begun.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     begun.send_signal(signal.SIGKILL)
     begun.wait(30)
-    resumed = subprocess.run(
-        [*command, "--resume", run], env=environment, capture_output=True, text=True, timeout=200
+    found.rename(first)  # so that it looks again
+    resumed = subprocess.Popen(
+        [*command, "--resume", run],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    assert resumed.returncode in (0, 1), resumed.stdout[-2000:] + resumed.stderr
+    told, _ = resumed.communicate(timeout=200)
+    assert resumed.returncode in (0, 1), told[-2000:]
     report = verify(run, trusted=[keys.keyid_of(public)], require=Trust.PINNED)
     assert report.broken is None, report.broken
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert str(begun.pid) in found["processes"]
-    read = [
-        (pid, where, what)
-        for pid, places in found["processes"].items()
-        for where, what in places.items()
-        if isinstance(what, list) and what
-    ]
-    assert read == []
+    for process, seen in ((begun, first), (resumed, found)):
+        processes = json.loads(seen.read_text())["processes"]
+        assert str(process.pid) in processes
+        read = [
+            (pid, where, what)
+            for pid, places in processes.items()
+            for where, what in places.items()
+            if isinstance(what, list) and what
+        ]
+        assert read == []
