@@ -33,6 +33,7 @@ from nsabench.fleet.shard import admit
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
+from nsabench.output.report import Facts, write_html, write_markdown
 from nsabench.signing import Signer
 from tests.runs import Made, make_run
 
@@ -188,6 +189,35 @@ def test_the_verdicts_of_an_outlying_host_are_inconclusive(
             assert record.verdict is expected
             assert ("shard 2/3" in record.reason) == (record.case_id in own)
     assert "shard 2/3" in (out / "selection_report.md").read_text()
+
+
+def test_its_page_tells_the_shards_apart(
+    tmp_path: Path, shards: list[Path], signer: Signer
+) -> None:
+    beside = replace(FAST, canary_ms=0.2 * 1.05, neighbours=1, together_ms=0.2 * 1.02)
+    other = [
+        shard(tmp_path / "other", signer, n, replace(beside, canary_ms=ms))
+        for n, ms in ((1, 0.2), (2, 0.21), (3, 0.2))
+    ]
+    _, out = merged(other, signer)
+    text = (out / "selection_report.md").read_text()
+    told = text.partition("## Shards")[2].partition("## ")[0]
+    rows = [line.split(" | ") for line in told.splitlines() if line.startswith(("| 1/", "| 2/"))]
+    [first, second] = rows
+    assert first[1] == "`shard-1`" and int(first[2]) + int(second[2]) < len(
+        Plan.read(out / "plan.yaml").cases
+    )
+    near = [pytest.approx(us, rel=0.01) for us in (200, 204, 200)]
+    assert [float(cell) for cell in first[4:7]] == near
+    assert float(second[7].rstrip(" |")) == pytest.approx(1.05, rel=0.01)
+    page = write_html(Facts.read(out), tmp_path / "page").read_text()
+    assert 'id="shards"' in page and "over the median of all" in page
+    assert "its first shard, again" in page and "the run, again" not in page
+    _, out = merged(shards, signer)
+    alone = (out / "selection_report.md").read_text()
+    assert "at its end" in alone and "neighbours wait" not in alone
+    lone = make_run(tmp_path / "lone", FAST)
+    assert "## Shards" not in write_markdown(Facts.read(lone), tmp_path / "report").read_text()
 
 
 @pytest.mark.parametrize(

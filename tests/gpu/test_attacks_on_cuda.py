@@ -36,7 +36,8 @@ def test_calls_on_a_gpu_are_seen_from_outside_where_that_is_asked_for(
 ) -> None:
     """Off by default: this shows whether it may be on."""
     monkeypatch.setenv(examiner.ON_CUDA, "1")
-    # A baseline is looked at beside one that says it is faster: this one takes several launches.
+    # A baseline is looked at beside one that says it is faster: this one needs several launches,
+    # so that it is surely slower.
     names = (BASELINE, "sdpa_gqa_math")
     with closing(WorkerExecutor("cuda")) as executor:
         known = {(i.op, i.name): i for i in executor.discover()}

@@ -19,9 +19,9 @@ pytestmark = [
 ]
 
 SPY = Path(__file__).parents[1] / "signing" / "spy.py"
-TWO = """
+TEN = """
 op: selection_rows
-axes: {dtype: float16, N: [64, 256], H: 4, D: 64, L: 128}
+axes: {dtype: float16, N: [64, 256], H: 4, D: 64, L: [64, 128, 256, 512, 1024]}
 implementations: {only: [sdpa_gqa, mine]}
 timing: {stopping: {kind: fixed_count, rounds: 10}}
 """
@@ -47,7 +47,7 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
         "files": [],
     }
     (tmp_path / "task.json").write_text(json.dumps(task))
-    (tmp_path / "m.yaml").write_text(TWO)
+    (tmp_path / "m.yaml").write_text(TEN)
     others = {name: value for name, value in os.environ.items() if not name.startswith(KEY)}
     environment = {**others, "SPY": str(tmp_path / "task.json"), KEY: pem}
     run = tmp_path / "run"
@@ -61,21 +61,25 @@ def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the
         stderr=subprocess.DEVNULL,
     )
     found, first = tmp_path / "found.json", tmp_path / "first.json"
-    deadline = time.monotonic() + 240
-    while not found.is_file():  # in the middle of the first case
+    journal, deadline = run / "journal.jsonl", time.monotonic() + 240
+    # One of the ten cases is measured, and the spy has looked.
+    while not (found.is_file() and b'"kind":"entry"' in journal.read_bytes()):
         assert begun.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     begun.send_signal(signal.SIGKILL)
     begun.wait(30)
     found.rename(first)  # so that it looks again
-    resumed = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "--resume", run],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    told, _ = resumed.communicate(timeout=200)
+    ) as resumed:
+        try:
+            told, _ = resumed.communicate(timeout=200)
+        finally:
+            resumed.kill()
     assert resumed.returncode in (0, 1), told[-2000:]
     report = verify(run, trusted=[keys.keyid_of(public)], require=Trust.PINNED)
     assert report.broken is None, report.broken

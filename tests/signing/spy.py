@@ -67,7 +67,7 @@ _found = _task.with_name("found.json")
 @implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
 def mine(q, k, v, *, sm_scale):
     if not _found.exists():
-        part = _found.with_suffix(".part")
+        part = _found.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(look(json.loads(_task.read_text()))))
         part.replace(_found)
     return gqa(q, k, v, sm_scale=sm_scale)

@@ -10,6 +10,7 @@ from nsabench.assessment.caution import beside
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import Regime, Role, Status
 from nsabench.output.report.facts import Facts, standings
+from nsabench.output.report.sections import shards
 from nsabench.output.report.sections.where import commands, machine
 from nsabench.output.report.statistics import Group, by_distribution, by_length
 from nsabench.text import code, markdown
@@ -22,6 +23,7 @@ def render(facts: Facts) -> str:
     parts = (
         _summary,
         _environment,
+        _shards,
         _method,
         _parity,
         _results,
@@ -31,7 +33,7 @@ def render(facts: Facts) -> str:
         _commands,
     )
     blocks = [f"# Selection report: {markdown(facts.machine)}"]
-    blocks += ["\n".join(part(facts)) for part in parts]
+    blocks += [text for part in parts if (text := "\n".join(part(facts)))]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -84,6 +86,35 @@ def _environment(facts: Facts) -> Iterator[str]:
     )
     for problem in facts.problems:
         yield f"\n**{problem.severity}** {markdown(problem.what)} {markdown(problem.remedy)}"
+
+
+def _shards(facts: Facts) -> Iterator[str]:
+    if not shards.applies(facts):
+        return
+    told = shards.context(facts)
+    yield "## Shards\n"
+    if told["implementation"]:
+        yield (
+            f"All shards measured {code(told['implementation'])} on {markdown(told['canary'])}; "
+            "times in µs.\n"
+        )
+    waiting = ("neighbours wait", "beside them") if told["neighbours"] else ()
+    head = ("shard", "run", "cases", "seconds", *waiting, "at its end", "over the median of all")
+    yield from table(head, (_of_shard(row, bool(waiting)) for row in told["rows"]))
+    if told["more"]:
+        yield f"\nand {told['more']} more, in `plan.yaml`."
+
+
+def _of_shard(row: shards.Row, beside: bool) -> list[str]:
+    times = [row.alone, row.together, row.end] if beside else [row.end]
+    return [
+        row.shard,
+        code(row.run_id),
+        str(row.cases),
+        f"{row.wall_s:.0f}",
+        *("–" if ms is None else f"{ms * 1e3:.4g}" for ms in times),
+        "–" if row.apart is None else f"{row.apart:.3f}",
+    ]
 
 
 def _method(facts: Facts) -> Iterator[str]:

@@ -15,6 +15,7 @@ from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Direction, Regime, Role, Status
 from nsabench.output.site import claimed
 from nsabench.output.site.claimed import Claimed
+from nsabench.packages.catalogue import CATALOGUE
 
 IN = {
     Regime.DEVICE: "on the device",
@@ -91,19 +92,26 @@ _Key = tuple[str, str, Regime, str, str]
 _Measured = tuple[str, list[Record]]
 
 
+def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
+    """Those that are at least half as large as the largest, in their order."""
+    least = max(map(size, measured)) / 2
+    return [one for one in measured if size(one) >= least]
+
+
 def telling(measured: Sequence[T], size: Callable[[T], int]) -> T:
     """The first of those that are at least half as large as the largest: a few cases that were
     measured again say nothing of all the others.
 
     measured: the latest first.
     """
-    least = max(map(size, measured)) / 2
-    return next(one for one in measured if size(one) >= least)
+    return at_least_half(measured, size)[0]
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
     """runs: id and records of each, the latest first. Which of several says is told by `telling`,
-    of those with `_most_libraries`. Software that is no pair comes last."""
+    of those with at least half as many public libraries as where most were right: who is the
+    fastest is not told by a run beside none of them, however large it is. Software that is no pair
+    comes last."""
     measured: dict[_Key, list[_Measured]] = {}
     for run_id, records in runs:
         groups: dict[_Key, list[Record]] = {}
@@ -116,22 +124,19 @@ def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboa
             for one in _regimes(regime, rows):
                 measured.setdefault((op, direction, one, gpu, line), []).append((run_id, rows))
     told = {
-        key: telling(_most_libraries(several), lambda one: len({r.case_id for r in one[1]}))
+        key: telling(
+            at_least_half(several, _libraries), lambda one: len({r.case_id for r in one[1]})
+        )
         for key, several in measured.items()
     }
     order = sorted(told, key=lambda key: _place(key, told[key][1][0]))
     return [_board(key, *told[key]) for key in order]
 
 
-def _most_libraries(measured: Sequence[_Measured]) -> list[_Measured]:
-    """Those in which at least half as many public libraries were right as where most were: who is
-    the fastest is not told by a run beside none of them, however large it is."""
-    libraries = [
-        len({r.package for r in rows if r.package and r.status is Status.OK})
-        for _, rows in measured
-    ]
-    least = max(libraries) / 2
-    return [one for one, count in zip(measured, libraries, strict=True) if count >= least]
+def _libraries(measured: _Measured) -> int:
+    """How many of the public libraries that nsabench knows were right beside the candidates."""
+    beside = [r for r in measured[1] if r.role is not Role.CANDIDATE and r.status is Status.OK]
+    return len({r.package for r in beside} & {one.name for one in CATALOGUE})
 
 
 def _place(key: _Key, record: Record) -> tuple[Any, ...]:

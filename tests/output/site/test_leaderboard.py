@@ -183,7 +183,15 @@ def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequen
     for without in (alone, failed):
         boards = leaderboards([("without", without), ("beside them", few)])
         assert {b.run_id for b in boards} == {"beside them"}
-    assert {b.run_id for b in leaderboards([("without", alone), ("few", alone[:4])])} == {"without"}
+    invented = [
+        replace(r, package=f"{r.implementation} made it up", role=role)
+        for r in few
+        for role in (Role.CANDIDATE, Role.BASELINE)
+    ]
+    own = [replace(r, package="fla-core", role=Role.CANDIDATE) for r in few]
+    for little in (invented, own):
+        boards = leaderboards([("little", little), ("without", alone)])
+        assert {b.run_id for b in boards} == {"without"}, "no library that nsabench knows is there"
 
 
 def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:

@@ -95,6 +95,9 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     """What to type to do it again or to check it."""
     folder = quoted(facts.folder.path.name or ".")
     lines = [("the run, again", facts.command)]
+    if facts.plan.shards:  # its environment is that of the first
+        merging = "nsabench merge SHARD… --out again"
+        lines = [("its first shard, again", facts.command), ("all of them as one", merging)]
     container = facts.environment.container if facts.environment else None
     if container is not None and container.image_digest:
         lines.append(("the image", f"docker pull {container.image_digest}"))
