@@ -33,7 +33,7 @@ from nsabench.fleet.shard import admit
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Verdict
-from nsabench.output.report import Facts, write_html, write_markdown
+from nsabench.output.report import Facts, sections, write_html, write_markdown
 from nsabench.signing import Signer
 from tests.runs import Made, make_run
 
@@ -191,31 +191,73 @@ def test_the_verdicts_of_an_outlying_host_are_inconclusive(
     assert "shard 2/3" in (out / "selection_report.md").read_text()
 
 
-def test_its_page_tells_the_shards_apart(
-    tmp_path: Path, shards: list[Path], signer: Signer
-) -> None:
-    beside = replace(FAST, canary_ms=0.2 * 1.05, neighbours=1, together_ms=0.2 * 1.02)
-    other = [
-        shard(tmp_path / "other", signer, n, replace(beside, canary_ms=ms))
-        for n, ms in ((1, 0.2), (2, 0.21), (3, 0.2))
+def told(out: Path) -> list[list[str]]:
+    """The rows of the shards in the report of a merged run."""
+    part = (out / "selection_report.md").read_text().partition("## Shards")[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in part.splitlines() if re.match(r"\| \d", line)]
+
+
+def test_its_page_tells_the_shards_apart(tmp_path: Path, signer: Signer) -> None:
+    beside = replace(FAST, neighbours=1, together_ms=0.2 * 1.02)
+    made = [
+        shard(tmp_path / "other", signer, number, replace(beside, canary_ms=ms))
+        for number, ms in enumerate((0.2, 0.21, 0.22), 1)
     ]
-    _, out = merged(other, signer)
-    text = (out / "selection_report.md").read_text()
-    told = text.partition("## Shards")[2].partition("## ")[0]
-    rows = [line.split(" | ") for line in told.splitlines() if line.startswith(("| 1/", "| 2/"))]
-    [first, second] = rows
-    assert first[1] == "`shard-1`" and int(first[2]) + int(second[2]) < len(
-        Plan.read(out / "plan.yaml").cases
-    )
-    near = [pytest.approx(us, rel=0.01) for us in (200, 204, 200)]
-    assert [float(cell) for cell in first[4:7]] == near
-    assert float(second[7].rstrip(" |")) == pytest.approx(1.05, rel=0.01)
+    _, out = merged(made, signer)
+    rows = told(out)
+    plan = Plan.read(out / "plan.yaml")
+    assert [row[1] for row in rows] == [f"`shard-{n}`" for n in (1, 2, 3)]
+    assert [int(row[2]) for row in rows] == [len(part.cases) for _, part in plan.parts()]
+    walls = read(out / "journal.jsonl").by_run
+    expected = [sum(e.wall_s for e in walls[s.run_id].entries) for s in plan.shards]
+    assert [float(row[3]) for row in rows] == pytest.approx(expected, abs=0.5)
+    assert [float(cell) for cell in rows[0][4:7]] == pytest.approx([0.2, 0.204, 0.2], rel=0.01)
+    assert [float(row[7]) for row in rows] == pytest.approx([0.952, 1, 1.048], abs=0.01)
     page = write_html(Facts.read(out), tmp_path / "page").read_text()
-    assert 'id="shards"' in page and "over the median of all" in page
+    assert 'id="shards"' in page and "neighbours wait" in page
     assert "its first shard, again" in page and "the run, again" not in page
+    assert "nsabench merge SHARD" in page
+    (out / "environment.json").unlink()
+    narrow = replace(Facts.read(out), where=("L=64",))
+    nobody_knows = write_markdown(narrow, tmp_path / "unknown").read_text()
+    assert "its first shard, again" not in nobody_knows, "nothing says how it was started"
+    assert (
+        "seconds"
+        not in write_html(narrow, tmp_path / "narrow")
+        .read_text()
+        .split('id="shards"')[1]
+        .partition("</table>")[0]
+    )
+
+
+def test_a_shard_without_a_canary_says_why(
+    tmp_path: Path, shards: list[Path], signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = shard(tmp_path / "lost", signer, 2, replace(FAST, canary_lost="SIGSEGV in timing"))
+    _, out = merged([shards[0], lost, shards[2]], signer)
+    rows = told(out)
+    assert [row[-1] for row in rows] == ["–", "SIGSEGV in timing", "–"]
+    assert (
+        rows[1][4:6] == ["–", "–"]
+        and "of 2 of 3 shards" in (out / "selection_report.md").read_text()
+    )
+    assert "2 of 3 have one" in write_html(Facts.read(out), tmp_path / "page").read_text()
+    monkeypatch.setattr(sections.shards, "SHOWN", 1)
+    text = write_markdown(Facts.read(out), tmp_path / "few").read_text()
+    assert "| `shard-2` |" in text and "| `shard-1` |" not in text, "who is furthest is shown"
+    assert "2 more, which are nearer to the others" in text
+
+
+def test_the_name_of_a_shard_is_text(tmp_path: Path, shards: list[Path], signer: Signer) -> None:
     _, out = merged(shards, signer)
-    alone = (out / "selection_report.md").read_text()
-    assert "at its end" in alone and "neighbours wait" not in alone
+    facts = Facts.read(out)
+    forged = facts.plan.shards[0].model_copy(update={"shard": "1/3 | <img src=x>\n\n# Forged"})
+    plan = facts.plan.model_copy(update={"shards": (forged, *facts.plan.shards[1:])})
+    text = write_markdown(replace(facts, plan=plan), tmp_path / "forged").read_text()
+    assert "\n# Forged" not in text and "<img" not in text.replace("\\<img", "")
+    nobody = facts.plan.model_copy(update={"canary": None})
+    text = write_markdown(replace(facts, plan=nobody), tmp_path / "nobody").read_text()
+    assert "The plan has no case that all shards measure." in text
     lone = make_run(tmp_path / "lone", FAST)
     assert "## Shards" not in write_markdown(Facts.read(lone), tmp_path / "report").read_text()
 

@@ -28,6 +28,7 @@ timing: {stopping: {kind: fixed_count, rounds: 10}}
 
 
 @pytest.mark.untimed
+@pytest.mark.timeout(600)
 def test_a_run_that_is_killed_is_resumed_in_its_keys_name_and_no_kernel_sees_the_key(
     tmp_path: Path,
 ) -> None:

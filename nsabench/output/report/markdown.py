@@ -93,27 +93,35 @@ def _shards(facts: Facts) -> Iterator[str]:
         return
     told = shards.context(facts)
     yield "## Shards\n"
-    if told["implementation"]:
+    if not told["canary"]:
+        yield "The plan has no case that all shards measure.\n"
+    elif not told["implementation"]:
         yield (
-            f"All shards measured {code(told['implementation'])} on {markdown(told['canary'])}; "
-            "times in µs.\n"
+            "No shard timed the case that all are held to each other by, "
+            f"{markdown(told['canary'])}.\n"
         )
-    waiting = ("neighbours wait", "beside them") if told["neighbours"] else ()
-    head = ("shard", "run", "cases", "seconds", *waiting, "at its end", "over the median of all")
-    yield from table(head, (_of_shard(row, bool(waiting)) for row in told["rows"]))
+    else:
+        yield (
+            f"Times of {code(told['implementation'])} on {markdown(told['canary'])}, in ms, of "
+            f"{told['timed']} of {told['shards']} shards at their end.\n"
+        )
+    counts = ("cases", "seconds") if told["of_all"] else ()
+    looks = ("neighbours wait", "beside them") if told["neighbours"] else ()
+    head = ("shard", "run", *counts, *looks, "at its end", "over the median of all", "remark")
+    yield from table(head, (_of_shard(row, bool(counts), bool(looks)) for row in told["rows"]))
     if told["more"]:
-        yield f"\nand {told['more']} more, in `plan.yaml`."
+        yield f"\n{told['more']} more, which are nearer to the others, are not shown."
 
 
-def _of_shard(row: shards.Row, beside: bool) -> list[str]:
-    times = [row.alone, row.together, row.end] if beside else [row.end]
+def _of_shard(row: shards.Row, counted: bool, waited: bool) -> list[str]:
+    times = [row.alone, row.together, row.end] if waited else [row.end]
     return [
-        row.shard,
+        markdown(row.shard),
         code(row.run_id),
-        str(row.cases),
-        f"{row.wall_s:.0f}",
-        *("–" if ms is None else f"{ms * 1e3:.4g}" for ms in times),
+        *([str(row.cases), f"{row.wall_s:.0f}"] if counted else []),
+        *("–" if ms is None else f"{ms:.4g}" for ms in times),
         "–" if row.apart is None else f"{row.apart:.3f}",
+        markdown(row.remark) or "–",
     ]
 
 

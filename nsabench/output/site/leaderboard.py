@@ -90,9 +90,10 @@ def is_paired(record: Record) -> bool:
 T = TypeVar("T")
 _Key = tuple[str, str, Regime, str, str]
 _Measured = tuple[str, list[Record]]
+_KNOWN = {one.name for one in CATALOGUE}
 
 
-def at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
+def _at_least_half(measured: Sequence[T], size: Callable[[T], int]) -> list[T]:
     """Those that are at least half as large as the largest, in their order."""
     least = max(map(size, measured)) / 2
     return [one for one in measured if size(one) >= least]
@@ -104,7 +105,7 @@ def telling(measured: Sequence[T], size: Callable[[T], int]) -> T:
 
     measured: the latest first.
     """
-    return at_least_half(measured, size)[0]
+    return _at_least_half(measured, size)[0]
 
 
 def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboard]:
@@ -124,19 +125,21 @@ def leaderboards(runs: Iterable[tuple[str, Sequence[Record]]]) -> list[Leaderboa
             for one in _regimes(regime, rows):
                 measured.setdefault((op, direction, one, gpu, line), []).append((run_id, rows))
     told = {
-        key: telling(
-            at_least_half(several, _libraries), lambda one: len({r.case_id for r in one[1]})
-        )
+        key: telling(_beside_most(several, key[2]), lambda one: len({r.case_id for r in one[1]}))
         for key, several in measured.items()
     }
     order = sorted(told, key=lambda key: _place(key, told[key][1][0]))
     return [_board(key, *told[key]) for key in order]
 
 
-def _libraries(measured: _Measured) -> int:
-    """How many of the public libraries that nsabench knows were right beside the candidates."""
-    beside = [r for r in measured[1] if r.role is not Role.CANDIDATE and r.status is Status.OK]
-    return len({r.package for r in beside} & {one.name for one in CATALOGUE})
+def _beside_most(measured: Sequence[_Measured], regime: Regime) -> list[_Measured]:
+    """Those with at least half as many public libraries as where most were timed and right."""
+
+    def libraries(one: _Measured) -> int:
+        rivals = [r for r in one[1] if r.role is Role.BASELINE and r.status is Status.OK]
+        return len({r.package for r in rivals if r.timed_in(regime)} & _KNOWN)
+
+    return _at_least_half(measured, libraries)
 
 
 def _place(key: _Key, record: Record) -> tuple[Any, ...]:

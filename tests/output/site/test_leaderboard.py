@@ -178,7 +178,7 @@ def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequen
     """A later run of 60 cases in which no library was installed hid five cases with all of them."""
     [one, *_] = {r.case_id for r in records}
     few = [r for r in records if r.case_id == one]
-    alone = [replace(r, package=None) for r in records]
+    alone = [replace(r, package="") for r in records]
     failed = [replace(r, status=Status.UNSUPPORTED) if r.package else r for r in records]
     for without in (alone, failed):
         boards = leaderboards([("without", without), ("beside them", few)])
@@ -189,9 +189,13 @@ def test_a_larger_run_without_the_libraries_says_nothing_of_them(records: Sequen
         for role in (Role.CANDIDATE, Role.BASELINE)
     ]
     own = [replace(r, package="fla-core", role=Role.CANDIDATE) for r in few]
-    for little in (invented, own):
+    beside = [replace(r, package="fla-core", role=Role.ALTERNATIVE) for r in few]
+    for little in (invented, own, [*own, *beside]):
         boards = leaderboards([("little", little), ("without", alone)])
         assert {b.run_id for b in boards} == {"without"}, "no library that nsabench knows is there"
+    untimed = [replace(r, queued_ms=None) if r.package else r for r in few]
+    boards = leaderboards([("without", alone), ("little", untimed)])
+    assert [b.run_id for b in boards] == ["little", "without"], "by regime"
 
 
 def test_software_that_is_no_pair_stands_last(records: Sequence[Record]) -> None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, log
 from statistics import median
 from typing import Any
 
 from nsabench.assessment import canary, labels
+from nsabench.assessment.canary import Canary
 from nsabench.model.journal import Contents
-from nsabench.model.vocabulary import PassName
+from nsabench.model.plan import MergedShard, Plan
+from nsabench.model.vocabulary import PassName, Role
 from nsabench.output.report.facts import Facts
 
-ORDER = 55
+ORDER = 57
 TITLE = "Shards"
 QUESTION = "Which shard measured what, and did their devices agree?"
-SHOWN = 40  # of a fleet there are a thousand; who is not as the others is among the problems
+SHOWN = 40  # of a fleet there are a thousand: those that are furthest from the others
 
 
 @dataclass(frozen=True)
 class Row:
-    """A shard. wall_s: of all its passes. Times of the canary in ms, None where it has none: while
-    its neighbours waited, while they measured it as well, and at its end; apart: the last over the
-    median of all shards."""
+    """A shard. wall_s: of all its passes, the canary's too. Times of the canary in ms, None where
+    it has none: while its neighbours waited, while they measured it as well, and at its end. apart:
+    the last over the median of the shards that were not disturbed; remark: what became of it."""
 
     shard: str
     run_id: str
@@ -32,6 +35,19 @@ class Row:
     together: float | None
     end: float | None
     apart: float | None
+    remark: str
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What the journal holds of a shard."""
+
+    shard: MergedShard
+    part: Plan
+    wall_s: float
+    alone: Canary
+    together: Canary
+    end: Canary
 
 
 def applies(facts: Facts) -> bool:
@@ -39,52 +55,75 @@ def applies(facts: Facts) -> bool:
 
 
 def context(facts: Facts) -> dict[str, Any]:
-    planned, name = facts.plan.canary, timed_by_most(facts)
-    made = rows(facts)
+    """canary: the case, empty where the plan has none; implementation: whose times of it are
+    shown, empty where nobody has any; timed: on how many shards."""
+    planned = facts.plan.canary
+    read = [_read(facts, shard, part) for shard, part in facts.plan.parts()]
+    name = _judging(facts.plan, read) if planned is not None else ""
+    rows = _rows(read, name)
     return {
-        "rows": made[:SHOWN],
-        "more": max(len(made) - SHOWN, 0),
+        "rows": _furthest(rows),
+        "more": max(len(rows) - SHOWN, 0),
         "canary": labels.of_case(planned.case) if planned is not None else "",
         "implementation": name,
+        "timed": sum(row.end is not None for row in rows),
+        "shards": len(rows),
         "neighbours": bool(facts.plan.neighbours),
+        "of_all": not facts.where,  # cases and seconds are those of whole shards
     }
 
 
-def timed_by_most(facts: Facts) -> str:
-    """The implementation that most shards timed on their canary, the fastest if several are; empty
-    where none did."""
+def _read(facts: Facts, shard: MergedShard, part: Plan) -> _Read:
+    contents = facts.contents.by_run.get(shard.run_id, Contents())
+    looks = (PassName.ALONE, PassName.TOGETHER, PassName.CANARY)
+    alone, together, end = (canary.of_contents(contents, look) for look in looks)
+    wall_s = sum(entry.wall_s for entry in contents.entries)
+    return _Read(shard, part, wall_s, alone, together, end)
+
+
+def _judging(plan: Plan, read: Sequence[_Read]) -> str:
+    """The baseline that most shards timed at their end, the fastest if several are; where there is
+    none, of all that any shard timed."""
+    baselines = {i.name for i in plan.implementations if i.role is Role.BASELINE}
     times: dict[str, list[float]] = {}
-    for shard in facts.plan.shards:
-        for name, ms in _medians(facts, shard.run_id, PassName.CANARY).items():
+    for one in read:
+        for name, ms in (one.end.medians or one.alone.medians).items():
             times.setdefault(name, []).append(ms)
-    return min(times, key=lambda name: (-len(times[name]), median(times[name])), default="")
+    names = times.keys() & baselines or times.keys()
+    return min(names, key=lambda n: (-len(times[n]), median(times[n]), n), default="")
 
 
-def rows(facts: Facts) -> list[Row]:
-    """A row a shard, in their order."""
-    name = timed_by_most(facts)
-    ends = [
-        ms
-        for shard in facts.plan.shards
-        if (ms := _medians(facts, shard.run_id, PassName.CANARY).get(name)) is not None
+def _rows(read: Sequence[_Read], name: str) -> list[Row]:
+    ends = [one.end.medians[name] for one in read if name in one.end.medians]
+    sound = [
+        one.end.medians[name] for one in read if name in one.end.medians and not one.end.disturbed
     ]
+    middle = median(sound or ends) if ends else 0.0
     made = []
-    for shard, part in facts.plan.parts():
+    for one in read:
         alone, together, end = (
-            _medians(facts, shard.run_id, look).get(name)
-            for look in (PassName.ALONE, PassName.TOGETHER, PassName.CANARY)
+            look.medians.get(name) for look in (one.alone, one.together, one.end)
         )
-        wall_s = sum(entry.wall_s for entry in _contents(facts, shard.run_id).entries)
-        apart = end / median(ends) if end is not None else None
         made.append(
-            Row(shard.shard, shard.run_id, len(part.cases), wall_s, alone, together, end, apart)
+            Row(
+                shard=one.shard.shard,
+                run_id=one.shard.run_id,
+                cases=len(one.part.cases),
+                wall_s=one.wall_s,
+                alone=alone,
+                together=together,
+                end=end,
+                apart=end / middle if end is not None else None,
+                remark=one.end.disturbed or one.end.failed.get(name, "") or one.end.lost,
+            )
         )
     return made
 
 
-def _contents(facts: Facts, run_id: str) -> Contents:
-    return facts.contents.by_run.get(run_id, Contents())
-
-
-def _medians(facts: Facts, run_id: str, look: PassName) -> Mapping[str, float]:
-    return canary.of_contents(_contents(facts, run_id), look).medians
+def _furthest(rows: Sequence[Row]) -> list[Row]:
+    """In their order."""
+    if len(rows) <= SHOWN:
+        return list(rows)
+    far = sorted(rows, key=lambda row: -(inf if row.apart is None else abs(log(row.apart))))
+    shown = {id(row) for row in far[:SHOWN]}
+    return [row for row in rows if id(row) in shown]

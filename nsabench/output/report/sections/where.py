@@ -94,10 +94,12 @@ def machine(environment: Environment) -> Iterator[tuple[str, str]]:
 def commands(facts: Facts) -> list[tuple[str, str]]:
     """What to type to do it again or to check it."""
     folder = quoted(facts.folder.path.name or ".")
-    lines = [("the run, again", facts.command)]
-    if facts.plan.shards:  # its environment is that of the first
-        merging = "nsabench merge SHARD… --out again"
-        lines = [("its first shard, again", facts.command), ("all of them as one", merging)]
+    if not facts.plan.shards:
+        lines = [("the run, again", facts.command)]
+    else:  # its environment is that of the first
+        known = facts.environment is not None and facts.environment.run.command
+        lines = [("its first shard, again", facts.command)] if known else []
+        lines.append(("all of them as one", "nsabench merge SHARD… --out again"))
     container = facts.environment.container if facts.environment else None
     if container is not None and container.image_digest:
         lines.append(("the image", f"docker pull {container.image_digest}"))
