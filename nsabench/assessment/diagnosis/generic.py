@@ -41,7 +41,9 @@ def hypotheses(evidence: Evidence) -> Iterator[Hypothesis]:
 
 
 def _remembered(e: Evidence) -> Iterator[Hypothesis]:
-    yield Hypothesis("is zero everywhere", lambda: torch.zeros_like(e.oracle))
+    # One row that is zero for another reason may be the only one that is far off.
+    if is_all(e.off, e.whole_output == 0):
+        yield Hypothesis("is zero everywhere", lambda: torch.zeros_like(e.oracle))
     previous = e.previous
     if previous is not None:
         yield Hypothesis("is the output of an earlier call, not of this one", lambda: previous)
@@ -280,8 +282,9 @@ def _straight_line(e: Evidence) -> Iterator[Hypothesis]:
     offset = float((e.output - e.oracle)[e.marked].mean())
     yield Hypothesis(f"is off by a constant {offset:.3g}", lambda: e.oracle + offset)
     factor = _factor(e.output[e.marked], e.oracle[e.marked])
-    digits = 4 if abs(factor - 1) > 1e-3 else 7  # "1 times" would say nothing
-    yield Hypothesis(f"is {factor:.{digits}g} times the right one", lambda: e.oracle * factor)
+    if factor:  # what is zero has a hypothesis of its own
+        digits = 4 if abs(factor - 1) > 1e-3 else 7  # "1 times" would say nothing
+        yield Hypothesis(f"is {factor:.{digits}g} times the right one", lambda: e.oracle * factor)
 
 
 def _factor(output: Tensor, oracle: Tensor) -> float:

@@ -14,7 +14,7 @@ from nsabench.assessment.diagnosis import diagnose, diagnose_gradient, gradients
 from nsabench.implementations.baselines.nsa_attention import attend
 from nsabench.implementations.baselines.nsa_without_window import attend_without_window
 from nsabench.model.vocabulary import DType
-from nsabench.ops import Inputs, rows_left_out
+from nsabench.ops import Inputs, _sampled, rows_left_out
 
 SIZES = {"HQ": 4, "H": 2, "D": 32}
 NSA = {**SIZES, "block": 8, "stride": 4, "block_size": 16, "n_selected": 4, "window": 12}
@@ -148,9 +148,15 @@ def test_a_mistake_in_dense_attention_is_named(
     assert says in text and "against that hypothesis" in text
 
 
-def test_where_only_some_queries_are_looked_at_a_mistake_is_named() -> None:
-    """Above 4096 tokens an oracle looks at 256 of them."""
+@pytest.mark.parametrize(("secret", "first"), [(1, 2), (5, 0)])
+def test_where_only_some_queries_are_looked_at_a_mistake_is_named(
+    monkeypatch: pytest.MonkeyPatch, secret: int, first: int
+) -> None:
+    """Above 4096 tokens an oracle looks at 256 of them. Without its own key the first query has
+    none, and its zero is the largest error by far where it is looked at."""
+    monkeypatch.setattr(_sampled, "_SECRET", secret)
     inputs = draw("causal_attention", B=1, T=4200, HQ=1, H=1, D=16)
+    assert _sampled.tokens(inputs)[0] == first
     op = ops.get("causal_attention")
     assert rows_left_out.counts(op.oracle(inputs))[0] < 300
     query, key = tokens(4200)
