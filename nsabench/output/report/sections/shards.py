@@ -94,11 +94,9 @@ def _judging(plan: Plan, read: Sequence[_Read]) -> str:
 
 
 def _rows(read: Sequence[_Read], name: str) -> list[Row]:
-    ends = [one.end.medians[name] for one in read if name in one.end.medians]
-    sound = [
-        one.end.medians[name] for one in read if name in one.end.medians and not one.end.disturbed
-    ]
-    middle = median(sound or ends) if ends else 0.0
+    ends = [(one.end.medians[name], one.end.disturbed) for one in read if name in one.end.medians]
+    sound = [ms for ms, disturbed in ends if not disturbed]
+    middle = median(sound or [ms for ms, _ in ends]) if ends else 0.0
     made = []
     for one in read:
         alone, together, end = (
@@ -122,8 +120,10 @@ def _rows(read: Sequence[_Read], name: str) -> list[Row]:
 
 def _furthest(rows: Sequence[Row]) -> list[Row]:
     """In their order."""
-    if len(rows) <= SHOWN:
-        return list(rows)
-    far = sorted(rows, key=lambda row: -(inf if row.apart is None else abs(log(row.apart))))
-    shown = {id(row) for row in far[:SHOWN]}
-    return [row for row in rows if id(row) in shown]
+
+    def nearness(at: int) -> float:
+        apart = rows[at].apart
+        return -inf if apart is None else -abs(log(apart))
+
+    shown = sorted(range(len(rows)), key=nearness)[:SHOWN]
+    return [rows[at] for at in sorted(shown)]
