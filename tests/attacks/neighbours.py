@@ -123,7 +123,9 @@ def negates_later(q, k, v, sm_scale):
 
 @attack("ok", "were left behind and killed")
 def leaves_a_child(q, k, v, sm_scale):
-    subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    """Not in every call: how many there are hangs on the machine, and `breeds` is too many."""
+    if next(CALLS) < SOME:
+        subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
 
 
 @attack("ok")
