@@ -9,18 +9,16 @@ import torch
 
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.l2_flush import l2_bytes
-from nsabench.execution.timing.timer import Timer, flush
+from nsabench.execution.timing.timer import Call, Timer, flush
 from nsabench.machine.clock import now_s
-from nsabench.machine.cpu_caches import last_level_bytes
 from nsabench.model.measurement import Ceilings
 
 COPY_BYTES = 2 << 30
-CPU_COPIES = 4  # times the last-level cache: what is copied cannot be in it
-CPU_COPY_BYTES = 128 << 20  # at least
 MATMUL_SIZE = 8192
 CPU_MATMUL_SIZES = (512, 1024, 2048)
 CPU_MATMUL_MS = 5.0  # of one, after which none larger is tried
-REPEATS = 7
+CPU_REPEATS, CPU_LEAST_S = 5, 0.15  # at least: another process may take the core for a while
+REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
 OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
 
@@ -66,14 +64,15 @@ def _cuda(timer: Timer) -> Ceilings:
 
 
 def _cpu(timer: Timer) -> Ceilings:
-    source = np.ones(max(CPU_COPIES * last_level_bytes(), CPU_COPY_BYTES) // 8)
+    # Twice the last-level cache: of what was read or written, nothing is there when it is again.
+    source = flush()
     target = np.empty_like(source)
-    best = _best(timer, "copy", lambda: np.copyto(target, source))
+    best = _best_warm(timer, lambda: np.copyto(target, source))
     return Ceilings(
         copy_gb_s=2 * source.nbytes / best / 1e6,
         tflop_s={"float32": _cpu_tflop_s(timer)},
-        timer_floor_ms=_floor(timer),
-        cpu_flush_bytes=flush().nbytes,
+        timer_floor_ms=_floor(timer, CPU_FLOOR_REPEATS),
+        cpu_flush_bytes=source.nbytes,
     )
 
 
@@ -82,11 +81,21 @@ def _cpu_tflop_s(timer: Timer) -> float:
     rate = 0.0
     for size in CPU_MATMUL_SIZES:
         a = torch.randn(size, size)
-        best = _best(timer, "matmul", lambda a=a: a @ a)
+        best = _best_warm(timer, partial(torch.matmul, a, a))
         rate = max(rate, 2 * size**3 / best / 1e9)
         if best >= CPU_MATMUL_MS:
             break
     return rate
+
+
+def _best_warm(timer: Timer, call: Call) -> float:
+    """Time of the fastest of some calls (ms) between which no cache is pushed out."""
+    timer.burst([call], 0)
+    times: list[float] = []
+    end = now_s() + CPU_LEAST_S
+    while len(times) < CPU_REPEATS or now_s() < end:
+        times.append(timer.burst([call], 0)[0])
+    return min(times)
 
 
 def _best(timer: Timer, name: str, call: object) -> float:
@@ -96,9 +105,9 @@ def _best(timer: Timer, name: str, call: object) -> float:
     return min(timer.sample(name, call)[0].time_ms for _ in range(REPEATS))
 
 
-def _floor(timer: Timer) -> float:
+def _floor(timer: Timer, repeats: int = FLOOR_REPEATS) -> float:
     """Median time of an empty call: no sample is shorter."""
-    return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(50)], 0.5)
+    return quantile([timer.sample("null", lambda: None)[0].time_ms for _ in range(repeats)], 0.5)
 
 
 def _offset(timer: Timer) -> float:
