@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nsabench.execution.supervisor import templates
+from nsabench.execution.timing import timer
 from tests import forked
 
 if not torch.cuda.is_available():
@@ -52,5 +53,6 @@ def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def _forked_templates() -> Iterator[None]:
     """Templates of workers come from a process that has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "last_level_bytes", forked.caches_bytes)
         patch.setattr(templates, "start", forked.template)
         yield

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from nsabench.execution.supervisor import process, program, templates
 from nsabench.execution.supervisor.templates import ForkedProcess, NoTemplate
+from nsabench.machine import cpu_caches
 from nsabench.signing.secrecy import is_secret
 
 MOST_BYTES = 1 << 17  # of a request
@@ -57,11 +58,24 @@ if code < 0:
 sys.exit(code)
 """
 started = templates.start
+# A template that is started, whose caches of a CPU are those of `caches_bytes`.
+TEMPLATE = """
+import runpy
+from nsabench.execution.timing import timer
+timer.last_level_bytes = lambda: {bytes}
+runpy.run_module("nsabench.execution.worker.template", run_name="__main__", alter_sys=True)
+"""
 begun_with = dict(os.environ)
 # As a template of workers on the CPU has it, but for the mark: what they come from is none of them.
 imported_with = {n: v for n, v in program.worker_environment("cpu").items() if n != program.MARK}
 INTERPRETS = "TRITON_INTERPRET"
 variants = (False, True)  # whether Triton was imported as it is where it compiles
+
+
+def caches_bytes() -> int:
+    """What the caches of a CPU hold, as far as tests push them out: a machine of two cores that
+    others share is told of 480 MiB, and to read 256 before each sample was a quarter of a run."""
+    return cpu_caches.LEAST_BYTES
 
 
 def run(
@@ -146,7 +160,7 @@ def template(
     """As `templates.start`, in whose place it is."""
     compiles = next((one for one in variants if is_as_imported(environment, one)), None)
     if compiles is None:
-        return started(environment, ask)
+        return start(environment, ask)
     process._adopt_orphans()
     request = {
         "parent": os.getpid(),
@@ -155,6 +169,28 @@ def template(
     }
     with _ask(request, [ask.fileno()], compiles) as asked:
         return Template(_answer(asked, START_S)["pid"])
+
+
+def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
+    """As `templates.start`, in whose place it is: nothing is forked."""
+    program_ = TEMPLATE.format(bytes=caches_bytes())
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            program_,
+            "--parent",
+            str(os.getpid()),
+            "--socket",
+            str(ask.fileno()),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=dict(environment),
+        pass_fds=[ask.fileno()],
+    )
 
 
 @cache

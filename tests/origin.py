@@ -45,6 +45,7 @@ def main() -> None:
     assert "torch" not in of_commands
     template = importlib.import_module("nsabench.execution.worker.template")
     template.import_all()
+    template.timer.last_level_bytes = forked.caches_bytes
     template.timer.flush()
     template.die_with(int(sys.argv[1]))
     gc.collect()

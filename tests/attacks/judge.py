@@ -145,7 +145,10 @@ def template():
         if folder.name.isdigit():
             words = folder.joinpath("cmdline").read_bytes().split(b"\0")
             ours = [b"--parent", str(os.getppid()).encode(), b"--socket"]
-            if b"nsabench.execution.worker.template" in words and ours == words[3:6]:
+            if (
+                any(b"nsabench.execution.worker.template" in w for w in words)
+                and ours == words[3:6]
+            ):
                 return int(folder.name)
     return os.getppid()
 
