@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from nsabench.model.journal import Begun
 from nsabench.model.plan import PlannedCase
 from nsabench.planning import resolve
 from nsabench.planning.shards import share
+from tests import forked
 from tests.fleet.cluster import Cluster, lacking, wait
 
 pytestmark = [
@@ -69,13 +69,7 @@ def cluster() -> Iterator[Cluster]:
 
 def nsabench(cluster: Cluster, *words: str) -> str:
     """What a command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "nsabench", *words],
-        env={**os.environ, **cluster.variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forked.run(words, Path.cwd(), {**os.environ, **cluster.variables}, 120)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 

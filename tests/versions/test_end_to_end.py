@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from nsabench.assessment.tables import read_records
 from nsabench.evidence.manifest import verify
 from nsabench.model.vocabulary import Status
+from tests import forked
 
 triton = pytest.importorskip("triton")
 
@@ -57,7 +57,7 @@ def called(folder: Path, version: str) -> None:
 
 def nsabench(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "nsabench", *map(str, words)],
+        [forked.shim(), *map(str, words)],
         capture_output=True,
         text=True,
         timeout=280,

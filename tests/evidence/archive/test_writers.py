@@ -19,6 +19,7 @@ pytest.importorskip("obstore")
 pytest.importorskip("duckdb")
 from nsabench.cli.archive import command
 from nsabench.evidence.archive import Added, Archive, leftovers, remove
+from tests import forked
 from tests.evidence.archive.conftest import MakeSigned
 from tests.evidence.archive.test_s3 import WEED, Server, Tap, locate, server
 
@@ -59,9 +60,8 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def writer(run: Path, location: str, **variables: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "nsabench", "archive", "add", str(run), "--to", location]
     return subprocess.Popen(
-        words,
+        [forked.shim(), "archive", "add", str(run), "--to", location],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
