@@ -4,7 +4,7 @@ set positional-arguments
 
 python := ".venv/bin/python"
 pip := python + " -m pip install --quiet --disable-pip-version-check"
-uv := ".venv/bin/uv pip install --quiet --compile-bytecode --python " + python
+uv := "UV_HTTP_TIMEOUT=20 .venv/bin/uv pip install --quiet --compile-bytecode --python " + python
 # What a machine without a GPU gets. numpy 2.4 breaks dynamic `range` in the Triton interpreter.
 cpu_torch := "torch==2.13.0 triton==3.7.1 'numpy<2.4'"
 
@@ -136,9 +136,14 @@ install:
                 {{ pip }} {{ cpu_torch }}
             fi
         fi
-        # uv takes 10 s where pip takes 60, but knows none of pip's settings: where it fails, pip says why.
-        {{ pip }} uv
-        {{ uv }} -e '.[dev]' -e kernels 2>/dev/null || {{ pip }} -e '.[dev]' -e kernels
+        # uv takes 10 s where pip takes 60, but it knows neither what pip is set to nor what lies
+        # outside of .venv.
+        own=$({{ python }} -c 'import sys, torch; print(torch.__file__.startswith(sys.prefix))')
+        set="${PIP_INDEX_URL:-}${PIP_CONSTRAINT:-}$({{ python }} -m pip config list 2>/dev/null \
+            | grep -E '[.:](index-url|no-index|constraint)=' || true)"
+        if ! { [ "$own$set" = True ] && {{ pip }} uv && {{ uv }} -e '.[dev]' -e kernels; }; then
+            {{ pip }} -e '.[dev]' -e kernels
+        fi
         touch "$stamp"
     fi
     # A worker in its sandbox cannot keep what it compiles, and each would do it again.

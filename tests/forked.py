@@ -58,11 +58,11 @@ if code < 0:
 sys.exit(code)
 """
 started = templates.start
-# A template that is started, whose caches of a CPU are those of `caches_bytes`.
-TEMPLATE = """
+# For `templates.PROGRAM`: a template that is started pushes out as few bytes as one that is forked.
+TEMPLATE = f"""
 import runpy
 from nsabench.execution.timing import timer
-timer.last_level_bytes = lambda: {bytes}
+timer.last_level_bytes = lambda: {cpu_caches.LEAST_BYTES}
 runpy.run_module("nsabench.execution.worker.template", run_name="__main__", alter_sys=True)
 """
 begun_with = dict(os.environ)
@@ -160,7 +160,7 @@ def template(
     """As `templates.start`, in whose place it is."""
     compiles = next((one for one in variants if is_as_imported(environment, one)), None)
     if compiles is None:
-        return start(environment, ask)
+        return started(environment, ask)
     process._adopt_orphans()
     request = {
         "parent": os.getpid(),
@@ -169,28 +169,6 @@ def template(
     }
     with _ask(request, [ask.fileno()], compiles) as asked:
         return Template(_answer(asked, START_S)["pid"])
-
-
-def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
-    """As `templates.start`, in whose place it is: nothing is forked."""
-    program_ = TEMPLATE.format(bytes=caches_bytes())
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            program_,
-            "--parent",
-            str(os.getpid()),
-            "--socket",
-            str(ask.fileno()),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=dict(environment),
-        pass_fds=[ask.fileno()],
-    )
 
 
 @cache

@@ -175,7 +175,8 @@ def attacked(
         # Threads of calls of microseconds only wait for each other where others want the cores.
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("NSABENCH_TEST_DAEMON", daemon)
-        patch.setattr(templates, "start", forked.start)  # it is found by its command line
+        patch.setattr(templates, "start", forked.started)  # it is found by its command line
+        patch.setattr(templates, "PROGRAM", ("-c", forked.TEMPLATE))
         patch.setattr(process, "READ_TIMEOUT_S", 4.0)
         patch.setattr(process, "MOST_PROCESSES", 60)
 

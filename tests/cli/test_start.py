@@ -44,7 +44,10 @@ def test_the_first_kernel_of_every_op_is_right(name: str, tmp_path: Path) -> Non
         assert tuple(out.shape) == op.output_shape(inputs)
 
 
-def test_what_init_writes_is_checked_as_it_says(tmp_path: Path, nsabench: Nsabench) -> None:
+def test_what_init_writes_is_checked_as_it_says(
+    tmp_path: Path, nsabench: Nsabench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # baselines are kept there
     done = nsabench("init", "selection_rows", "first.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["first.py", "first.yaml", "next: nsabench check first.py"]

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 START_TIMEOUT_S = 180.0  # importing torch on a slow disk
 FORK_TIMEOUT_S = 20.0
+PROGRAM = ("-m", "nsabench.execution.worker.template")
 MOST_TEMPLATES = 2  # of environments that differ; each holds some 300 MB
 WAIT_S = 0.01
 
@@ -59,7 +60,7 @@ class ForkedProcess:
 
 def start(environment: Mapping[str, str], ask: socket.socket) -> subprocess.Popen[bytes]:
     """The process of a template, which is asked through the other end of this socket."""
-    command = [sys.executable, "-m", "nsabench.execution.worker.template"]
+    command = [sys.executable, *PROGRAM]
     command += ["--parent", str(os.getpid()), "--socket", str(ask.fileno())]
     return subprocess.Popen(
         command,

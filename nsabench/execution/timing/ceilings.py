@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.l2_flush import l2_bytes
@@ -17,7 +18,7 @@ COPY_BYTES = 2 << 30
 MATMUL_SIZE = 8192
 CPU_MATMUL_SIZES = (512, 1024, 2048)
 CPU_MATMUL_MS = 5.0  # of one, after which none larger is tried
-CPU_REPEATS, CPU_LEAST_S = 5, 0.15  # at least: another process may take the core for a while
+CPU_REPEATS, CPU_MOVES = 9, 4  # of moves twice, apart: another process may take a core for a while
 REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
 OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
@@ -64,16 +65,25 @@ def _cuda(timer: Timer) -> Ceilings:
 
 
 def _cpu(timer: Timer) -> Ceilings:
-    # Twice the last-level cache: of what was read or written, nothing is there when it is again.
+    # Twice what is taken for the last-level cache. Where that holds more, the ceiling is too high,
+    # which accuses nobody.
     source = flush()
     target = np.empty_like(source)
-    best = _best_warm(timer, lambda: np.copyto(target, source))
+    moved = _cpu_gb_s(timer, source, target)
     return Ceilings(
-        copy_gb_s=2 * source.nbytes / best / 1e6,
         tflop_s={"float32": _cpu_tflop_s(timer)},
         timer_floor_ms=_floor(timer, CPU_FLOOR_REPEATS),
+        copy_gb_s=max(moved, _cpu_gb_s(timer, source, target)),
         cpu_flush_bytes=source.nbytes,
     )
+
+
+def _cpu_gb_s(timer: Timer, source: NDArray[np.float64], target: NDArray[np.float64]) -> float:
+    """The best rate of copies by one core, and of reads by all: what is written is read before
+    where a copy is not large enough to go past the caches."""
+    copy_ms = _best_warm(timer, partial(np.copyto, target, source), CPU_MOVES)
+    read_ms = _best_warm(timer, partial(torch.sum, torch.from_numpy(target)), CPU_MOVES)
+    return max(2 * source.nbytes / copy_ms, source.nbytes / read_ms) / 1e6
 
 
 def _cpu_tflop_s(timer: Timer) -> float:
@@ -81,21 +91,16 @@ def _cpu_tflop_s(timer: Timer) -> float:
     rate = 0.0
     for size in CPU_MATMUL_SIZES:
         a = torch.randn(size, size)
-        best = _best_warm(timer, partial(torch.matmul, a, a))
+        best = _best_warm(timer, partial(torch.matmul, a, a), CPU_REPEATS)
         rate = max(rate, 2 * size**3 / best / 1e9)
         if best >= CPU_MATMUL_MS:
             break
     return rate
 
 
-def _best_warm(timer: Timer, call: Call) -> float:
+def _best_warm(timer: Timer, call: Call, repeats: int) -> float:
     """Time of the fastest of some calls (ms) between which no cache is pushed out."""
-    timer.burst([call], 0)
-    times: list[float] = []
-    end = now_s() + CPU_LEAST_S
-    while len(times) < CPU_REPEATS or now_s() < end:
-        times.append(timer.burst([call], 0)[0])
-    return min(times)
+    return min(timer.burst([call], 0)[0] for _ in range(repeats))
 
 
 def _best(timer: Timer, name: str, call: object) -> float:

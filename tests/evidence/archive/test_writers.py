@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,9 +59,14 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return variables
 
 
-def writer(run: Path, location: str, **variables: str) -> subprocess.Popen[str]:
+BEGUN = (sys.executable, "-m", "nsabench")  # of what is forked a child would have to be killed, too
+
+
+def writer(
+    run: Path, location: str, program: Sequence[str | Path] = BEGUN, **variables: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [forked.shim(), "archive", "add", str(run), "--to", location],
+        [*program, "archive", "add", str(run), "--to", location],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,8 +112,11 @@ def test_sixteen_writers(
     through_it = {"AWS_ENDPOINT": f"http://127.0.0.1:{tap.port}"}
     with reader(location) as broken:
         killed = tap.server.process = writer(large, location, **through_it)  # type: ignore[assignment]
-        writers = [writer(run, location, **(clock if run is runs[3] else {})) for run in runs]
-        writers.append(writer(runs[5], location))  # the same run again, from another host
+        quick = [forked.shim()]
+        writers = [
+            writer(run, location, quick, **(clock if run is runs[3] else {})) for run in runs
+        ]
+        writers.append(writer(runs[5], location, quick))  # the same run again, from another host
         said = [one.communicate(timeout=200)[0] for one in writers]
         killed.communicate(timeout=200)
     tap.close()

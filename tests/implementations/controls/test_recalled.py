@@ -28,6 +28,7 @@ from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs,
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
 from tests.runs import Made, make_plan
+from tests.true_caches import true_caches
 
 SHAPES = {
     "selection_blocks": {"B": 1, "T": 96, "HQ": 4, "H": 2, "D": 32, "Dv": 32}
@@ -55,7 +56,8 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def of_this_cpu() -> Limits:
-    return Limits.measured(ceilings.measure("cpu", CpuTimer()))
+    with true_caches():
+        return Limits.measured(ceilings.measure("cpu", CpuTimer()))
 
 
 def make_case(op: str, direction: Direction, dtype: DType, rotate: int = 3) -> Case:

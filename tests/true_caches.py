@@ -1,0 +1,20 @@
+"""Caches of the CPU as a run has them, where tests push out less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nsabench.execution.timing import timer
+from nsabench.machine import cpu_caches
+
+
+@contextmanager
+def true_caches() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "last_level_bytes", cpu_caches.last_level_bytes)
+        timer.flush.cache_clear()
+        yield
+    timer.flush.cache_clear()
