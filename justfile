@@ -139,9 +139,9 @@ install:
         # uv takes 10 s where pip takes 60, but it knows neither what pip is set to nor what lies
         # outside of .venv.
         own=$({{ python }} -c 'import sys, torch; print(torch.__file__.startswith(sys.prefix))')
-        set="${PIP_INDEX_URL:-}${PIP_CONSTRAINT:-}$({{ python }} -m pip config list 2>/dev/null \
-            | grep -E '[.:](index-url|no-index|constraint)=' || true)"
-        if ! { [ "$own$set" = True ] && {{ pip }} uv && {{ uv }} -e '.[dev]' -e kernels; }; then
+        sources=$({{ python }} -m pip config list \
+            | grep -E '[.](index-url|no-index|constraint)=' || true)  # of files and the environment
+        if ! { [ "$own$sources" = True ] && {{ pip }} uv && {{ uv }} -e '.[dev]' -e kernels; }; then
             {{ pip }} -e '.[dev]' -e kernels
         fi
         touch "$stamp"
