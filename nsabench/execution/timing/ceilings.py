@@ -21,7 +21,8 @@ CPU_MATMUL_MS = 5.0  # of one, after which none larger is tried
 CPU_REPEATS, CPU_MOVES = 9, 4  # of moves twice, apart: another process may take a core for a while
 REPEATS, FLOOR_REPEATS, CPU_FLOOR_REPEATS = 7, 50, 15
 KNOWN_SPIN_CYCLES = (200_000, 2_000_000)
-OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us: too short for the clock to change
+OFFSET_SPIN_CYCLES = (5_000, 50_000)  # about 3 and 25 us
+OFFSET_PAIRS = 50
 
 
 def measure(device: str, timer: Timer) -> Ceilings:
@@ -120,13 +121,18 @@ def _offset(timer: Timer) -> float:
 
     A spin ends when the SM has counted its cycles. Two lengths of it give the time of a cycle, and
     with that the time of a spin of none: the way from one event to the kernel and on to the other.
+    One of each length at a time, since a clock that rises meanwhile gives a cycle another length.
     """
-    short, long = OFFSET_SPIN_CYCLES
-    medians = {}
-    for cycles in OFFSET_SPIN_CYCLES:
-        times = [timer.sample("spin", partial(_spin, cycles))[0].time_ms for _ in range(50)]
-        medians[cycles] = quantile(times, 0.5)
-    return medians[short] - short * (medians[long] - medians[short]) / (long - short)
+    offsets = []
+    for _ in range(OFFSET_PAIRS):
+        short_ms, long_ms = (_spin_ms(timer, cycles) for cycles in OFFSET_SPIN_CYCLES)
+        short, long = OFFSET_SPIN_CYCLES
+        offsets.append(short_ms - short * (long_ms - short_ms) / (long - short))
+    return quantile(offsets, 0.5)
+
+
+def _spin_ms(timer: Timer, cycles: int) -> float:
+    return timer.sample(f"spin of {cycles}", partial(_spin, cycles))[0].time_ms
 
 
 def _spin(cycles: int) -> None:
