@@ -49,10 +49,13 @@ class Calibrate(Message):
 
 
 class Measure(Message):
+    """Measure implementations of a case together. glances: only the best of them is asked for."""
+
     kind: Literal["measure"] = "measure"
     case: Case
     implementations: list[str]
     session: int
+    glances: bool = False
 
 
 class Compile(Message):

@@ -23,7 +23,7 @@ from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Ceilings, Conditions
+from nsabench.model.measurement import Bursts, Ceilings, Conditions, Samples
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Role, Runs, Status, Verdict
@@ -245,6 +245,37 @@ def test_what_parity_rejects_is_no_best_baseline_apart(tmp_path: Path, rel_l2: f
     judgements = assess(plan, contents).judgements(contents)
     expected = Verdict.FASTER if rel_l2 == 0.05 else Verdict.INCONCLUSIVE
     assert {j.verdict for j in judgements.values()} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("few", "verdict", "why"),
+    [
+        ("other", Verdict.FASTER, ""),
+        ("sdpa_gqa", Verdict.INCONCLUSIVE, "sdpa_gqa could not be timed apart"),
+    ],
+)
+def test_who_was_left_out_as_hopeless_decides_nothing(
+    tmp_path: Path, few: str, verdict: Verdict, why: str
+) -> None:
+    """Nor can it be the best where whoever made it look hopeless failed."""
+    make_run(tmp_path, ONE)
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "other")
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        entry.outcomes.append(timed("other", 2.0, ONE, rng))
+        apart = []
+        for name, median_ms in (("sdpa_gqa", 0.2), ("other", 2.0)):
+            outcome = timed(name, median_ms, ONE, rng)
+            seen = Samples(round=[0, 1], time_ms=outcome.samples.time_ms[:2])
+            left = {"samples": seen, "bursts": Bursts(), "rel_l2": None, "mae": None}
+            apart.append(outcome.model_copy(update=left) if name == few else outcome)
+        contents.add(isolated(case_id=entry.case_id, outcomes=apart))
+    judgements = assess(plan, contents).judgements(contents)
+    assert {j.verdict for j in judgements.values()} == {verdict}
+    assert all(j.why.startswith(why) for j in judgements.values())
 
 
 @pytest.mark.parametrize(

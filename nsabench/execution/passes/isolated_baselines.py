@@ -23,7 +23,9 @@ FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 
 def start(plan: Plan, run: Path) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
-    return WorkerExecutor.without_candidates(plan, run)
+    executor = WorkerExecutor.without_candidates(plan, run)
+    executor.glances = True
+    return executor
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:

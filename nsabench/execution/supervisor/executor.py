@@ -111,6 +111,8 @@ class WorkerExecutor:
         self.beside: list[Outcome] = []
         # Whether its workers import no candidate.
         self.is_clean = False
+        # Whether only the best of what it measures together is asked for.
+        self.glances = False
         # Whose workers import none, and have the baselines.
         self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
@@ -238,9 +240,11 @@ class WorkerExecutor:
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
-        request = Measure(case=case, implementations=implementations, session=session)
-        # Parity, what came of it, diagnosis and warm-up of each, and a few of the case.
-        max_steps = 4 * len(implementations) + 8
+        request = Measure(
+            case=case, implementations=implementations, session=session, glances=self.glances
+        )
+        # A glance, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
+        max_steps = 5 * len(implementations) + 8
         with sensors.watching(self.device, process.own) as watch:
             measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
         measured.conditions = sensors.joined(measured.conditions, watch.seen)

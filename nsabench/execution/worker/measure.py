@@ -21,6 +21,7 @@ from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
+from nsabench.execution.worker.glance import hopeless
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.launches import Counted
 from nsabench.execution.worker.state import forget_earlier_cases
@@ -46,8 +47,12 @@ def measure(
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
+    glances: bool = False,
 ) -> Measured:
-    """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost."""
+    """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
+
+    glances: who is hopelessly behind is called a few times and no more.
+    """
     report(Step(phase="inputs"))
     forget_earlier_cases(device)
     timer.forget()
@@ -62,11 +67,15 @@ def measure(
         of, found = drawn[item.computes]
         if isinstance(found, Failure):
             outcomes[item.name] = _without_inputs(item, session, found)
+        else:
+            tried.append(CaseArm(item, of, device, found, rng))
+    if glances:
+        outcomes |= hopeless(tried, session, timer, report)
+    for arm in tried:
+        item, sets = arm.item, arm.sets
+        if item.name in outcomes:
             continue
-        sets = found
         report(Step(phase="parity", implementation=item.name))
-        arm = CaseArm(item, of, device, sets, rng)
-        tried.append(arm)
         try:
             arm.check()
             if case.timing.mode is Mode.GRAPH:

@@ -73,6 +73,7 @@ class Session:
             timer=self.timer,
             sensors=self.sensors,
             report=report,
+            glances=request.glances,
         )
         give_back(self.device)
         return measured
