@@ -264,9 +264,13 @@ def _beside_nobody(
     if best is None:
         why = isolated.reason or "none of them was timed there"
         return _unknown(judgement, f"the baselines {untimed}", why)
-    if regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:
-        # Whoever made it look hopeless there failed afterwards.
-        return _unknown(judgement, f"{best} {untimed}", "it was called a few times only")
+    few = [
+        name
+        for name in (best, judgement.best_baseline)
+        if regime is not Regime.QUEUE and len(timed.get(name, ())) < MIN_ROUNDS_EVER
+    ]
+    if few:  # it looked hopeless there, and is not, or was not beside the candidate
+        return _unknown(judgement, f"{few[0]} {untimed}", "it was called a few times only")
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
     beside = judgement.speedup * quantile(candidate.time_ms, 0.5)

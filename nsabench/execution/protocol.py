@@ -49,13 +49,13 @@ class Calibrate(Message):
 
 
 class Measure(Message):
-    """Measure implementations of a case together. glances: only the best of them is asked for."""
+    """Measure implementations of a case together. best_only: of them only the best is asked for."""
 
     kind: Literal["measure"] = "measure"
     case: Case
     implementations: list[str]
     session: int
-    glances: bool = False
+    best_only: bool = False
 
 
 class Compile(Message):

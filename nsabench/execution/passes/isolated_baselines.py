@@ -24,7 +24,7 @@ FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 def start(plan: Plan, run: Path) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
     executor = WorkerExecutor.without_candidates(plan, run)
-    executor.glances = True
+    executor.best_only = True
     return executor
 
 

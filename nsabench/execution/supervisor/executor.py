@@ -112,7 +112,7 @@ class WorkerExecutor:
         # Whether its workers import no candidate.
         self.is_clean = False
         # Whether only the best of what it measures together is asked for.
-        self.glances = False
+        self.best_only = False
         # Whose workers import none, and have the baselines.
         self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
@@ -241,10 +241,11 @@ class WorkerExecutor:
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
         request = Measure(
-            case=case, implementations=implementations, session=session, glances=self.glances
+            case=case, implementations=implementations, session=session, best_only=self.best_only
         )
-        # A glance, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
-        max_steps = 5 * len(implementations) + 8
+        # Parity, what came of it, diagnosis and warm-up of each, and a few of the case; glances.
+        of_each = 4 + (3 if self.best_only else 0)
+        max_steps = of_each * len(implementations) + 8
         with sensors.watching(self.device, process.own) as watch:
             measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
         measured.conditions = sensors.joined(measured.conditions, watch.seen)

@@ -267,6 +267,14 @@ class CaseArm:
         prepared = self._prepared(index)
         if self._watched:
             self._poison(index)
+        return self._timed(prepared)
+
+    def unlooked(self, round_: int) -> Call:
+        """Make a call ready as `prepare` does, of which nothing is compared."""
+        return self._timed(self._prepared(round_ % len(self.sets)))
+
+    def _timed(self, prepared: Call) -> Call:
+        """The call without what the guard does around others, such as to wait for the device."""
 
         def call() -> Answers:
             try:

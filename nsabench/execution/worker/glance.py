@@ -1,12 +1,13 @@
 """A first look at who is hopelessly behind, where only the best is asked for.
 
-Of baselines that were found right elsewhere: to find that out again takes five times as many calls
-as to see that one of them takes a hundred times as long as another.
+To see that a baseline takes a hundred times as long as another takes three calls, and to measure it
+as the others are twenty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Sequence
 
 from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Step
@@ -15,40 +16,71 @@ from nsabench.execution.worker.arm import CaseArm
 from nsabench.model.measurement import Outcome, Samples
 from nsabench.model.vocabulary import Status
 
-CALLS = 2
-# Times the best, in each of these calls. A GPU that wakes up meanwhile may take twice as long.
-HOPELESS = 5.0
+ROUNDS = 2
+BEHIND = 5.0  # times as long, in each round; few calls say less than `stopping.HOPELESS` asks for
 
 
-def hopeless(
-    arms: Sequence[CaseArm], session: int, timer: Timer, report: Callable[[Step], None]
-) -> dict[str, Outcome]:
-    """Outcomes of those that need not be measured. Who fails is left to be measured, and told of
-    then. Raises `DeviceLost`."""
-    seen: dict[str, Samples] = {}
-    for arm in arms:
-        report(Step(phase="glance", implementation=arm.name))
-        try:
-            arm.one_call()()  # it compiles what it needs
-            samples = [timer.sample(arm.name, arm.one_call(), arm.one_call) for _ in range(CALLS)]
-        except Failure as failure:
-            failure.alone()
-        else:
-            seen[arm.name] = Samples(
-                round=list(range(CALLS)),
-                time_ms=[sample.time_ms for sample, _ in samples],
-                host_us=[sample.host_us for sample, _ in samples],
-            )
-    # Whichever takes longer, the device or its host: nobody's calls come faster in a queue.
-    best_ms = min((max(*s.time_ms, max(s.host_us) / 1e3) for s in seen.values()), default=0.0)
-    return {
-        name: Outcome(
+class Glance:
+    """What a few calls of each arm took."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, Samples] = {}
+
+    def look(self, arms: Sequence[CaseArm], timer: Timer, report: Callable[[Step], None]) -> None:
+        """Call each once, for what it compiles, and then in rounds, since a GPU wakes up meanwhile.
+
+        Who fails is not seen: why, parity will say. Raises `DeviceLost`.
+        """
+        left = list(arms)
+        for round_ in range(-1, ROUNDS):
+            for arm in list(left):
+                report(Step(phase="glance", implementation=arm.name))
+                try:
+                    self._call(arm, timer, round_)
+                except Failure as failure:
+                    failure.alone()
+                    left.remove(arm)
+                    self._samples.pop(arm.name, None)
+                    arm.sets.repair()
+                    if arm.device == "cuda":
+                        gc.collect()
+
+    def _call(self, arm: CaseArm, timer: Timer, round_: int) -> None:
+        arm.sets.heal()
+        if round_ < 0:
+            arm.one_call()()
+            return
+        sample = timer.sample(arm.name, arm.unlooked(round_), lambda: arm.unlooked(round_))[0]
+        samples = self._samples.setdefault(arm.name, Samples())
+        samples.round.append(round_)
+        samples.time_ms.append(sample.time_ms)
+        samples.host_us.append(round(sample.host_us, 2))
+
+    def ordered(self, arms: Iterable[CaseArm]) -> list[CaseArm]:
+        """The fastest first, so that others can be held to it; last who was not seen."""
+        return sorted(arms, key=lambda arm: self._least_ms(arm.name))
+
+    def _least_ms(self, name: str) -> float:
+        return min(self._samples[name].time_ms) if name in self._samples else float("inf")
+
+    def left_out(self, name: str, right: Iterable[str], session: int) -> Outcome | None:
+        """The outcome of who need not be measured, since one that was found right is so much
+        faster, on the device and from Python: None of all others."""
+        samples = self._samples.get(name)
+        others = [self._samples[one] for one in right if one in self._samples]
+        if samples is None or not any(_is_far_behind(samples, other) for other in others):
+            return None
+        return Outcome(
             implementation=name,
             status=Status.OK,
             session=session,
             samples=samples,
-            notes=[f"seen in {CALLS} calls, which took over {HOPELESS:g} times as long as the best"],
+            notes=[f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as the best"],
         )
-        for name, samples in seen.items()
-        if min(samples.time_ms) > HOPELESS * best_ms
-    }
+
+
+def _is_far_behind(samples: Samples, other: Samples) -> bool:
+    """Its device alone takes longer than the other's device or host, whichever is longer: about
+    what a call of that takes in a queue."""
+    rounds = zip(samples.time_ms, other.time_ms, other.host_us, strict=True)
+    return all(ms > BEHIND * max(other_ms, host_us / 1e3) for ms, other_ms, host_us in rounds)

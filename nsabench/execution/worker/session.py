@@ -73,7 +73,7 @@ class Session:
             timer=self.timer,
             sensors=self.sensors,
             report=report,
-            glances=request.glances,
+            best_only=request.best_only,
         )
         give_back(self.device)
         return measured

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from torch import Tensor
 
-from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker import glance
+from nsabench.execution.protocol import Measure
+from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.execution.timing.timer import Call, CpuTimer, Timed
+from nsabench.execution.worker import arm, glance
+from nsabench.execution.worker.guard import guarded
 from nsabench.execution.worker.measure import measure
+from nsabench.execution.worker.session import Session
+from nsabench.model.case import Case
 from nsabench.model.measurement import Outcome
-from nsabench.model.vocabulary import Status
+from nsabench.model.vocabulary import L2, Status
 from tests.execution.worker.test_arm import CASE, honest, item
 
-SLOW_S = 0.05
+# So long that a machine that others use makes nobody else hopeless.
+QUICK_S, SLOW_S = 0.005, 0.1
+WARM = CASE.model_copy(update={"l2": L2.WARM})
 calls = {"slow": 0}
+
+
+def quick(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    time.sleep(QUICK_S)
+    return honest(q, k, v, sm_scale=sm_scale)
 
 
 def slow(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -25,45 +39,103 @@ def slow(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 
 
 def wrong(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
-    return honest(q, k, v, sm_scale=sm_scale) + 1
+    return quick(q, k, v, sm_scale=sm_scale) + 1
 
 
 def broken(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     raise ValueError("it does not work")
 
 
-def found(*, glances: bool) -> dict[str, Outcome]:
+def found(
+    *given: Callable[..., Tensor],
+    best_only: bool = True,
+    case: Case = CASE,
+    timer: CpuTimer | None = None,
+) -> dict[str, Outcome]:
     calls["slow"] = 0
     measured = measure(
-        CASE,
-        [item(call, call.__name__) for call in (slow, honest, wrong, broken)],
+        case,
+        [item(call, call.__name__) for call in given],
         device="cpu",
         session=7,
-        timer=CpuTimer(),
+        timer=timer or CpuTimer(),
         sensors=None,
         report=lambda step: None,
-        glances=glances,
+        best_only=best_only,
     )
-    assert [one.implementation for one in measured.outcomes] == ["slow", "honest", "wrong", "broken"]
+    assert [one.implementation for one in measured.outcomes] == [call.__name__ for call in given]
     return {one.implementation: one for one in measured.outcomes}
 
 
-def test_who_is_far_behind_is_not_looked_at_any_further() -> None:
-    seen = found(glances=True)
-    assert calls["slow"] == 1 + glance.CALLS
+@pytest.mark.parametrize("case", [CASE, WARM], ids=["cold", "warm"])
+def test_who_is_far_behind_is_not_looked_at_any_further(case: Case) -> None:
+    seen = found(slow, quick, wrong, broken, case=case)
+    assert calls["slow"] == 1 + glance.ROUNDS
     left = seen["slow"]
     assert (left.status, left.session, left.rel_l2) == (Status.OK, 7, None)
-    assert min(left.samples.time_ms) > SLOW_S * 1e3 and left.bursts.time_ms == []
+    assert len(left.samples.time_ms) == glance.ROUNDS and left.bursts.time_ms == []
     assert "over 5 times as long as the best" in left.notes[0]
-    assert len(seen["honest"].samples.time_ms) > glance.CALLS and seen["honest"].bursts.time_ms
+    assert len(seen["quick"].samples.time_ms) > glance.ROUNDS and seen["quick"].bursts.time_ms
     assert [seen[one].status for one in ("wrong", "broken")] == [Status.WRONG, Status.CRASHED]
 
 
+def test_who_is_wrong_makes_nobody_hopeless() -> None:
+    seen = found(slow, wrong)
+    assert seen["wrong"].status is Status.WRONG
+    assert seen["slow"].rel_l2 is not None and seen["slow"].bursts.time_ms
+
+
 def test_elsewhere_everybody_is_measured() -> None:
-    left = found(glances=False)["slow"]
+    left = found(slow, quick, best_only=False)["slow"]
     assert calls["slow"] > 10 and left.rel_l2 is not None and left.bursts.time_ms
 
 
-def test_nobody_is_the_best_of_none() -> None:
-    look = partial(glance.hopeless, session=1, timer=CpuTimer(), report=lambda step: None)
-    assert look([]) == {}
+def test_nothing_waits_for_the_device_within_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard does, and on a GPU the events would then hold the host's time."""
+    inside = []
+
+    class Watched(CpuTimer):
+        def sample(self, arm: str, call: Call, retry: Callable[[], Call] | None = None) -> Timed:
+            inside.append(arm)
+            try:
+                return super().sample(arm, call, retry)
+            finally:
+                inside.pop()
+
+    def watched(*given: Any) -> Any:
+        assert not inside
+        return guarded(*given)
+
+    monkeypatch.setattr(arm, "guarded", watched)
+    assert found(slow, quick, timer=Watched())["quick"].status is Status.OK
+
+
+def test_what_an_arm_overwrote_is_healed_for_the_next() -> None:
+    def writes(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        out = quick(q, k, v, sm_scale=sm_scale)
+        q.fill_(float("nan"))
+        return out
+
+    seen = found(writes, quick)
+    assert seen["quick"].status is Status.OK, seen["quick"].reason
+    assert seen["writes"].status is Status.WRONG
+
+
+def test_what_the_supervisor_asks_for_reaches_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = {(CASE.op, call.__name__): item(call, call.__name__) for call in (slow, quick)}
+    session = Session("cpu", CpuTimer(), None, items)
+    executor = WorkerExecutor("cpu")
+    asked: list[Measure] = []
+
+    def ask(request: Measure, *_: Any) -> Any:
+        asked.append(request)
+        raise GroupLost("", Status.CRASHED, "enough is seen", "")
+
+    monkeypatch.setattr(executor, "_ask", ask)
+    for executor.best_only in (False, True):
+        with pytest.raises(GroupLost):
+            executor.measure(CASE, ["slow", "quick"], 3)
+    notes = [session.measure(one, lambda step: None).outcomes[0].notes for one in asked]
+    assert [bool(one) for one in notes] == [False, True]
