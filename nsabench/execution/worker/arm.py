@@ -305,8 +305,9 @@ class CaseArm:
         Returns the time of one (ms). What one of them returned is looked at now and then, and
         always in the first burst.
         """
-        self.sets.heal()
         looks = not self._burst_before or self._rng.random() < BURST_CHECKS
+        if looks or self.sets.somebody_writes:
+            self.sets.heal()
         # Work that is put off is there latest for the last.
         last = not self._burst_before or self._rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self._rng.randrange(count)

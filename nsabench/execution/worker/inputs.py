@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -59,6 +60,7 @@ class InputSets:
         self.outputs: list[Tensor] = []
         self.legal: list[Legal | None] = []  # of each set, bounds of the rows that are left out
         self._checksums: list[dict[str, Tensor]] = []
+        self._cuts: dict[int, _Cut] = {}  # by the id of a tensor that a set holds
         free = _free_bytes(device)
         self._add(case.seed)
         count = _affordable(case, self._bytes_of_one(), free)
@@ -145,15 +147,28 @@ class InputSets:
 
     def _changes(self) -> dict[int, list[str]]:
         """What does not hold the values that it should, by the set that it belongs to."""
-        now = [checksum(self._held(index)) for index in range(len(self.sets))]
         # The host waits for the device once, and finds out of what only where something changed.
-        if torch.equal(_joined(now), _joined(self._checksums)):
+        if torch.equal(self._sums_now(), _joined(self._checksums)):
             return {}
+        now = [checksum(self._held(index)) for index in range(len(self.sets))]
         return {
             index: [what for what in sums if not torch.equal(sums[what], before[what])]
             for index, (sums, before) in enumerate(zip(now, self._checksums, strict=True))
             if not torch.equal(_joined([sums]), _joined([before]))
         }
+
+    def _sums_now(self) -> Tensor:
+        """All checksums as they are now, in the order of `_joined`. This is asked before and after
+        each call that is looked at, so what a tensor is cut into is made once: it stays where it
+        is."""
+        held = [t for index in range(len(self.sets)) for t in self._held(index).values()]
+        return torch.cat([part for tensor in held for part in self._cut(tensor).sums()])
+
+    def _cut(self, tensor: Tensor) -> _Cut:
+        cut = self._cuts.get(id(tensor)) or _Cut.of(tensor)
+        if cut.lies_in(tensor):  # what had to be copied first would be the same ever after
+            self._cuts[id(tensor)] = cut
+        return cut
 
     def any_changed(self) -> str:
         """What does not hold the values that it should ("its input q"), or ''; of the first set of
@@ -211,20 +226,38 @@ def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Cheap and exact; it changes with any one element, and with elements that change places.
     """
-    return {name: _fold(t.view(_BITS[t.element_size()]).reshape(-1)) for name, t in tensors.items()}
+    return {name: torch.cat(_Cut.of(t).sums()) for name, t in tensors.items()}
 
 
-def _fold(bits: Tensor) -> Tensor:
-    words, rest = _words(bits)
-    if words.numel() < FOLD:  # there is nothing to fold
-        return torch.cat([words, rest.long()])
-    folded = words[: words.numel() // FOLD * FOLD].view(-1, FOLD)
-    left = words[folded.numel() :]
-    if bits.device.type == "cpu":  # torch's own sums take up to nine times as long there
-        sums = [torch.from_numpy(_add.reduce(folded.numpy(), axis=axis)) for axis in (0, 1)]
-    else:
-        sums = [folded.sum(0), folded.sum(1)]
-    return torch.cat([*sums, left, rest.long()])
+@dataclass(frozen=True)
+class _Cut:
+    """A tensor's bits: words of 64 as rows of a fold, the words that fill no row, and what fills no
+    word."""
+
+    folded: Tensor
+    words: Tensor
+    rest: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Cut:
+        words, rest = _words(tensor.view(_BITS[tensor.element_size()]).reshape(-1))
+        rows = words.numel() // FOLD
+        return cls(words[: rows * FOLD].view(-1, FOLD), words[rows * FOLD :], rest)
+
+    def lies_in(self, tensor: Tensor) -> bool:
+        """Whether it is memory of the tensor, and no copy."""
+        own = tensor.untyped_storage().data_ptr()
+        return all(t.untyped_storage().data_ptr() == own for t in (self.words, self.rest))
+
+    def sums(self) -> list[Tensor]:
+        """Along rows and columns, and behind them the bits that are in neither."""
+        ends = [self.words, self.rest.long()] if self.rest.numel() else [self.words]
+        if not self.folded.numel():  # there is nothing to fold
+            return ends
+        if self.folded.device.type == "cpu":  # torch's own sums take up to nine times as long there
+            folded = self.folded.numpy()
+            return [*(torch.from_numpy(_add.reduce(folded, axis=axis)) for axis in (0, 1)), *ends]
+        return [self.folded.sum(0), self.folded.sum(1), *ends]
 
 
 def _words(bits: Tensor) -> tuple[Tensor, Tensor]:

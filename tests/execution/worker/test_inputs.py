@@ -78,10 +78,10 @@ def test_a_checksum_sees_each_bit_wherever_the_tensor_begins(
 ) -> None:
     given_ = torch.frombuffer(bytearray(data[: len(data) // 2 * 2]), dtype=torch.int16)
     begun = torch.cat([torch.zeros(start, dtype=torch.int16), given_])[start:]
-    sums = inputs._fold(given_)
-    assert torch.equal(inputs._fold(begun), sums)
+    sums = checksum({"it": given_})["it"]
+    assert torch.equal(checksum({"it": begun})["it"], sums)
     begun[at % len(begun)] ^= 1
-    assert not torch.equal(inputs._fold(begun), sums)
+    assert not torch.equal(checksum({"it": begun})["it"], sums)
 
 
 @pytest.mark.parametrize("bits", [torch.int16, torch.int32, torch.int64])
@@ -110,3 +110,31 @@ def test_the_host_waits_once_for_the_sums_of_all_sets(monkeypatch: pytest.Monkey
     assert sets.any_changed() == "" and len(compared) == 1
     sets.sets[2].tensors["k"][0] += 1
     assert sets.any_changed() == "its input k"
+
+
+@pytest.mark.parametrize("kind", ["as it lies", "transposed", "begins between words"])
+def test_a_change_is_seen_however_a_tensor_lies(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What is summed is the tensor each time, and never a copy that was made of it once."""
+    expect = InputSets._expect
+
+    def laid(tensor: torch.Tensor) -> torch.Tensor:
+        if kind == "transposed":
+            return tensor.mT.contiguous().mT
+        if kind == "begins between words":
+            narrow = torch.zeros(tensor.numel() + 1, dtype=torch.float32)[1:].view(tensor.shape)
+            return narrow.copy_(tensor)
+        return tensor
+
+    def expected(sets: InputSets, index: int) -> dict[str, torch.Tensor]:
+        return {name: laid(tensor) for name, tensor in expect(sets, index).items()}
+
+    monkeypatch.setattr(InputSets, "_expect", expected)
+    sets = InputSets(case(), "cpu")
+    assert sets.any_changed() == ""  # whoever keeps a copy has it from here
+    sets.swap(0, Random())
+    assert sets.any_changed() == ""
+    sets.expected[1]["output"][3, 1, 2] += 1
+    assert sets.any_changed() == "the oracle of its output"
+    assert sets.repair() and sets.any_changed() == ""
