@@ -155,6 +155,7 @@ def test_they_are_timed_once_together_and_briefly(tmp_path: Path) -> None:
     [(case, names, session)] = executor.asked
     assert (names, session) == (["sdpa_gqa", "other"], SESSION)
     assert case.timing.stopping == RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
+    assert case.timing.warmup_s == 0.01
     assert case.id == line.case_id and case.seed == make_plan(ONE).cases[0].case.seed
     assert [o.status for o in line.outcomes] == [Status.OK, Status.OK]
     assert journal.read(tmp_path / "journal.jsonl").measuring_s == 1.5

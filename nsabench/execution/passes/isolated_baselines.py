@@ -19,6 +19,7 @@ from nsabench.model.vocabulary import PassName, Role, Verdict
 
 # What is asked is whether medians moved by more than `verdict.DRIFT`; that takes few samples.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
+WARMUP_S = 0.01  # the device is warm: each is called by turns with the others, and until it settles
 
 
 def start(plan: Plan, run: Path) -> WorkerExecutor:
@@ -52,8 +53,10 @@ def _clean_baselines(plan: Plan, planned: PlannedCase, clean: Mapping[str, str])
 
 
 def briefly(case: Case) -> Case:
-    """The case with fewer inputs and samples."""
-    timing = case.timing.model_copy(update={"rotate": 2, "stopping": FEW})
+    """The case with fewer inputs, calls to warm up and samples."""
+    warmup_s = min(case.timing.warmup_s, WARMUP_S)
+    few = {"rotate": 2, "stopping": FEW, "warmup_s": warmup_s}
+    timing = case.timing.model_copy(update=few)
     return case.model_copy(update={"timing": timing})
 
 
