@@ -22,3 +22,13 @@ def longer(cycles: int, host_s: float, before_s: float) -> int:
         return 0
     taken = min(int(min(host_s, before_s) * CYCLES_PER_S), LARGEST_STEP * cycles)
     return min(max(2 * cycles, taken), MOST_CYCLES)
+
+
+def shorter(cycles: int, beyond_s: float) -> int:
+    """The spin of the next call, where one of `cycles` was long enough: half as long, if that would
+    have been enough, too. A pause of the host makes one sample long, and not all that come after.
+
+    beyond_s: how long the host took, but for what the device does before the call anyway.
+    """
+    half = max(cycles // 2, FIRST_CYCLES)
+    return half if beyond_s * CYCLES_PER_S <= half else cycles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsabench.execution.timing.spin import CYCLES_PER_S, FIRST_CYCLES, MOST_CYCLES, longer
+from nsabench.execution.timing.spin import CYCLES_PER_S, FIRST_CYCLES, MOST_CYCLES, longer, shorter
 
 
 def tries(host_s: float) -> list[int]:
@@ -36,3 +36,12 @@ def test_one_pause_of_the_host_makes_no_long_spin() -> None:
 
 def test_a_call_that_is_late_though_its_host_was_not_is_given_twice_as_long() -> None:
     assert longer(100_000, host_s=0.0, before_s=0.0) == 200_000
+
+
+@pytest.mark.parametrize("beyond_s", [-30e-6, 0.0, 10e-6, 60e-6, 400e-6, 2e-3])
+def test_a_spin_shrinks_to_one_that_still_hides_the_call(beyond_s: float) -> None:
+    spin = MOST_CYCLES
+    while (next_ := shorter(spin, beyond_s)) != spin:
+        spin = next_
+    assert spin >= max(beyond_s * CYCLES_PER_S, FIRST_CYCLES)
+    assert spin <= max(4 * beyond_s * CYCLES_PER_S, FIRST_CYCLES)

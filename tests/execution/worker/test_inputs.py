@@ -113,9 +113,7 @@ def test_the_host_waits_once_for_the_sums_of_all_sets(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", ["as it lies", "transposed", "begins between words"])
-def test_a_change_is_seen_however_a_tensor_lies(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What is summed is the tensor each time, and never a copy that was made of it once."""
     expect = InputSets._expect
 
