@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ..jit.compat import HAS_PDL
+from ..jit.gluon import HAS_GLUON
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +42,13 @@ def device_limits(device: torch.device) -> Device:
 def dependent_launch(device: torch.device) -> bool:
     """Whether a launch can start its programs before the one it depends on has ended."""
     return HAS_PDL and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.lru_cache(maxsize=64)
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels in Gluon are launched, which are for Hopper alone (``jit.gluon``)."""
+    there = HAS_GLUON and device.type == "cuda"
+    return there and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def launch_options(pdl: bool) -> dict[str, bool]:
