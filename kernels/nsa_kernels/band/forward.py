@@ -8,6 +8,7 @@ from ..launch.device import on_its_device
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
 from ..launch.tape import empty
+from . import hopper
 from .config import Tiles, forward_tiles, value_columns
 from .geometry import Band, tables_of
 from .kernels.forward import band_forward_kernel
@@ -28,6 +29,9 @@ def band_forward(
     out = empty((b, t, hq, dv), q.dtype, q.device)
     lse = empty((b, hq, t), torch.float32, q.device)
     if lse.numel() == 0:
+        return out, lse
+    if tiles is None and hopper.fits(q, k, v, band):
+        hopper.launch_forward(q, k, v, out, lse, band, sm_scale)
         return out, lse
     tiles = tiles or forward_tiles(q, v, band)
     columns = value_columns(q.shape[3], dv, q.element_size())

@@ -28,12 +28,11 @@ class Band:
     sequences: int = 1
 
     def constants(self) -> dict[str, int | bool]:
-        return {
-            "BLOCK": self.block,
-            "STRIDE": self.stride,
-            "WINDOWED": self.window > 0,
-            "PACKED": self.keys is not None,
-        }
+        return {**self.constants_of_one(), "PACKED": self.keys is not None}
+
+    def constants_of_one(self) -> dict[str, int | bool]:
+        """Those of a kernel that takes no packed sequences."""
+        return {"BLOCK": self.block, "STRIDE": self.stride, "WINDOWED": self.window > 0}
 
 
 @on_its_device

@@ -10,11 +10,13 @@ Nothing here is assumed of a Triton that is not known: ``AVAILABLE`` is then Fal
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
@@ -82,6 +84,8 @@ class Direct(NamedTuple):
 
     call: Callable[..., Any]
     before: tuple[Any, ...]
+    # Of each argument that is copied in boxes (``launch.boxes``), what its descriptor is made by.
+    boxes: tuple[dict[str, Any], ...] = ()
 
 
 def direct(compiled: Any) -> Direct | None:
@@ -112,4 +116,25 @@ def direct(compiled: Any) -> Direct | None:
         before += (packed, *nothing, *scratch, launcher.arg_annotations, launcher.kernel_signature)
     else:
         before += (*scratch, packed, *nothing)
-    return Direct(launcher.launch, before)
+    boxes = tuple(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+    if not boxes:
+        return Direct(launcher.launch, before)
+    # Triton wraps the launcher in one that makes all descriptors anew in each launch.
+    inner = inspect.getclosurevars(launcher.launch).nonlocals.get("launcher")
+    return None if PACKS or inner is None else Direct(inner, before, boxes)
+
+
+def descriptor(
+    kind: dict[str, Any], address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[Any, ...]:
+    """What the compiled launcher takes in place of a tensor that is copied in boxes: the
+    descriptor, which is of the memory and not of the tensor, its shape and strides."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    utils: Any = triton.runtime.driver.active.utils
+    made = utils.fill_tma_descriptor(
+        *(address, kind["swizzle"], kind["elem_size"]),
+        *(TMA_DTYPE_DEVICE_TO_HOST[kind["elem_type"]], kind["block_size"]),
+        *(shape, strides, 0),
+    )
+    return (made, *shape, *strides)

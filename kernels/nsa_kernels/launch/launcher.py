@@ -18,7 +18,7 @@ constants and options; the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from ..jit.direct import (
     direct,
     undisturbed,
 )
+from .boxes import Boxed, Boxes, as_triton_takes, described, taken_apart
 from .negative import resolved
 from .tape import recording
 
@@ -42,7 +43,8 @@ _known: dict[int, tuple[Any, dict[Hashable, Direct]]] = {}
 
 
 class Launch(NamedTuple):
-    """A launch as it was made: ``tail``, what the compiled launcher takes behind the pointers."""
+    """A launch as it was made: ``tail``, what the compiled launcher takes behind the pointers, some
+    of which are copied in ``boxes``."""
 
     kernel: Any
     grid: tuple[int, int, int]
@@ -50,6 +52,7 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
     direct: Direct | None
     tail: tuple[Any, ...]
+    boxes: Boxes = ()
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
@@ -59,19 +62,23 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
         kernel: a function under ``triton.jit``.
         grid: programs along one to three axes.
         arguments: tensors, then numbers. A negative view is read as what it stands for; none is
-            written to.
+            written to. A tensor that the kernel copies in boxes is ``boxes.Boxed``.
         constants: its ``tl.constexpr`` parameters, and options such as ``num_warps``.
 
     Raises:
         What compiling or launching a kernel raises (``jit.compat.KERNEL_ERRORS``).
     """
     count = 0
-    while count < len(arguments) and isinstance(arguments[count], torch.Tensor):
+    boxed = False
+    while count < len(arguments) and isinstance(arguments[count], (torch.Tensor, Boxed)):
+        boxed = boxed or isinstance(arguments[count], Boxed)
         count += 1
     pointers, numbers = arguments[:count], arguments[count:]
+    boxes: Boxes = ()
+    if boxed:
+        pointers, boxes = taken_apart(pointers)
     if any(x.is_neg() for x in pointers):
         pointers = tuple([resolved(x) for x in pointers])
-        arguments = (*pointers, *numbers)
     x, y, z = (*grid, 1, 1)[:3]
     whole = (x, y, z)
     tail = numbers
@@ -79,24 +86,27 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
     if AVAILABLE and count and undisturbed() and not kernel.pre_run_hooks:
         device = pointers[0].get_device()
         variants = _known.setdefault(id(kernel), (kernel, {}))[1]
-        key = (device, *kind(pointers, numbers, constants))
+        tiles = tuple([box and box.tile for box in boxes])
+        key = (device, tiles, *kind(pointers, numbers, constants))
         found = variants.get(key)
         if TAKES_CONSTANTS:
             tail = (*numbers, *in_order(kernel, constants))
         if found is not None:
-            addresses = [pointer.data_ptr() for pointer in pointers]
+            addresses: Sequence[Any] = [pointer.data_ptr() for pointer in pointers]
+            if boxes:
+                addresses = described(found, boxes)(addresses)
             call_direct(found, whole, current_stream(device), addresses, tail)
         else:
-            made = kernel[grid](*arguments, **constants)
+            made = kernel[grid](*as_triton_takes(pointers, boxes), *numbers, **constants)
             if has_usual_order(kernel, len(arguments)):
                 found = direct(made)
             if found is not None:
                 variants[key] = found
     else:
-        kernel[grid](*arguments, **constants)
+        kernel[grid](*as_triton_takes(pointers, boxes), *numbers, **constants)
     tape = recording()
     if tape is not None:
-        tape.note(Launch(kernel, whole, numbers, constants, found, tail), pointers)
+        tape.note(Launch(kernel, whole, numbers, constants, found, tail, boxes), pointers)
 
 
 def kind(
@@ -134,13 +144,13 @@ def has_usual_order(kernel: Any, arguments: int) -> bool:
 
 
 def _in_a_row(
-    found: Direct, grid: tuple[int, int, int], stream: int, addresses: list[int], tail: Any
+    found: Direct, grid: tuple[int, int, int], stream: int, addresses: Sequence[Any], tail: Any
 ) -> None:
     found.call(*grid, stream, *found.before, *addresses, *tail)
 
 
 def _in_a_tuple(
-    found: Direct, grid: tuple[int, int, int], stream: int, addresses: list[int], tail: Any
+    found: Direct, grid: tuple[int, int, int], stream: int, addresses: Sequence[Any], tail: Any
 ) -> None:
     found.call(*grid, stream, *found.before, (*addresses, *tail))
 

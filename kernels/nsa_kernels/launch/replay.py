@@ -33,7 +33,9 @@ import torch
 
 from ..jit.compat import INTERPRETED
 from ..jit.direct import AVAILABLE, PACKS, current_stream, undisturbed
+from .boxes import as_triton_takes, described
 from .device import on_its_device
+from .launcher import Launch
 from .negative import resolved
 from .tape import Memory, Place, Tape, contiguous, record_on, recording, tensors_of, view
 
@@ -254,7 +256,7 @@ class Program:
                 made.direct.call,
                 made.grid,
                 made.direct.before,
-                _taken([number_of.get((x.memory, x.offset), x.memory) for x in places]),
+                _given(made, [number_of.get((x.memory, x.offset), x.memory) for x in places]),
                 made.tail,
             )
             for made, places in self.launches
@@ -298,7 +300,8 @@ class Program:
         memories = [x for x in args if isinstance(x, torch.Tensor)] + made_here
         for made, places in self.launches:
             pointers = [view(memories[place.memory], place) for place in places]
-            made.kernel[made.grid](*pointers, *made.numbers, **made.constants)
+            given = as_triton_takes(pointers, made.boxes)
+            made.kernel[made.grid](*given, *made.numbers, **made.constants)
 
 
 def _is_all(place: Place, memory: Memory) -> bool:
@@ -309,6 +312,15 @@ def _is_all(place: Place, memory: Memory) -> bool:
         and place.stride == contiguous(place.size)
         and math.prod(place.size) == math.prod(memory.size)
     )
+
+
+def _given(made: Launch, numbers: list[int]) -> Callable[[list[int]], tuple[Any, ...]]:
+    """What makes the arguments of a launch, up to its numbers, of all addresses."""
+    taken = _taken(numbers)
+    if not made.boxes or made.direct is None:
+        return taken
+    of_boxes = described(made.direct, made.boxes)
+    return lambda addresses: of_boxes(taken(addresses))
 
 
 def _taken(numbers: list[int]) -> Callable[[list[int]], tuple[int, ...]]:

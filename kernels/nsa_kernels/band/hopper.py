@@ -1,0 +1,84 @@
+"""The forward launches of attention under a band on Hopper (``kernels/hopper.py``)."""
+
+from __future__ import annotations
+
+import torch
+
+from ..launch.boxes import Box, Boxed
+from ..launch.device import device_limits, is_hopper
+from ..launch.launcher import launch
+from ..launch.sizes import LOG2_E, cdiv
+from .geometry import Band
+
+ROWS, GROUPS = 64, 2
+"""Queries of a group of warps, and groups of a program."""
+KEYS, SLOTS = 128, 2
+"""Keys of a tile, and tiles that are in shared memory at once."""
+REGISTERS = 240
+"""Of a thread that attends. The rest of 64 Ki is for the one warp that copies."""
+HEAD_DIM = 128
+LEAST_PIECES, LEAST_KEYS = 2, 256
+"""Pieces of 128 queries a multiprocessor, and keys: with fewer the smaller tiles of the other
+kernel are spread more evenly."""
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
+    """Whether these are attended to by the kernel for Hopper: q [B,T,HQ,D], k and v [B,N,H,D] of 16
+    bits, D = 128, the heads of a token in a row, no packed sequences, and enough of them."""
+    return (
+        is_hopper(q.device)
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and q.shape[3] == v.shape[3] == HEAD_DIM
+        and band.keys is None
+        and k.shape[1] >= LEAST_KEYS
+        and all(_in_rows(x) for x in (q, k, v))
+        and _pieces(q) * q.shape[0] >= LEAST_PIECES * device_limits(q.device).processors
+    )
+
+
+def _in_rows(x: torch.Tensor) -> bool:
+    """Whether the heads of a token follow one another, and a token begins where TMA can copy."""
+    heads_in_a_row = x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) == x.shape[3])
+    steps = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1))
+    aligned = x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
+    return heads_in_a_row and aligned and x.stride(1) > 0
+
+
+def _pieces(q: torch.Tensor) -> int:
+    return cdiv(q.shape[1], ROWS * GROUPS) * q.shape[2]
+
+
+def _boxed(x: torch.Tensor, rows: int) -> Boxed:
+    """One batch [T, H, D] as T rows, of which ``rows`` and the columns of a head are copied."""
+    t, h, d = x.shape
+    return Boxed(x, Box((t, h * d), x.stride(0), (rows, d)))
+
+
+def launch_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    band: Band,
+    sm_scale: float,
+) -> None:
+    """Fill out [B,T,HQ,D] and lse [B,HQ,T], one launch a batch."""
+    from .kernels.hopper import band_hopper_kernel  # there is no such module but on Hopper
+
+    t, hq, d = q.shape[1:]
+    n, h = k.shape[1:3]
+    pieces = _pieces(q)
+    for i in range(q.shape[0]):
+        launch(
+            band_hopper_kernel,
+            (min(pieces, device_limits(q.device).processors),),
+            *(_boxed(q[i], ROWS), _boxed(k[i], KEYS), _boxed(v[i], KEYS), _boxed(out[i], ROWS)),
+            *(lse[i], t, n, hq, hq // h, band.window, pieces, sm_scale * LOG2_E),
+            D=d,
+            BLOCK_N=KEYS,
+            SLOTS=SLOTS,
+            REGISTERS=REGISTERS,
+            **band.constants_of_one(),
+            num_warps=4,
+        )

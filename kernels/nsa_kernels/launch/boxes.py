@@ -1,0 +1,92 @@
+"""Tensors that a kernel in Gluon copies box by box: by TMA, which needs a descriptor of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..jit.direct import Direct, descriptor
+
+MOST = 256
+"""Descriptors that are kept a tensor of a launch; with one more all are made anew."""
+
+
+class Box(NamedTuple):
+    """How a tensor is seen, as rows of ``shape`` that begin ``row`` elements apart, and of how many
+    rows and columns a copy is. What a copy takes from behind the rows is 0."""
+
+    shape: tuple[int, int]
+    row: int
+    tile: tuple[int, int]
+
+
+class Boxed(NamedTuple):
+    """A tensor as an argument that is copied in boxes."""
+
+    tensor: torch.Tensor
+    box: Box
+
+
+Boxes = tuple[Box | None, ...]
+"""Of the pointers of a launch; empty where none is copied in boxes."""
+
+
+def taken_apart(pointers: Sequence[torch.Tensor | Boxed]) -> tuple[tuple[torch.Tensor, ...], Boxes]:
+    """The tensors, and their boxes."""
+    boxes = tuple([x.box if isinstance(x, Boxed) else None for x in pointers])
+    tensors = tuple([x.tensor if isinstance(x, Boxed) else x for x in pointers])
+    return tensors, boxes if any(boxes) else ()
+
+
+def as_triton_takes(pointers: Sequence[torch.Tensor], boxes: Boxes) -> tuple[Any, ...]:
+    """The arguments of Triton's own launch."""
+    if not boxes:
+        return tuple(pointers)
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    def argument(x: torch.Tensor, box: Box | None) -> Any:
+        if box is None:
+            return x
+        # As tensor cores read it from shared memory: rows of 128 bytes, their parts in turn.
+        layout = NVMMASharedLayout(128, 8 * x.element_size(), 2)
+        return TensorDescriptor(x, list(box.shape), [box.row, 1], list(box.tile), layout)
+
+    return tuple([argument(x, box) for x, box in zip(pointers, boxes, strict=True)])
+
+
+Described = Callable[[Sequence[int]], tuple[Any, ...]]
+
+
+def described(found: Direct, boxes: Boxes) -> Described:
+    """What makes of addresses the arguments of the compiled launcher: what is there of a box is
+    remembered, since tensors come back to where others were."""
+    kinds = iter(found.boxes)
+    makers = [None if box is None else _maker(next(kinds), box) for box in boxes]
+
+    def arguments(addresses: Sequence[int]) -> tuple[Any, ...]:
+        given: list[Any] = []
+        for address, make in zip(addresses, makers, strict=True):
+            if make is None:
+                given.append(address)
+            else:
+                given += make(address)
+        return tuple(given)
+
+    return arguments
+
+
+def _maker(kind: dict[str, Any], box: Box) -> Callable[[int], tuple[Any, ...]]:
+    known: dict[int, tuple[Any, ...]] = {}
+
+    def make(address: int) -> tuple[Any, ...]:
+        made = known.get(address)
+        if made is None:
+            if len(known) >= MOST:
+                known.clear()
+            made = known[address] = descriptor(kind, address, box.shape, (box.row, 1))
+        return made
+
+    return make

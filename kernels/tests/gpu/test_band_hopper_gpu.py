@@ -1,0 +1,101 @@
+"""Attention under a band by the kernel for Hopper: windows and compressed keys of all lengths, in
+batches and in parts of one projection, against the formula, and twice the same to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+from nsa_kernels import nsa_attention, sliding_window  # noqa: E402
+from nsa_kernels.band import hopper  # noqa: E402
+from nsa_kernels.band.geometry import Band  # noqa: E402
+from nsa_kernels.launch.device import is_hopper  # noqa: E402
+
+SCALE = 0.09
+LENGTHS = (1, 63, 65, 128, 129, 300, 1024, 1040)
+
+
+@pytest.fixture(autouse=True)
+def on_hopper() -> None:
+    if not is_hopper(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
+
+
+def by_formula(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band
+) -> tuple[torch.Tensor, torch.Tensor]:
+    (t, hq), (n, h) = q.shape[1:3], k.shape[1:3]
+    k, v = (x.float().repeat_interleave(hq // h, 2) for x in (k, v))
+    s = torch.einsum("bthd,bnhd->bhtn", q.float(), k) * SCALE
+    end = (torch.arange(t, device="cuda") + 1 - band.block + band.stride).clamp(min=0)
+    end = (end // band.stride).clamp(max=n)
+    begin = (end - band.window).clamp(min=0) if band.window else end * 0
+    keys = torch.arange(n, device="cuda")
+    s = s.masked_fill((keys < begin[:, None]) | (keys >= end[:, None]), float("-inf"))
+    lse = s.logsumexp(-1)
+    p = torch.exp(s - lse[..., None]).nan_to_num(0.0)
+    return torch.einsum("bhtn,bnhd->bthd", p, v), lse
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.full(q.shape, float("nan"), dtype=q.dtype, device="cuda")
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), float("nan"), device="cuda")
+    hopper.launch_forward(q, k, v, out, lse, band, SCALE)
+    return out, lse
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("hq", "h", "batches"), [(16, 1, 1), (6, 2, 3), (1, 1, 1)])
+def test_it_is_the_formula(dtype: torch.dtype, hq: int, h: int, batches: int) -> None:
+    for t in LENGTHS:
+        torch.manual_seed(t)
+        room = torch.randn(batches, t, hq + 2 * h, 128, device="cuda").to(dtype)
+        q, k, v = room.split([hq, h, h], 2)
+        calls = [(q, k, v, Band(1, 1, min(window, t))) for window in (1, 64, 512)]
+        if t >= 32:
+            keys = torch.randn(2, batches, (t - 32) // 16 + 1, h, 128, device="cuda").to(dtype)
+            calls.append((q, keys[0], keys[1], Band(32, 16, 0)))
+        for call in calls:
+            (out, lse), (wanted, wanted_lse) = attend(*call), by_formula(*call)
+            seen = torch.isfinite(wanted_lse)
+            assert torch.equal(torch.isfinite(lse), seen)
+            torch.testing.assert_close(lse[seen], wanted_lse[seen], atol=1e-3, rtol=0)
+            torch.testing.assert_close(out.float(), wanted, atol=2e-2, rtol=0)
+            again = attend(*call)
+            assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+
+
+def test_it_is_what_windows_and_the_whole_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of replayed calls, in a graph and not, are those of the kernel in Triton."""
+    q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 8192, 1, 128, device="cuda", dtype=torch.bfloat16)
+    gates = torch.rand(1, 8192, 16, 3, device="cuda", dtype=torch.bfloat16)
+    others = [torch.randn_like(x) for x in (q, k, v)]
+    assert hopper.fits(q, k, v, Band(1, 1, 512))
+
+    def calls() -> list[torch.Tensor]:
+        found = []
+        for given in ((q, k, v), others, (q, k, v)):
+            out, lse = sliding_window(*given, window=512)
+            found += [out, lse, nsa_attention(*given, gates)]
+        return found
+
+    here = calls()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = calls()
+    graph.replay()
+    for one, other in zip(here, captured, strict=True):
+        assert torch.equal(one, other)
+    with monkeypatch.context() as patch:
+        patch.setattr(hopper, "fits", lambda *arguments: False)
+        from nsa_kernels.launch import replay
+
+        patch.setattr(replay, "undisturbed", lambda: False)  # nothing is replayed
+        there = calls()
+    for one, other in zip(here, there, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=2e-2, rtol=0)

@@ -1,0 +1,74 @@
+"""Which calls of attention under a band go to the kernel for Hopper. What it computes is tested on
+such a GPU (``gpu/test_band_hopper_gpu.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from nsa_kernels.band import hopper
+from nsa_kernels.band.geometry import Band
+from nsa_kernels.launch.device import Device, is_hopper
+
+T, HQ, H, D = 4096, 16, 4, 128
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "is_hopper", lambda device: True)
+    monkeypatch.setattr(hopper, "device_limits", lambda device: Device(132, 227 * 1024))
+
+
+def drawn(t: int = T, d: int = D, n: int = T, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+    q = torch.empty(1, t, HQ, d, dtype=dtype, device="meta")
+    k, v = (torch.empty(1, n, H, d, dtype=dtype, device="meta") for _ in "kv")
+    return q, k, v
+
+
+def in_one(t: int = T) -> Tensors:
+    """Parts of what one projection gives: rows are longer than their heads."""
+    q, k, v = torch.empty(1, t, HQ + 2 * H, D, dtype=torch.bfloat16).split([HQ, H, H], 2)
+    return q, k, v
+
+
+WINDOW, COMPRESSED = Band(1, 1, 512), Band(32, 16, 0)
+
+
+@pytest.mark.parametrize("band", [WINDOW, COMPRESSED])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_long_sequences_of_wide_heads_go_there(band: Band, dtype: torch.dtype) -> None:
+    assert hopper.fits(*drawn(dtype=dtype), band)
+    assert hopper.fits(*in_one(), band)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        lambda: drawn(dtype=torch.float32),
+        lambda: drawn(d=64),
+        lambda: drawn(t=1024),  # too few pieces of work
+        lambda: drawn(n=255),
+        lambda: (*drawn()[:2], drawn(d=64)[2]),
+        lambda: (drawn()[0].transpose(1, 2).contiguous().transpose(1, 2), *drawn()[1:]),
+        lambda: tuple(x.expand(1, T, x.shape[2], D) for x in drawn(t=1, n=1)),  # rows of one token
+        lambda: tuple(
+            torch.empty(T * x.shape[2] * D + 1, dtype=x.dtype)[1:].view(x.shape) for x in drawn()
+        ),
+    ],
+    ids=["float32", "D", "queries", "keys", "Dv", "heads first", "broadcast", "address"],
+)
+def test_what_it_cannot_or_should_not_take_goes_to_triton(
+    tensors: Callable[[], Tensors],
+) -> None:
+    assert not hopper.fits(*tensors(), WINDOW)
+
+
+def test_packed_sequences_go_to_triton() -> None:
+    table = torch.empty(2, T, dtype=torch.int32, device="meta")
+    assert not hopper.fits(*drawn(), Band(1, 1, 512, table, table, 3))
+
+
+def test_nothing_else_is_hopper() -> None:
+    assert not is_hopper(torch.device("cpu"))
