@@ -17,7 +17,7 @@ KEYS, SLOTS = 128, 2
 REGISTERS = 240
 """Of a thread that attends. The rest of 64 Ki is for the one warp that copies."""
 HEAD_DIM = 128
-LEAST_PIECES, LEAST_KEYS = 2, 256
+LEAST_PIECES, LEAST_KEYS = 3, 64
 """Pieces of 128 queries a multiprocessor, and keys: with fewer the smaller tiles of the other
 kernel are spread more evenly."""
 
