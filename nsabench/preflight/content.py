@@ -24,7 +24,7 @@ from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded
 from nsabench.preflight import build, compiled, driver, machine_code, record
 from nsabench.preflight.architectures import Architecture
-from nsabench.preflight.record import Call, Pointer
+from nsabench.preflight.record import Call, Pointer, in_boxes, is_described
 
 _OWN = (build, compiled, driver, machine_code, record)
 _KEY_OWNERS = (triton_cache, triton.compiler.compiler)  # of `triton_key`, by version
@@ -87,6 +87,8 @@ def _written(value: Any, exact: bool) -> str:
         return f"{kind}{fields}({', '.join(_written(one, exact) for one in value)})"
     if hasattr(value, "cache_key"):
         return _source(value)
+    if is_described(value) and not exact:
+        return in_boxes(value)
     if isinstance(value, Pointer) and not exact:
         return kind
     if value is None or isinstance(value, bool | int | float):

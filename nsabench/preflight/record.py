@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -107,11 +107,25 @@ class Call:
 _original_run = jit.JITFunction.run
 
 
+def is_described(value: Any) -> bool:
+    """Whether it is a tensor with what the copy engine needs to know of it, Triton's or Gluon's."""
+    return is_dataclass(value) and hasattr(value, "base") and hasattr(value, "block_shape")
+
+
+def in_boxes(value: Any) -> str:
+    """What code depends on of such a tensor: what a copy takes, and how that lies."""
+    layout = getattr(value, "layout", None)
+    dtype = str(value.base.dtype).removeprefix("torch.")
+    return f"boxes<{dtype},{list(value.block_shape)},{layout},{getattr(value, 'padding', '')}>"
+
+
 def _kind(value: Any, specialised: bool = True, by_alignment: bool = True) -> str:
     """What a launch specialises on: the type, and whether the value is 1 or aligned."""
     if isinstance(value, Pointer):
         aligned = value.data_ptr() % ALIGNMENT == 0 or not by_alignment
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if aligned else '?'}"
+    if is_described(value):
+        return in_boxes(value)
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, int):
@@ -132,6 +146,8 @@ def _shown(value: Any) -> str:
 def _pointers(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Pointer(value)
+    if is_described(value):
+        return replace(value, base=Pointer(value.base))
     if type(value) is tuple:
         return tuple(map(_pointers, value))
     return value

@@ -112,6 +112,24 @@ def test_a_constant_that_a_launch_is_handed(tmp_path: Path, one: Any, other: Any
     assert hashed(module, one) == hashed(module, one)
 
 
+def test_a_tensor_that_is_copied_in_boxes(tmp_path: Path) -> None:
+    """What is compiled follows from what a copy takes and from the dtype, and not from where the
+    tensor is or how long."""
+    tensor_descriptor = pytest.importorskip("triton.tools.tensor_descriptor")
+    module = loaded(tmp_path)
+
+    def of(x: torch.Tensor, *box: int) -> str:
+        described = tensor_descriptor.TensorDescriptor.from_tensor(x, list(box))
+        held = record._pointers(described)
+        assert isinstance(held.base, Pointer)  # no memory is kept
+        arguments = (held, 16, (module.scaled,))
+        return content(Call(module.kernel, arguments, {}), ARCHITECTURES["sm_90"])
+
+    half, wide = torch.empty(64, 128, dtype=torch.float16), torch.empty(64, 128)
+    assert len({"", of(half, 64, 64), of(half, 32, 64), of(wide, 64, 64)}) == 4
+    assert of(half, 64, 64) == of(torch.empty(96, 128, dtype=torch.float16)[32:], 64, 64)
+
+
 def test_what_is_of_no_known_kind_has_no_hash(tmp_path: Path) -> None:
     module = loaded(tmp_path)
     assert hashed(module, (object(),)) == ""
