@@ -31,7 +31,7 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 @gluon.constexpr_function
 def neighbours(N):
-    """[64, N]: an accumulator of ``wgmma`` after ``in_turn``, eight neighbours of a row a thread."""
+    """[64, N]: a product of ``wgmma`` after ``in_turn``, eight neighbours of a row a thread."""
     wide = [[0, 32], [0, 64]] if N == 128 else [[0, 32]]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *wide],
