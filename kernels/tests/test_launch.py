@@ -18,7 +18,7 @@ import triton
 from conformance import CALLS
 from nsa_kernels.attention import operator, whole
 from nsa_kernels.attention.decode import api
-from nsa_kernels.jit.compat import tl
+from nsa_kernels.jit.compat import TRITON_VERSION, tl
 from nsa_kernels.launch import replay
 from nsa_kernels.launch.launcher import kind, launch
 from nsa_kernels.launch.negative import resolved
@@ -374,6 +374,8 @@ def test_constants_of_every_kernel_stand_behind_its_arguments() -> None:
     found = 0
     for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):
         if ".integrations" in module.name or ".cuda" in module.name:
+            continue
+        if module.name.endswith(".kernels.hopper") and TRITON_VERSION < (3, 6, 0):
             continue
         for name, x in vars(importlib.import_module(module.name)).items():
             if name.endswith("_kernel") and hasattr(x, "fn"):

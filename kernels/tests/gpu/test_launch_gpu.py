@@ -251,10 +251,11 @@ def test_launches_give_what_tritons_own_give(family, seed) -> None:
 
 
 def kernels() -> set[str]:
-    """Every kernel of the package that programs are launched of."""
+    """Every kernel of the package that programs are launched of. Those for Hopper have tests of
+    their own, and cannot be imported everywhere."""
     found = set()
     for module in pkgutil.walk_packages(nsa_kernels.__path__, "nsa_kernels."):
-        if "integrations" in module.name or ".cuda" in module.name:
+        if any(x in module.name for x in ("integrations", ".cuda", ".kernels.hopper")):
             continue
         for name, x in vars(importlib.import_module(module.name)).items():
             if isinstance(x, JITFunction) and name.endswith("_kernel"):
@@ -271,7 +272,7 @@ def test_every_kernel_was_called_past_tritons_own_launch() -> None:
             for _ in range(2):
                 call()
     direct_ones = {f"{x.__module__}.{x.__name__}" for x, kinds in launcher._known.values() if kinds}
-    assert kernels() == direct_ones
+    assert kernels() == {x for x in direct_ones if ".kernels.hopper." not in x}
 
 
 def test_hooks_of_a_profiler_see_every_launch() -> None:

@@ -70,6 +70,23 @@ def beyond_int32(*tensors: torch.Tensor) -> bool:
     )
 
 
+def hopper_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
+    """Whether ``kernels/hopper.py`` takes a call; q [N, HQ, D], k [N, H, D], v [N, H, Dv].
+
+    Its tiles are 64 rows, which a group has to divide, by 64 keys, of 64 columns once or twice. It
+    copies 16 bytes at a time: the compiler must know of addresses that they are multiples of 16
+    bytes, and of strides, of which it is told only this, that they are multiples of 16 elements.
+    """
+    return (
+        block_size == 64
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and all(x.shape[2] in (64, 128) for x in (q, v))
+        and 64 % (q.shape[1] // k.shape[1]) == 0
+        and all(x.stride(2) == 1 and x.data_ptr() % 16 == 0 for x in (q, k, v))
+        and all(stride % 16 == 0 for x in (q, k, v) for stride in x.stride()[:2])
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """Tokens of a chunk and KV heads worked on at once."""

@@ -9,14 +9,15 @@ merged by their LSE before the next chunk overwrites them, which bounds the work
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ...launch.device import on_its_device
+from ...launch.device import is_hopper, on_its_device
 from ...launch.launcher import launch
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, strides
 from ...launch.tape import empty
-from .config import BlockConfig, beyond_int32
+from .config import BlockConfig, beyond_int32, hopper_fits
 from .kernels.forward import forward_kernel, merge_kernel
 from .plan import BlockPlan
 
@@ -64,6 +65,7 @@ def block_major_forward(
     dims = head_dims(d, dv)
     block_s = next_power_of_2(s)
     merge_rows = max(4, min(32, 512 // dims["BLOCK_DV"], 1024 // block_s))
+    main, constants = _main(q, k, v, plan.block_size, config)
     others = (out, out, out, out)
     if gated is not None:
         others = (gated.total, gated.compressed, gated.near, gated.gates)
@@ -73,24 +75,13 @@ def block_major_forward(
         for first_head in range(0, h, heads):
             here = min(heads, h - first_head)
             launch(
-                forward_kernel,
+                main,
                 (items.shape[2], here),
                 *(q, k, v, part, plse),
                 *(plan.entries[c], items[c], plan.first[c], plan.count[c], plan.edges),
                 *strides(q, k, v),
                 *(plan.n_bins, segment, first, first_head, scale_log2),
-                G=g,
-                PAD_G=next_power_of_2(g),
-                **dims,
-                BLOCK_SIZE=plan.block_size,
-                QUERIES=config.queries,
-                ROWS=config.rows,
-                AHEAD=config.ahead,
-                WIDE=beyond_int32(q),
-                PRECISION="ieee",
-                num_warps=config.warps,
-                num_stages=1,
-                maxnreg=config.registers,
+                **constants,
             )
             launch(
                 merge_kernel,
@@ -107,3 +98,35 @@ def block_major_forward(
                 KEPT=gated is None or gated.kept,
                 num_warps=1,
             )
+
+
+def _main(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int, config: BlockConfig
+) -> tuple[Any, dict[str, Any]]:
+    """The kernel of the main launch, with its constants and options.
+
+    Both take the same arguments. Gluon's has its number of rows and warps in its code.
+    """
+    hq, d = q.shape[1:]
+    h, dv = v.shape[1:]
+    g = hq // h
+    queries, wide = config.queries, beyond_int32(q)
+    options = {"num_stages": 1, "maxnreg": config.registers}
+    if is_hopper(q.device) and hopper_fits(q, k, v, block_size):
+        # Not with every Triton can it be imported.
+        from .kernels.hopper import hopper_forward_kernel
+
+        constants = {"G": g, "D": d, "DV": dv, "QUERIES": queries, "WIDE": wide}
+        return hopper_forward_kernel, {**constants, "num_warps": 4, **options}
+    constants = {
+        "G": g,
+        "PAD_G": next_power_of_2(g),
+        **head_dims(d, dv),
+        "BLOCK_SIZE": block_size,
+        "QUERIES": queries,
+        "ROWS": config.rows,
+        "AHEAD": config.ahead,
+        "WIDE": wide,
+        "PRECISION": "ieee",
+    }
+    return forward_kernel, {**constants, "num_warps": config.warps, **options}

@@ -1,0 +1,165 @@
+"""The main launch of block selection in Gluon (``selection/blocks/kernels/hopper.py``) against the
+one in Triton and the formula: groups, head dims, dtypes, packed and strided, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+import nsa_kernels  # noqa: E402
+from nsa_kernels.attention import launches  # noqa: E402
+from nsa_kernels.launch import launcher, replay  # noqa: E402
+from nsa_kernels.launch.device import is_hopper  # noqa: E402
+from nsa_kernels.selection.blocks import api, forward  # noqa: E402
+from nsa_kernels.selection.blocks.naive import naive_blocks  # noqa: E402
+from test_blocks import TOLERANCE, draw  # noqa: E402
+
+Tensors = tuple[torch.Tensor, ...]
+Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]
+# Group: batch, tokens, blocks a query chooses; of two KV heads.
+SIZES = {1: (1, 130, 3), 4: (2, 333, 17), 8: (3, 500, 5), 16: (1, 1000, 9), 64: (1, 77, 4)}
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_hopper(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
+    for module in (api, launches):
+        monkeypatch.setattr(module, "query_major_wins", lambda shape: False)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
+    """What a call gives by the kernel in Gluon, and by the one in Triton."""
+    names: list[str] = []
+
+    def noted(kernel, *arguments, **constants) -> None:
+        names.append(kernel.__name__)
+        launcher.launch(kernel, *arguments, **constants)
+
+    monkeypatch.setattr(forward, "launch", noted)
+    monkeypatch.setattr(replay, "undisturbed", lambda: False)  # nothing is replayed
+
+    def both(call: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
+        here = call()
+        assert "hopper_forward_kernel" in names and "forward_kernel" not in names
+        names.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(forward, "hopper_fits", lambda *arguments: False)
+            there = call()
+        assert "forward_kernel" in names and "hopper_forward_kernel" not in names
+        names.clear()
+        return here, there
+
+    return both
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: torch.Tensor, **options
+) -> Tensors:
+    return nsa_kernels.block_selection_attention(q, k, v, index, return_lse=True, **options)
+
+
+def check(ways: Ways, *tensors: torch.Tensor, cu: torch.Tensor | None = None, **options) -> None:
+    """Both ways agree to the last bit or so of the dtype, and with the formula."""
+    (out, lse), (other, other_lse) = ways(lambda: attend(*tensors, cu_seqlens=cu, **options))
+    bit = torch.finfo(out.dtype).eps
+    torch.testing.assert_close(out, other, atol=bit, rtol=bit)
+    torch.testing.assert_close(lse, other_lse, atol=1e-4, rtol=1e-5)
+    q, k, v, index = tensors
+    of = (x.double() for x in (q, k, v))
+    want, want_lse = naive_blocks(*of, index, 64, q.shape[3] ** -0.5, cu)
+    size = max(1.0, want.abs().max().item())
+    torch.testing.assert_close(out.double(), want, atol=TOLERANCE[q.dtype] * size, rtol=0)
+    torch.testing.assert_close(lse.double(), want_lse, atol=1e-3, rtol=1e-3)
+
+
+def drawn(group: int, d: int, dv: int, dtype: torch.dtype) -> Tensors:
+    batch, length, chosen = SIZES[group]
+    q, k, v, _, index = draw(batch, length, 2 * group, 2, d, dv, chosen, dtype, 64, seed=group)
+    return q, k, v, index
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (128, 64), (64, 128)])
+@pytest.mark.parametrize("group", SIZES)
+def test_every_group_and_head_dim(group, dims, dtype, ways) -> None:
+    check(ways, *drawn(group, *dims, dtype))
+
+
+@pytest.mark.parametrize("group", [4, 16])
+def test_packed_sequences(group, ways) -> None:
+    *_, length, chosen = SIZES[16]
+    q, k, v, _, index = draw(1, length, 2 * group, 2, 128, 128, chosen, torch.bfloat16, 64)
+    cu = torch.tensor([3, 40, 40, 104, 105, 700, 990], dtype=torch.int32, device="cuda")
+    check(ways, q, k, v, index, cu=cu)
+    out, _ = attend(q, k, v, index, cu_seqlens=cu)
+    assert not out[0, :3].any() and not out[0, 990:].any()
+
+
+def test_chunk_by_chunk_and_head_by_head(ways) -> None:
+    check(ways, *drawn(16, 128, 128, torch.bfloat16), workspace_bytes=8 << 20)
+
+
+@pytest.mark.parametrize("group", [4, 16])
+def test_parts_of_one_projection(group, ways) -> None:
+    q, k, v, index = drawn(group, 128, 128, torch.bfloat16)
+    parts = torch.cat([q, k, v], 2).split([q.shape[2], 2, 2], 2)
+    assert not parts[0].is_contiguous()
+    check(ways, *parts, index)
+    # Heads apart from one another, and beginning 16 bytes behind 32.
+    room = torch.randn(*q.shape[:3], 2 * 128 + 16, device="cuda").to(q.dtype)
+    check(ways, room[..., 8:136], k, v, index)
+
+
+def test_64_bit_offsets(ways, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(forward, "beyond_int32", lambda *tensors: True)
+        check(ways, *drawn(16, 128, 128, torch.float16))
+        check(ways, *drawn(4, 64, 64, torch.bfloat16))
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    q, k, v, _, index = draw(1, 130, 4, 1, 64, 64, 3, torch.bfloat16, 64)
+    room = torch.empty(130 << 26, dtype=q.dtype, device="cuda")
+    check(ways, room.as_strided(q.shape, (130 << 26, 1 << 26, 64, 1)).copy_(q), k, v, index)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_whole_attention(kept, packed, ways) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1000, h, 128, device="cuda").bfloat16() for h in (32, 2, 2))
+    gates, d_out = torch.rand_like(q[..., :3]), torch.randn_like(q)
+    cu = torch.tensor([0, 1, 400, 400, 1000], dtype=torch.int32, device="cuda") if packed else None
+    leaves = [x.requires_grad_(kept) for x in (q, k, v, gates)]
+
+    def call() -> Tensors:
+        out = nsa_kernels.nsa_attention(*leaves, cu_seqlens=cu)
+        return out, *(torch.autograd.grad(out, leaves, d_out) if kept else ())
+
+    for one, other in zip(*ways(call), strict=True):
+        size = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one, other, atol=2e-2 * size, rtol=0)
+
+
+def test_runs_agree_bit_for_bit_replayed_and_not() -> None:
+    q, k, v, _, index = draw(1, 4000, 64, 4, 128, 128, 16, torch.bfloat16, 64)
+    others = [torch.randn_like(x) for x in (q, k, v)]
+    api._launch.programs.clear()
+    first, of_others = attend(q, k, v, index), attend(*others, index)
+    for _ in range(10):
+        for given, want in (((q, k, v), first), (others, of_others)):
+            for a, b in zip(attend(*given, index), want, strict=True):
+                assert torch.equal(a, b)
+    known = {kernel.__name__ for kernel, variants in launcher._known.values() if variants}
+    assert "hopper_forward_kernel" in known
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attend(q, k, v, index)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, first, strict=True))
