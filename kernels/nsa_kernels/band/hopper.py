@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.boxes import Box, Boxed
+from ..launch.boxes import Box, Boxed, in_rows
 from ..launch.device import device_limits, is_hopper
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
@@ -31,17 +31,9 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
         and q.shape[3] == v.shape[3] == HEAD_DIM
         and band.keys is None
         and k.shape[1] >= LEAST_KEYS
-        and all(_in_rows(x) for x in (q, k, v))
+        and all(in_rows(x) for x in (q, k, v))
         and _pieces(q) * q.shape[0] >= LEAST_PIECES * device_limits(q.device).processors
     )
-
-
-def _in_rows(x: torch.Tensor) -> bool:
-    """Whether the heads of a token follow one another, and a token begins where TMA can copy."""
-    heads_in_a_row = x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) == x.shape[3])
-    steps = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1))
-    aligned = x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
-    return heads_in_a_row and aligned and x.stride(1) > 0
 
 
 def _pieces(q: torch.Tensor) -> int:

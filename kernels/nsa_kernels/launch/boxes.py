@@ -29,6 +29,15 @@ class Boxed(NamedTuple):
     box: Box
 
 
+def in_rows(x: torch.Tensor) -> bool:
+    """Whether a token of x [B, T, H, D] is a row of boxes: its heads follow one another, and it
+    begins where TMA can copy."""
+    heads_in_a_row = x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) == x.shape[3])
+    steps = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1))
+    aligned = x.data_ptr() % 16 == 0 and all(step * x.element_size() % 16 == 0 for step in steps)
+    return heads_in_a_row and aligned and x.stride(1) > 0
+
+
 Boxes = tuple[Box | None, ...]
 """Of the pointers of a launch; empty where none is copied in boxes."""
 

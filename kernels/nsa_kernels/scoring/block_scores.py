@@ -16,6 +16,7 @@ from ..launch.operators import operator
 from ..launch.replay import replayed
 from ..launch.sizes import LOG2_E, cdiv, next_power_of_2, strides
 from ..launch.tape import empty
+from . import hopper
 from .kernels.block_scores import block_scores_kernel
 
 
@@ -102,6 +103,10 @@ def block_scores(
     n_blocks = cdiv(t if behind is None else tokens, block_size)
     scores = empty((b, t, h, n_blocks), torch.float32, q.device)
     if scores.numel() == 0:
+        return scores
+    alone = cu_seqlens is None and behind is None
+    if visible and alone and tiles is None and hopper.fits(q, k, band, block_size):
+        hopper.launch_scores(q, k, lse, scores, sm_scale)
         return scores
     tiles = tiles or _tiles(q)
     span, reach = block_size // band.stride, band.block // band.stride

@@ -1,0 +1,126 @@
+"""Block scores by the kernel for Hopper: all that is visible, in batches and in parts of one
+projection, against the kernel in Triton, and twice the same to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+from nsa_kernels import nsa_attention  # noqa: E402
+from nsa_kernels.band.forward import band_forward  # noqa: E402
+from nsa_kernels.band.geometry import Band  # noqa: E402
+from nsa_kernels.launch.device import is_hopper  # noqa: E402
+from nsa_kernels.scoring import hopper  # noqa: E402
+from nsa_kernels.scoring.block_scores import block_scores  # noqa: E402
+
+SCALE, BAND = 128**-0.5, Band(32, 16, 0)
+LENGTHS = (32, 65, 300, 1984, 2049, 4033, 4096, 4111, 8192)
+
+
+@pytest.fixture(autouse=True)
+def on_hopper() -> None:
+    if not is_hopper(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
+
+
+def drawn(
+    t: int, hq: int, h: int, batches: int, dtype: torch.dtype, n: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q and k are parts of wider tensors; k twice as large, so that weights are less alike."""
+    torch.manual_seed(t)
+    q = torch.randn(batches, t, hq + 2 * h, 128, device="cuda").to(dtype)[:, :, :hq]
+    k = 2 * torch.randn(batches, n, 2 * h, 128, device="cuda").to(dtype)[:, :, h:]
+    return q, k, band_forward(q, k, k, BAND, SCALE)[1]
+
+
+def score(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    t, h = q.shape[1], k.shape[2]
+    scores = torch.full((q.shape[0], t, h, -(-t // 64)), float("nan"), device="cuda")
+    hopper.launch_scores(q, k, lse, scores, SCALE)
+    return scores
+
+
+def visible(scores: torch.Tensor) -> torch.Tensor:
+    t, blocks = scores.shape[1], torch.arange(scores.shape[3], device="cuda")
+    return (blocks * 64 <= torch.arange(t, device="cuda")[:, None])[:, None].expand_as(scores)
+
+
+def check(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Nothing else is written, so what is behind stays NaN."""
+    seen = visible(got)
+    assert got[~seen].isnan().all()
+    torch.testing.assert_close(got[seen], wanted[seen], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("hq", "h", "batches"), [(64, 4, 1), (32, 8, 1), (16, 1, 2), (6, 1, 3), (4, 2, 1)]
+)
+def test_it_is_the_kernel_in_triton(
+    dtype: torch.dtype, hq: int, h: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "fits", lambda *arguments: False)
+    for t in LENGTHS:
+        # The second call has fewer keys than the queries could see.
+        for n in {max(4, (t - 32) // 16 + 1), max(4, t // 32)}:
+            given = drawn(t, hq, h, batches, dtype, n)
+            got = score(*given)
+            check(got, block_scores(*given, BAND, 64, SCALE))
+            for _ in range(3):  # races show in some runs only
+                again = score(*given)
+                assert torch.equal(again.view(torch.int32), got.view(torch.int32))
+
+
+def test_rows_behind_the_reach_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are more than 2^31 elements: the last queries alone are looked at."""
+    t, h = 131072 + 64, 8
+    if torch.cuda.mem_get_info()[0] < 32 << 30:
+        pytest.skip("needs 32 GiB")
+    given = drawn(t, 2 * h, h, 1, torch.bfloat16, (t - 32) // 16 + 1)
+    got = score(*given)[:, -4096:].clone()
+    monkeypatch.setattr(hopper, "fits", lambda *arguments: False)
+    wanted = block_scores(*given, BAND, 64, SCALE)[:, -4096:]
+    seen = torch.arange(got.shape[3], device="cuda") * 64
+    seen = (seen <= torch.arange(t - 4096, t, device="cuda")[:, None])[:, None].expand_as(got)
+    torch.testing.assert_close(got[seen], wanted[seen], atol=1e-5, rtol=1e-4)
+
+
+def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What replayed calls and graphs choose is nearly all what the kernel in Triton does."""
+    q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 8192, 2, 128, device="cuda", dtype=torch.bfloat16)
+    gates = torch.rand(1, 8192, 16, 3, device="cuda", dtype=torch.bfloat16)
+    others = [torch.randn_like(x) for x in (q, k, v)]
+    k_cmp = k[:, :511]
+    assert hopper.fits(q, k_cmp, BAND, 64)
+    calls_there: list[int] = []
+    launched = hopper.launch_scores
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            hopper, "launch_scores", lambda *given: (calls_there.append(1), launched(*given))[1]
+        )
+        nsa_attention(q, k, v, gates)
+    assert calls_there
+
+    def calls() -> list[torch.Tensor]:
+        return [nsa_attention(*given, gates) for given in ((q, k, v), others, (q, k, v))]
+
+    here = calls()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = calls()
+    graph.replay()
+    for one, other in zip(here, captured, strict=True):
+        assert torch.equal(one, other)
+    with monkeypatch.context() as patch:
+        patch.setattr(hopper, "fits", lambda *arguments: False)
+        from nsa_kernels.launch import replay
+
+        patch.setattr(replay, "undisturbed", lambda: False)  # nothing is replayed
+        there = calls()
+    for one, other in zip(here, there, strict=True):
+        # Two blocks that score alike may change places; then a query's output is another.
+        apart = ((one.float() - other.float()).abs() > 2e-2).any(-1).float().mean()
+        assert apart < 1e-2
