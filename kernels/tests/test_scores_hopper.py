@@ -69,12 +69,13 @@ def test_blocks_of_other_sizes_and_packed_sequences_go_to_triton() -> None:
     assert not hopper.fits(*drawn(), Band(32, 16, 0, table, table, 3), 64)
 
 
-def test_who_needs_all_blocks_or_has_tiles_of_its_own_goes_to_triton(
+def test_who_has_tiles_of_its_own_goes_to_triton_and_who_needs_all_blocks_clears_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[str] = []
     monkeypatch.setattr(hopper, "launch_scores", lambda *_: taken.append("hopper"))
     monkeypatch.setattr(module, "launch", lambda *_, **__: taken.append("triton"))
+    monkeypatch.setattr(module, "clear", lambda _: taken.append("clear"))
     q, k = drawn()
     lse = torch.empty(1, HQ, T, device="meta")
     block_scores(q, k, lse, BAND, 64, 0.1, visible=True)
@@ -82,7 +83,7 @@ def test_who_needs_all_blocks_or_has_tiles_of_its_own_goes_to_triton(
     block_scores(q, k, lse, BAND, 64, 0.1, visible=True, tiles=ScoreTiles(32, 64, 4, 1))
     cu = torch.empty(2, dtype=torch.int32, device="meta")
     block_scores(q, k, lse, BAND, 64, 0.1, cu, cu, visible=True)
-    assert taken == ["hopper", "triton", "triton", "triton"]
+    assert taken == ["hopper", "clear", "hopper", "triton", "triton"]
 
 
 @pytest.mark.parametrize("t", [1, 64, 1984, 3968, 3969, 4096, 20001])

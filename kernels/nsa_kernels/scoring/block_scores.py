@@ -9,6 +9,7 @@ import torch
 from ..band.compressed import OP, attend_compressed
 from ..band.geometry import Band, Behind
 from ..launch.checks import check_strides, softmax_scale
+from ..launch.clear import clear
 from ..launch.device import on_its_device
 from ..launch.launcher import launch
 from ..launch.mode import traced
@@ -105,7 +106,9 @@ def block_scores(
     if scores.numel() == 0:
         return scores
     alone = cu_seqlens is None and behind is None
-    if visible and alone and tiles is None and hopper.fits(q, k, band, block_size):
+    if alone and tiles is None and hopper.fits(q, k, band, block_size):
+        if not visible:
+            clear(scores)
         hopper.launch_scores(q, k, lse, scores, sm_scale)
         return scores
     tiles = tiles or _tiles(q)

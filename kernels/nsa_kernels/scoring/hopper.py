@@ -31,7 +31,7 @@ LEAST_KEYS = PARTS
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
-    """Whether the visible of these are scored by the kernel for Hopper: q [B,T,HQ,D] and k
+    """Whether the blocks of these are scored by the kernel for Hopper: q [B,T,HQ,D] and k
     [B,N,H,D] of 16 bits, D = 128, an even group, the heads of a token in a row, blocks as in the
     paper, no packed sequences, and enough of them."""
     t, hq = q.shape[1:3]
@@ -78,7 +78,7 @@ def launch_scores(
     sm_scale: float,
 ) -> None:
     """Fill what is visible of scores [B,T,H,ceil(T / 64)], one launch a batch; lse [B,HQ,T]. Blocks
-    that begin behind a query are not written."""
+    that begin behind a query are not written: to have zeros there, clear first."""
     from .kernels.hopper import block_scores_hopper_kernel  # no such module but on Hopper
 
     t, hq, d = q.shape[1:]

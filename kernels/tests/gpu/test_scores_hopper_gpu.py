@@ -8,7 +8,7 @@ import torch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-from nsa_kernels import nsa_attention  # noqa: E402
+from nsa_kernels import compressed_attention_with_scores, nsa_attention  # noqa: E402
 from nsa_kernels.band.forward import band_forward  # noqa: E402
 from nsa_kernels.band.geometry import Band  # noqa: E402
 from nsa_kernels.launch.device import is_hopper  # noqa: E402
@@ -85,6 +85,22 @@ def test_rows_behind_the_reach_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> No
     seen = torch.arange(got.shape[3], device="cuda") * 64
     seen = (seen <= torch.arange(t - 4096, t, device="cuda")[:, None])[:, None].expand_as(got)
     torch.testing.assert_close(got[seen], wanted[seen], atol=1e-5, rtol=1e-4)
+
+
+def test_all_blocks_are_cleared_first_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In replayed calls, too, whose memory is not as torch allocates it."""
+    q, k, _ = drawn(8192, 16, 2, 1, torch.bfloat16, 511)
+    k = k.contiguous()
+    assert hopper.fits(q, k, BAND, 64)
+    here = [compressed_attention_with_scores(q, k, k)[2] for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(hopper, "fits", lambda *arguments: False)
+        there = block_scores(q, k, band_forward(q, k, k, BAND, SCALE)[1], BAND, 64, SCALE)
+    for scores in here:
+        assert not scores[~visible(scores)].any()
+        torch.testing.assert_close(scores, there, atol=1e-5, rtol=1e-4)
 
 
 def test_it_is_what_the_whole_takes(monkeypatch: pytest.MonkeyPatch) -> None:
