@@ -70,5 +70,12 @@ def test_packed_sequences_go_to_triton() -> None:
     assert not hopper.fits(*drawn(), Band(1, 1, 512, table, table, 3))
 
 
+def test_many_short_sequences_go_to_triton_in_one_launch() -> None:
+    """On Hopper each batch would be a launch of few programs."""
+    shapes = ((64, 128, 8, D), (64, 128, 2, D), (64, 128, 2, D))
+    q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+    assert not hopper.fits(q, k, v, WINDOW)
+
+
 def test_nothing_else_is_hopper() -> None:
     assert not is_hopper(torch.device("cpu"))

@@ -126,6 +126,17 @@ def test_a_replayed_call_works_on_the_values_of_its_own_arguments() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
 
 
+def test_what_is_on_no_device_is_not_taken_for_what_is_on_the_cpu() -> None:
+    call = made(chain)
+    for _ in range(3):
+        check(call, randn(5, 7), randn(5, 7), 2.0)
+    for key in call.programs:
+        call.programs[key] = mock.Mock(side_effect=AssertionError("it was replayed"))
+    with pytest.raises(Exception) as caught:
+        call(randn(5, 7).to("meta"), randn(5, 7).to("meta"), 2.0)
+    assert "it was replayed" not in str(caught.value)
+
+
 @pytest.mark.parametrize("record_on_one", [True, False])
 def test_arguments_of_one_storage_are_told_apart(record_on_one) -> None:
     call = made(chain)

@@ -33,8 +33,6 @@ from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status
 
-ERRORS = ("mae", "max_abs_err", "rel_l2", "worst_row", "worst_row_at")
-
 
 @dataclass(frozen=True)
 class Results:
@@ -101,10 +99,7 @@ class Assessed:
         }
 
     def _checked_entry(self, entry: Entry) -> Entry:
-        case_id = entry.case_id
-        with_errors = [self._with_errors(case_id, outcome) for outcome in entry.outcomes]
-        entry = entry.model_copy(update={"outcomes": with_errors})
-        case = self.plan.by_id[case_id].case
+        case = self.plan.by_id[entry.case_id].case
         rows = of_case(self.plan, case, entry.outcomes, entry.conditions)
         findings = [
             f for c in (parity, ordering, roofline, outside) for f in c.check(rows, self.limits)
@@ -114,14 +109,6 @@ class Assessed:
             for row, outcome in zip(with_findings(rows, findings), entry.outcomes, strict=True)
         ]
         return entry.model_copy(update={"outcomes": outcomes})
-
-    def _with_errors(self, case_id: str, outcome: Outcome) -> Outcome:
-        """Who was left out as hopeless is off by what it was off by in the first look: the others
-        are held to that."""
-        first = self.outcomes.get((case_id, outcome.implementation))
-        if outcome.status is not Status.OK or outcome.rel_l2 is not None or first is None:
-            return outcome
-        return outcome.model_copy(update={name: getattr(first, name) for name in ERRORS})
 
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""

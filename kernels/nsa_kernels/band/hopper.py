@@ -32,7 +32,8 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
         and band.keys is None
         and k.shape[1] >= LEAST_KEYS
         and all(in_rows(x) for x in (q, k, v))
-        and _pieces(q) * q.shape[0] >= LEAST_PIECES * device_limits(q.device).processors
+        # Of one batch: each is a launch.
+        and _pieces(q) >= LEAST_PIECES * device_limits(q.device).processors
     )
 
 

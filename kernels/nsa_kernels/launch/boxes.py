@@ -10,7 +10,8 @@ import torch
 from ..jit.direct import Direct, descriptor
 
 MOST = 256
-"""Descriptors that are kept a tensor of a launch; with one more all are made anew."""
+"""Descriptors that are kept for each tensor of a replayed launch; with one more all are made
+anew."""
 
 
 class Box(NamedTuple):

@@ -9,6 +9,7 @@ gaps, as its user would see them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from nsabench.machine.clock import now_s
 # for (H200). Shorter escapes than this are found by the stream-ordered call of the parity checks.
 MIN_ESCAPE_S = 200e-6
 FLUSHES = 5  # of which the shortest counts
+MOST_LATE = 5  # tries of an arm in a case, after which its spin does not shrink any more
 
 # Bound here, before foreign code is imported. The base class is a C type: it cannot be patched.
 _Event = torch._C._CudaEventBase
@@ -34,7 +36,7 @@ _current_stream = torch.cuda.current_stream
 
 class _Once(NamedTuple):
     """One call: whether its gap was hidden, what came back, how long the device was busy after the
-    end event, how long the host was in the call, and how long since the spin began (s)."""
+    end event, how long the host was in the call, and in all from the spin to its end (s)."""
 
     hidden: bool
     result: Any
@@ -52,8 +54,9 @@ class CudaTimer:
         self._start = _Event(enable_timing=True)
         self._end = _Event(enable_timing=True)
         self._spin: dict[str, int] = {}
-        self._flush_s = self._measure_flush()
+        self._late: Counter[str] = Counter()  # tries of an arm that were not hidden
         self._escape_s = max(MIN_ESCAPE_S, 4 * self._measure_sync_noise())
+        self._flush_s = self._measure_flush()  # now that the device is warm
 
     def _measure_sync_noise(self) -> float:
         """How long the device synchronise takes after a sample that leaves nothing running."""
@@ -67,10 +70,12 @@ class CudaTimer:
                 sample, once = self._sampled(spin, call)
             except RuntimeError as error:  # asynchronous: raised by an event or a synchronise
                 raise DeviceLost(arm, " ".join(str(error).split())[:300]) from error
-            if sample.gap_hidden:
+            # Who is late again and again may wish to be: each try that is late is a call more.
+            if sample.gap_hidden and self._late[arm] <= MOST_LATE:
                 self._spin[arm] = shorter(spin, once.queued_s - self._flush_s)
             if sample.gap_hidden or spin == 0:
                 return sample, once.result
+            self._late[arm] += 1
             # Who outlasts the longest spin synchronises: it is not hidden any more, and says so.
             self._spin[arm] = spin = longer(spin, once.host_s, before_s)
             before_s = once.host_s
@@ -134,4 +139,5 @@ class CudaTimer:
 
     def forget(self) -> None:
         self._spin.clear()
+        self._late.clear()
         self.touch = None

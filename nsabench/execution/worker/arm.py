@@ -62,6 +62,7 @@ class CaseArm:
         self.peak_mem_bytes: int | None = None
         self._rng = rng
         self._watched = False
+        self._called = True  # the call that was last made ready
         self._burst_before = False
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
@@ -149,6 +150,10 @@ class CaseArm:
             self.config = self._guarded(
                 lambda: str(config(*inputs.tensors.values(), **inputs.options))
             )
+
+    def checked_call(self) -> None:
+        """One call that is held to the oracle. Raises `Failure` when what it returns is wrong."""
+        self._checked_call(0)
 
     def _poison(self, index: int, stream: torch.cuda.Stream | None = None) -> None:
         if self._graphs:
@@ -258,7 +263,10 @@ class CaseArm:
         index = round_ % len(self.sets)
         if self._rng.random() < ORDERED_CHECKS:
             self._ordered_call()
-        self._watched = self._rng.random() < SPOT_CHECKS or round_ == 1 or self.sets.somebody_writes
+        # Whoever has a call that is watched taken anew has that watched, too.
+        watched = self._watched and not self._called
+        watched = watched or round_ == 1 or self.sets.somebody_writes
+        self._watched, self._called = watched or self._rng.random() < SPOT_CHECKS, False
         if self._watched:
             self.sets.heal()
             self.sets.swap(index, self._rng)
@@ -294,6 +302,7 @@ class CaseArm:
         return self._next(index)
 
     def inspect(self, round_: int, result: Answers) -> None:
+        self._called = True
         self._refuse_settings()
         if self._watched:
             self.comparison.compare(result, f"in a timed call (round {round_}), ")
@@ -305,9 +314,8 @@ class CaseArm:
         Returns the time of one (ms). What one of them returned is looked at now and then, and
         always in the first burst.
         """
+        self.sets.heal()
         looks = not self._burst_before or self._rng.random() < BURST_CHECKS
-        if looks or self.sets.somebody_writes:
-            self.sets.heal()
         # Work that is put off is there latest for the last.
         last = not self._burst_before or self._rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self._rng.randrange(count)

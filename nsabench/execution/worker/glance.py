@@ -1,7 +1,7 @@
 """A first look at who is hopelessly behind, where only the best is asked for.
 
-To see that a baseline takes a hundred times as long as another takes three calls, and to measure it
-as the others are twenty.
+Three calls show that a baseline is a hundred times slower; measuring it as the others are takes
+twenty.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Step
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker.arm import CaseArm
-from nsabench.model.measurement import Outcome, Samples
-from nsabench.model.vocabulary import Status
+from nsabench.model.measurement import Samples
 
 ROUNDS = 2
 BEHIND = 5.0  # times as long, in each round; few calls say less than `stopping.HOPELESS` asks for
+LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as the best"
 
 
 class Glance:
@@ -27,7 +27,8 @@ class Glance:
         self._samples: dict[str, Samples] = {}
 
     def look(self, arms: Sequence[CaseArm], timer: Timer, report: Callable[[Step], None]) -> None:
-        """Call each once, for what it compiles, and then in rounds, since a GPU wakes up meanwhile.
+        """Call each once, which compiles what there is to compile and is held to the oracle, and
+        then in rounds, since a GPU wakes up meanwhile.
 
         Who fails is not seen: why, parity will say. Raises `DeviceLost`.
         """
@@ -46,11 +47,13 @@ class Glance:
                         gc.collect()
 
     def _call(self, arm: CaseArm, timer: Timer, round_: int) -> None:
-        arm.sets.heal()
         if round_ < 0:
-            arm.one_call()()
+            arm.checked_call()
             return
-        sample = timer.sample(arm.name, arm.unlooked(round_), lambda: arm.unlooked(round_))[0]
+        arm.sets.heal()
+        call = arm.unlooked(round_)
+        sample, result = timer.sample(arm.name, call, lambda: arm.unlooked(round_))
+        arm.inspect(round_, result)
         samples = self._samples.setdefault(arm.name, Samples())
         samples.round.append(round_)
         samples.time_ms.append(sample.time_ms)
@@ -63,20 +66,14 @@ class Glance:
     def _least_ms(self, name: str) -> float:
         return min(self._samples[name].time_ms) if name in self._samples else float("inf")
 
-    def left_out(self, name: str, right: Iterable[str], session: int) -> Outcome | None:
-        """The outcome of who need not be measured, since one that was found right is so much
-        faster, on the device and from Python: None of all others."""
+    def left_out(self, name: str, right: Iterable[str]) -> Samples | None:
+        """What the calls took of who need not be measured, since one that was found right is so
+        much faster, on the device and from Python: None of all others."""
         samples = self._samples.get(name)
         others = [self._samples[one] for one in right if one in self._samples]
         if samples is None or not any(_is_far_behind(samples, other) for other in others):
             return None
-        return Outcome(
-            implementation=name,
-            status=Status.OK,
-            session=session,
-            samples=samples,
-            notes=[f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as the best"],
-        )
+        return samples
 
 
 def _is_far_behind(samples: Samples, other: Samples) -> bool:

@@ -165,7 +165,9 @@ class InputSets:
         return torch.cat([part for tensor in held for part in self._cut(tensor).sums()])
 
     def _cut(self, tensor: Tensor) -> _Cut:
-        cut = self._cuts.get(id(tensor)) or _Cut.of(tensor)
+        cut = self._cuts.get(id(tensor))
+        if cut is None or not cut.lies_in(tensor):
+            cut = _Cut.of(tensor)
         if cut.lies_in(tensor):  # what had to be copied first would be the same ever after
             self._cuts[id(tensor)] = cut
         return cut
@@ -232,8 +234,9 @@ def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @dataclass(frozen=True)
 class _Cut:
     """A tensor's bits: words of 64 as rows of a fold, the words that fill no row, and what fills no
-    word."""
+    word. address: where the tensor began."""
 
+    address: int
     folded: Tensor
     words: Tensor
     rest: Tensor
@@ -242,12 +245,15 @@ class _Cut:
     def of(cls, tensor: Tensor) -> _Cut:
         words, rest = _words(tensor.view(_BITS[tensor.element_size()]).reshape(-1))
         rows = words.numel() // FOLD
-        return cls(words[: rows * FOLD].view(-1, FOLD), words[rows * FOLD :], rest)
+        folded = words[: rows * FOLD].view(-1, FOLD)
+        return cls(tensor.data_ptr(), folded, words[rows * FOLD :], rest)
 
     def lies_in(self, tensor: Tensor) -> bool:
         """Whether it is memory of the tensor, and no copy."""
         own = tensor.untyped_storage().data_ptr()
-        return all(t.untyped_storage().data_ptr() == own for t in (self.words, self.rest))
+        return self.address == tensor.data_ptr() and all(
+            t.untyped_storage().data_ptr() == own for t in (self.words, self.rest)
+        )
 
     def sums(self) -> list[Tensor]:
         """Along rows and columns, and behind them the bits that are in neither."""

@@ -21,7 +21,7 @@ from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
-from nsabench.execution.worker.glance import Glance
+from nsabench.execution.worker.glance import LEFT_OUT, Glance
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.launches import Counted
 from nsabench.execution.worker.state import forget_earlier_cases
@@ -78,9 +78,11 @@ def measure(
         timer.touch = None
     for arm in glance.ordered(tried):
         item, sets = arm.item, arm.sets
-        hopeless = glance.left_out(arm.name, (one.name for one in arms), session)
+        hopeless = glance.left_out(arm.name, (one.name for one in arms))
         if hopeless is not None:
-            outcomes[arm.name] = hopeless
+            outcomes[arm.name] = _outcome(arm, session)
+            outcomes[arm.name].samples = hopeless
+            outcomes[arm.name].notes.append(LEFT_OUT)
             continue
         report(Step(phase="parity", implementation=item.name))
         try:

@@ -82,6 +82,37 @@ def test_an_ordered_call_is_not_blamed_for_what_others_changed_unseen() -> None:
     assert sets.somebody_writes
 
 
+def test_a_burst_begins_with_inputs_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody looks at it: others' calls must not run on what somebody has written."""
+    monkeypatch.setattr(arm, "BURST_CHECKS", 0.0)
+    sets, seen = InputSets(CASE, "cpu"), []
+
+    def looks(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        seen.append(bool((v == 5).all()))
+        return honest(q, k, v, sm_scale=sm_scale)
+
+    rival = CaseArm(item(looks), CASE, "cpu", sets, Random(0))
+    for _ in range(4):
+        rival.burst(CpuTimer(), 4)
+        for inputs in sets.sets:
+            inputs.tensors["v"].fill_(5)
+    assert seen and not any(seen)
+
+
+def test_a_call_that_is_watched_and_taken_anew_is_watched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or who is late whenever it is watched would never be looked at."""
+    mine = arm_on(InputSets(CASE, "cpu"))
+    monkeypatch.setattr(arm, "SPOT_CHECKS", 1.0)
+    mine.prepare(5)
+    monkeypatch.setattr(arm, "SPOT_CHECKS", 0.0)
+    mine.inspect(5, mine.prepare(5)())
+    assert mine.comparison.errors is not None
+    mine.prepare(6)
+    assert not mine._watched
+
+
 def test_memory_of_the_default_stream_is_poisoned_whoever_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -136,3 +136,5 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch,
     sets.expected[1]["output"][3, 1, 2] += 1
     assert sets.any_changed() == "the oracle of its output"
     assert sets.repair() and sets.any_changed() == ""
+    sets.sets[0].tensors["k"].data = torch.zeros_like(sets.sets[0].tensors["k"])
+    assert sets.any_changed() == "its input k"  # and not what its memory was before
