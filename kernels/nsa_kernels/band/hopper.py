@@ -31,12 +31,12 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
         and q.shape[3] == v.shape[3] == HEAD_DIM
         and band.keys is None
         and k.shape[1] >= LEAST_KEYS
-        and all(_in_rows(x) for x in (q, k, v))
+        and all(in_rows(x) for x in (q, k, v))
         and _pieces(q) * q.shape[0] >= LEAST_PIECES * device_limits(q.device).processors
     )
 
 
-def _in_rows(x: torch.Tensor) -> bool:
+def in_rows(x: torch.Tensor) -> bool:
     """Whether the heads of a token follow one another, and a token begins where TMA can copy."""
     heads_in_a_row = x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) == x.shape[3])
     steps = (x.stride(0) if x.shape[0] > 1 else 0, x.stride(1))
@@ -48,7 +48,7 @@ def _pieces(q: torch.Tensor) -> int:
     return cdiv(q.shape[1], ROWS * GROUPS) * q.shape[2]
 
 
-def _boxed(x: torch.Tensor, rows: int) -> Boxed:
+def boxed(x: torch.Tensor, rows: int) -> Boxed:
     """One batch [T, H, D] as T rows, of which ``rows`` and the columns of a head are copied."""
     t, h, d = x.shape
     return Boxed(x, Box((t, h * d), x.stride(0), (rows, d)))
@@ -73,7 +73,7 @@ def launch_forward(
         launch(
             band_hopper_kernel,
             (min(pieces, device_limits(q.device).processors),),
-            *(_boxed(q[i], ROWS), _boxed(k[i], KEYS), _boxed(v[i], KEYS), _boxed(out[i], ROWS)),
+            *(boxed(q[i], ROWS), boxed(k[i], KEYS), boxed(v[i], KEYS), boxed(out[i], ROWS)),
             *(lse[i], t, n, hq, hq // h, band.window, pieces, sm_scale * LOG2_E),
             D=d,
             BLOCK_N=KEYS,
