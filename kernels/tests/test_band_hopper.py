@@ -9,7 +9,7 @@ import pytest
 import torch
 from nsa_kernels.band import hopper
 from nsa_kernels.band.geometry import Band
-from nsa_kernels.launch.device import Device, is_hopper
+from nsa_kernels.launch.device import Device, runs_gluon
 
 T, HQ, H, D = 4096, 16, 4, 128
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -17,7 +17,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "is_hopper", lambda device: True)
+    monkeypatch.setattr(hopper, "runs_gluon", lambda device: True)
     monkeypatch.setattr(hopper, "device_limits", lambda device: Device(132, 227 * 1024))
 
 
@@ -77,5 +77,5 @@ def test_many_short_sequences_go_to_triton_in_one_launch() -> None:
     assert not hopper.fits(q, k, v, WINDOW)
 
 
-def test_nothing_else_is_hopper() -> None:
-    assert not is_hopper(torch.device("cpu"))
+def test_nothing_runs_gluon_elsewhere() -> None:
+    assert not runs_gluon(torch.device("cpu"))

@@ -20,7 +20,7 @@ BAND = Band(32, 16, 0)
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "is_hopper", lambda device: True)
+    monkeypatch.setattr(hopper, "runs_gluon", lambda device: True)
     monkeypatch.setattr(hopper, "device_limits", lambda device: Device(132, 227 * 1024))
 
 

@@ -11,6 +11,7 @@ from ..launch.launcher import launch
 from ..launch.shares import add_shares, room_for_shares
 from ..launch.sizes import LOG2_E, cdiv, head_dims, strides
 from ..launch.tape import empty
+from . import hopper_backward
 from .config import Tiles, dkv_tiles, dq_tiles, walk_shares
 from .geometry import Band, tables_of
 from .kernels.backward import band_dkv_kernel, band_dq_kernel
@@ -45,6 +46,8 @@ def band_backward(
         for x in (dk, dv_) if dq is before else (dq, dk, dv_):
             clear(x)
         return dq, dk, dv_
+    fits = tiles is None and hopper_backward.fits(q, k, v, grad, band)
+    of_hopper = gated if fits else None
     if gated is None:
         rest, gate = empty(lse.shape, torch.float32, lse.device), lse
     else:
@@ -54,22 +57,28 @@ def band_backward(
     shapes = {**head_dims(d, dv), **band.constants()}
     of_all = strides(q, k, v, grad)
     scale = sm_scale * LOG2_E
-    launch(
-        band_dq_kernel,
-        (cdiv(t, for_dq.block_m), hq, b),
-        *(q, k, v, grad, out, lse, dlse, rest, gate, dq, *tables_of(band.keys, lse)),
-        *of_all,
-        *(dlse.stride(0), dlse.stride(2), dlse.stride(1), t, n, hq, group, band.window, scale),
-        HAS_DLSE=grad_lse is not None,
-        GATED=gated is not None,
-        ADDED=before is not None,
-        BLOCK_M=for_dq.block_m,
-        BLOCK_N=for_dq.block_n,
-        num_warps=for_dq.num_warps,
-        num_stages=for_dq.num_stages,
-        PRECISION="ieee",
-        **shapes,
-    )
+    if of_hopper is not None and hopper_backward.in_pairs(q, k):
+        hopper_backward.launch_dq(q, k, v, lse, grad, of_hopper, dq, band, sm_scale)
+    else:
+        launch(
+            band_dq_kernel,
+            (cdiv(t, for_dq.block_m), hq, b),
+            *(q, k, v, grad, out, lse, dlse, rest, gate, dq, *tables_of(band.keys, lse)),
+            *of_all,
+            *(dlse.stride(0), dlse.stride(2), dlse.stride(1), t, n, hq, group, band.window, scale),
+            HAS_DLSE=grad_lse is not None,
+            GATED=gated is not None,
+            ADDED=before is not None,
+            BLOCK_M=for_dq.block_m,
+            BLOCK_N=for_dq.block_n,
+            num_warps=for_dq.num_warps,
+            num_stages=for_dq.num_stages,
+            PRECISION="ieee",
+            **shapes,
+        )
+    if of_hopper is not None:
+        hopper_backward.launch_dkv(q, k, v, lse, grad, of_hopper, dk, dv_, band, sm_scale)
+        return dq, dk, dv_
     key_tiles = cdiv(n, for_dkv.block_n)
     longest = cdiv(t, band.sequences)
     if band.window:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..launch.boxes import Box, Boxed, in_rows
-from ..launch.device import device_limits, is_hopper
+from ..launch.device import device_limits, runs_gluon
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
 from .geometry import Band
@@ -26,7 +26,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
     """Whether these are attended to by the kernel for Hopper: q [B,T,HQ,D], k and v [B,N,H,D] of 16
     bits, D = 128, the heads of a token in a row, no packed sequences, and enough of them."""
     return (
-        is_hopper(q.device)
+        runs_gluon(q.device)
         and q.dtype in (torch.float16, torch.bfloat16)
         and q.shape[3] == v.shape[3] == HEAD_DIM
         and band.keys is None
@@ -41,7 +41,7 @@ def _pieces(q: torch.Tensor) -> int:
     return cdiv(q.shape[1], ROWS * GROUPS) * q.shape[2]
 
 
-def _boxed(x: torch.Tensor, rows: int) -> Boxed:
+def boxed(x: torch.Tensor, rows: int) -> Boxed:
     """One batch [T, H, D] as T rows, of which ``rows`` and the columns of a head are copied."""
     t, h, d = x.shape
     return Boxed(x, Box((t, h * d), x.stride(0), (rows, d)))
@@ -66,7 +66,7 @@ def launch_forward(
         launch(
             band_hopper_kernel,
             (min(pieces, device_limits(q.device).processors),),
-            *(_boxed(q[i], ROWS), _boxed(k[i], KEYS), _boxed(v[i], KEYS), _boxed(out[i], ROWS)),
+            *(boxed(q[i], ROWS), boxed(k[i], KEYS), boxed(v[i], KEYS), boxed(out[i], ROWS)),
             *(lse[i], t, n, hq, hq // h, band.window, pieces, sm_scale * LOG2_E),
             D=d,
             BLOCK_N=KEYS,

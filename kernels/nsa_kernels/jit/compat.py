@@ -31,6 +31,7 @@ else:
 
 __all__ = [
     "CPU_ALLOWED",
+    "HAS_GLUON",
     "HAS_PDL",
     "INTERPRETED",
     "KERNEL_ERRORS",
@@ -138,6 +139,11 @@ def _parse(version: str) -> tuple[int, int, int]:
 
 
 TRITON_VERSION: tuple[int, int, int] = _parse(triton.__version__)
+
+HAS_GLUON: bool = (3, 6, 0) <= TRITON_VERSION < (3, 7, 0) and not INTERPRETED
+"""Whether Triton's Gluon is the one that kernels here are written in: a language of layouts, copies
+and warps, which is experimental and changes with each Triton. True of those alone that these
+kernels were run with; elsewhere Triton's take their place."""
 
 PIPELINES_GATHERS: bool = TRITON_VERSION >= (3, 2, 0)
 """Whether loops may have stages whose loads take their addresses from loads of the same turn; the

@@ -9,8 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from ..jit.compat import HAS_PDL
-from ..jit.gluon import HAS_GLUON
+from ..jit.compat import HAS_GLUON, HAS_PDL
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,8 +44,9 @@ def dependent_launch(device: torch.device) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def is_hopper(device: torch.device) -> bool:
-    """Whether kernels in Gluon are launched, which are for Hopper alone (``jit.gluon``)."""
+def runs_gluon(device: torch.device) -> bool:
+    """Whether kernels in Gluon are launched, which are for Hopper alone. Their modules are imported
+    where that holds, and nowhere else."""
     there = HAS_GLUON and device.type == "cuda"
     return there and torch.cuda.get_device_capability(device) == (9, 0)
 

@@ -6,7 +6,7 @@ import torch
 
 from ..band.geometry import Band
 from ..launch.boxes import Box, Boxed, in_rows
-from ..launch.device import device_limits, is_hopper
+from ..launch.device import device_limits, runs_gluon
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
 
@@ -37,7 +37,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, band: Band, block_size: int) -> bool:
     t, hq = q.shape[1:3]
     n, h = k.shape[1:3]
     return (
-        is_hopper(q.device)
+        runs_gluon(q.device)
         and q.dtype in (torch.float16, torch.bfloat16)
         and q.shape[3] == HEAD_DIM
         and hq // h % 2 == 0

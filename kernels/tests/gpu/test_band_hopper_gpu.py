@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 from nsa_kernels import nsa_attention, sliding_window  # noqa: E402
 from nsa_kernels.band import hopper  # noqa: E402
 from nsa_kernels.band.geometry import Band  # noqa: E402
-from nsa_kernels.launch.device import is_hopper  # noqa: E402
+from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 
 SCALE = 0.09
 LENGTHS = (1, 63, 65, 128, 129, 300, 1024, 1040)
@@ -19,7 +19,7 @@ LENGTHS = (1, 63, 65, 128, 129, 300, 1024, 1040)
 
 @pytest.fixture(autouse=True)
 def on_hopper() -> None:
-    if not is_hopper(torch.device("cuda", 0)):
+    if not runs_gluon(torch.device("cuda", 0)):
         pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 import nsa_kernels  # noqa: E402
 from nsa_kernels.attention import launches  # noqa: E402
 from nsa_kernels.launch import launcher, replay  # noqa: E402
-from nsa_kernels.launch.device import is_hopper  # noqa: E402
+from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 from nsa_kernels.selection.blocks import api, forward  # noqa: E402
 from nsa_kernels.selection.blocks.naive import naive_blocks  # noqa: E402
 from test_blocks import TOLERANCE, draw  # noqa: E402
@@ -27,7 +27,7 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_hopper(torch.device("cuda", 0)):
+    if not runs_gluon(torch.device("cuda", 0)):
         pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
     for module in (api, launches):
         monkeypatch.setattr(module, "query_major_wins", lambda shape: False)

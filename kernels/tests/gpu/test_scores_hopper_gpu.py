@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 from nsa_kernels import compressed_attention_with_scores, nsa_attention  # noqa: E402
 from nsa_kernels.band.forward import band_forward  # noqa: E402
 from nsa_kernels.band.geometry import Band  # noqa: E402
-from nsa_kernels.launch.device import is_hopper  # noqa: E402
+from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 from nsa_kernels.scoring import hopper  # noqa: E402
 from nsa_kernels.scoring.block_scores import block_scores  # noqa: E402
 
@@ -21,7 +21,7 @@ LENGTHS = (32, 65, 300, 1984, 2049, 4033, 4096, 4111, 8192)
 
 @pytest.fixture(autouse=True)
 def on_hopper() -> None:
-    if not is_hopper(torch.device("cuda", 0)):
+    if not runs_gluon(torch.device("cuda", 0)):
         pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...launch.device import is_hopper, on_its_device
+from ...launch.device import on_its_device, runs_gluon
 from ...launch.launcher import launch
 from ...launch.sizes import cdiv, head_dims, next_power_of_2, strides
 from ...launch.tape import empty
@@ -112,7 +112,7 @@ def _main(
     g = hq // h
     queries, wide = config.queries, beyond_int32(q)
     options = {"num_stages": 1, "maxnreg": config.registers}
-    if is_hopper(q.device) and hopper_fits(q, k, v, block_size):
+    if runs_gluon(q.device) and hopper_fits(q, k, v, block_size):
         # Not with every Triton can it be imported.
         from .kernels.hopper import hopper_forward_kernel
 

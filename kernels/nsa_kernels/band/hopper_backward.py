@@ -1,0 +1,107 @@
+"""The backward launches of attention under a band on Hopper (``kernels/hopper_dq.py``,
+``kernels/hopper_dkv.py``): of a branch of a gated sum."""
+
+from __future__ import annotations
+
+import torch
+
+from ..launch.boxes import in_rows
+from ..launch.device import device_limits
+from ..launch.gated import Gated
+from ..launch.launcher import launch
+from ..launch.shares import add_shares, room_for_shares
+from ..launch.sizes import LOG2_E, cdiv
+from . import hopper
+from .config import walk_shares
+from .geometry import Band
+from .hopper import GROUPS, REGISTERS, ROWS, boxed
+
+SLOTS = 4
+"""Tiles that are in shared memory at once, of 64 keys for dq and of 64 queries for dk and dv."""
+TILE = 64
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, band: Band) -> bool:
+    """Whether dk and dv are made by the kernel for Hopper, and dq if ``in_pairs``; ``grad``
+    [B,T,HQ,D] is the gated sum's."""
+    return grad.dtype == q.dtype and in_rows(grad) and hopper.fits(q, k, v, band)
+
+
+def in_pairs(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether heads of queries can be taken by two that read the same keys."""
+    return q.shape[2] // k.shape[2] % GROUPS == 0
+
+
+def launch_dq(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    gated: Gated,
+    dq: torch.Tensor,
+    band: Band,
+    sm_scale: float,
+) -> None:
+    """Fill dq [B,T,HQ,D], contiguous, or add to it where it is ``gated.dq``; one launch a batch."""
+    from .kernels.hopper_dq import band_hopper_dq_kernel  # there is no such module but on Hopper
+
+    t, hq, d = q.shape[1:]
+    n, h = k.shape[1:3]
+    works = cdiv(t, ROWS) * (hq // GROUPS)
+    for i in range(q.shape[0]):
+        launch(
+            band_hopper_dq_kernel,
+            (min(works, device_limits(q.device).processors),),
+            *(boxed(q[i], ROWS), boxed(grad[i], ROWS), boxed(k[i], TILE), boxed(v[i], TILE)),
+            *(boxed(dq[i], ROWS), lse[i], gated.rest[i], gated.gate[i]),
+            *(t, n, hq, hq // h, band.window, works, sm_scale * LOG2_E),
+            D=d,
+            BLOCK_N=TILE,
+            SLOTS=SLOTS,
+            REGISTERS=REGISTERS,
+            ADDED=gated.dq is not None,
+            **band.constants_of_one(),
+            num_warps=4,
+        )
+
+
+def launch_dkv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    grad: torch.Tensor,
+    gated: Gated,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    band: Band,
+    sm_scale: float,
+) -> None:
+    """Fill dk and dv [B,N,H,D], contiguous: one launch a batch, and one that adds up shares."""
+    from .kernels.hopper_dkv import band_hopper_dkv_kernel
+
+    b, t, hq, d = q.shape
+    n, h = k.shape[1:3]
+    keys = ROWS * GROUPS
+    walks = cdiv(n, keys) * h
+    longest = min(t, band.window + keys) if band.window else t
+    shares = walk_shares(band, walks * b, hq // h * longest, device_limits(q.device).processors)
+    dk_parts, dv_parts, share_stride = room_for_shares(dk, dv, shares)
+    size = n * h * d
+    for i in range(b):
+        launch(
+            band_hopper_dkv_kernel,
+            (walks * shares,),
+            *(boxed(q[i], TILE), boxed(grad[i], TILE), boxed(k[i], ROWS), boxed(v[i], ROWS)),
+            *(lse[i], gated.rest[i], gated.gate[i]),
+            *(dk_parts.view(-1)[i * size :], dv_parts.view(-1)[i * size :]),
+            *(t, n, h, hq // h, band.window, shares, share_stride, sm_scale * LOG2_E),
+            D=d,
+            SLOTS=SLOTS,
+            REGISTERS=REGISTERS,
+            **band.constants_of_one(),
+            num_warps=4,
+        )
+    if shares > 1:
+        add_shares(dk_parts, dk, dv)

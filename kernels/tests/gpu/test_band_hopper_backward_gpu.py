@@ -1,0 +1,133 @@
+"""The backward of gated branches under a band by the kernels for Hopper: windows and compressed
+keys against the kernels in Triton, alone and within the whole, and twice the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+from nsa_kernels import nsa_attention  # noqa: E402
+from nsa_kernels.band import hopper_backward  # noqa: E402
+from nsa_kernels.band.backward import band_backward  # noqa: E402
+from nsa_kernels.band.forward import band_forward  # noqa: E402
+from nsa_kernels.band.geometry import Band  # noqa: E402
+from nsa_kernels.launch import replay  # noqa: E402
+from nsa_kernels.launch.device import runs_gluon  # noqa: E402
+from nsa_kernels.launch.gated import Gated  # noqa: E402
+
+D, SCALE = 128, 0.09
+DTYPES = [torch.bfloat16, torch.float16]
+HEADS = [(64, 4), (32, 8), (16, 2)]
+LENGTHS = [4096, 4103, 8192]
+WINDOWS = (63, 512, 1 << 30)
+Tensors = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper() -> None:
+    if not runs_gluon(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernels are in")
+
+
+def gates(*size: int) -> torch.Tensor:
+    """Some of them negative, some 0."""
+    drawn = torch.randn(size, device="cuda")
+    return drawn.masked_fill(torch.rand(size, device="cuda") < 0.1, 0.0)
+
+
+def close(got: Tensors, wanted: Tensors) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        one, other = one.float(), other.float()
+        assert bool(torch.isfinite(one).all())
+        assert (one - other).norm() <= 5e-3 * other.norm()
+        assert (one - other).abs().max() <= 2e-2 * other.abs().max()
+
+
+def same(got: Tensors, wanted: Tensors) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+def by_triton(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Tensors]) -> Tensors:
+    with monkeypatch.context() as patch:
+        patch.setattr(hopper_backward, "fits", lambda *arguments: False)
+        patch.setattr(replay, "undisturbed", lambda: False)  # nothing is replayed
+        return call()
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    band: Band,
+    added: bool,
+) -> None:
+    """dq, dk and dv of one branch."""
+    b, t, hq, _ = q.shape
+    out, lse = band_forward(q, k, v, band, SCALE)
+    grad = torch.randn(out.shape, device="cuda").to(q.dtype)
+    rest = (out.float() * grad.float()).sum(-1).transpose(1, 2).contiguous()
+    before = 0.05 * torch.randn(out.shape, device="cuda").to(q.dtype)
+    gate = gates(b, hq, t)
+    assert hopper_backward.fits(q, k, v, grad, band)
+
+    def call() -> Tensors:
+        gated = Gated(gate, rest, before.clone() if added else None)
+        return band_backward(q, k, v, out, lse, grad, None, band, SCALE, gated=gated)
+
+    found = call()
+    close(found, by_triton(monkeypatch, call))
+    assert all(same(call(), found) for _ in range(2))
+
+
+def calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[tuple[Tensors, Band, bool]]:
+    """Branches with these queries, and whether dq is added to another's."""
+    b, t, _, d = q.shape
+    n, h = (t - 32) // 16 + 1, k.shape[2]
+    keys = torch.randn(2, b, n, h, d, device="cuda").to(q.dtype)
+    near = [((q, k, v), Band(1, 1, min(window, t)), True) for window in WINDOWS]
+    others = [((q, keys[0], keys[1]), Band(32, 16, 0), added) for added in (False, True)]
+    return [*near, ((q, k, v), Band(1, 1, 200), False), *others]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hq", "h"), HEADS)
+@pytest.mark.parametrize("t", LENGTHS)
+def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch) -> None:
+    torch.manual_seed(t)
+    q, k, v = (torch.randn(1, t, x, D, device="cuda").to(dtype) for x in (hq, h, h))
+    for tensors, band, added in calls(q, k, v):
+        check(monkeypatch, *tensors, band, added)
+
+
+@pytest.mark.parametrize(("hq", "h"), [(32, 4), (36, 12), (16, 16)])
+def test_batches_and_parts_of_one_projection(hq, h, monkeypatch) -> None:
+    """In groups of eight heads, and of three and one, whose dq is Triton's."""
+    torch.manual_seed(hq)
+    room = torch.randn(3, 2083, hq + 2 * h, D, device="cuda").bfloat16()
+    for tensors, band, added in calls(*room.split([hq, h, h], 2)):
+        check(monkeypatch, *tensors, band, added)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hq", "h"), HEADS)
+@pytest.mark.parametrize("t", LENGTHS)
+def test_gradients_of_the_whole_are_those_of_triton(t, hq, h, dtype, monkeypatch) -> None:
+    torch.manual_seed(t)
+    q, k, v, grad = (torch.randn(1, t, x, D, device="cuda").to(dtype) for x in (hq, h, h, hq))
+    drawn = gates(1, t, hq, 3).to(dtype)
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, drawn))
+
+    def gradients(window: int) -> Tensors:
+        out = nsa_attention(q, k, v, drawn, window=window)
+        found: Tensors = torch.autograd.grad(out, leaves, grad)
+        return found
+
+    for window in WINDOWS:
+        found = gradients(window)
+        close(found, by_triton(monkeypatch, lambda window=window: gradients(window)))
+        assert all(same(gradients(window), found) for _ in range(3))  # replayed, in the end
