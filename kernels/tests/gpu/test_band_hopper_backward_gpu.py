@@ -108,7 +108,7 @@ def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch)
 def test_batches_and_parts_of_one_projection(hq, h, monkeypatch) -> None:
     """In groups of eight heads, and of three and one, whose dq is Triton's."""
     torch.manual_seed(hq)
-    room = torch.randn(3, 2083, hq + 2 * h, D, device="cuda").bfloat16()
+    room = torch.randn(3, 3219, hq + 2 * h, D, device="cuda").bfloat16()
     for tensors, band, added in calls(*room.split([hq, h, h], 2)):
         check(monkeypatch, *tensors, band, added)
 

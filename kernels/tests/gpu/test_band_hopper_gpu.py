@@ -69,6 +69,22 @@ def test_it_is_the_formula(dtype: torch.dtype, hq: int, h: int, batches: int) ->
             assert torch.equal(again[0], out) and torch.equal(again[1], lse)
 
 
+@pytest.mark.parametrize("band", [Band(1, 1, 512), Band(256, 64, 0)])
+def test_programs_take_many_pieces_of_work(band: Band) -> None:
+    """Each slot is filled again and again; the first pieces see no key of the second band, and the
+    last tile of queries is a part of one."""
+    torch.manual_seed(0)
+    t, hq = 8200, 16
+    n = (t - band.block) // band.stride + 1
+    q = torch.randn(1, t, hq, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, n, 1, 128, device="cuda", dtype=torch.bfloat16)
+    (out, lse), (wanted, wanted_lse) = attend(q, k, v, band), by_formula(q, k, v, band)
+    seen = torch.isfinite(wanted_lse)
+    assert torch.equal(torch.isfinite(lse), seen) and bool((out[:, : band.block - 1] == 0).all())
+    torch.testing.assert_close(lse[seen], wanted_lse[seen], atol=1e-3, rtol=0)
+    torch.testing.assert_close(out.float(), wanted, atol=2e-2, rtol=0)
+
+
 def test_it_is_what_windows_and_the_whole_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results of replayed calls, in a graph and not, are those of the kernel in Triton."""
     q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
