@@ -14,6 +14,8 @@ from unittest import mock
 import pytest
 import torch
 from nsa_kernels.attention import operator, whole
+from nsa_kernels.band import hopper
+from nsa_kernels.jit.compat import TRITON_VERSION
 from nsa_kernels.launch import device, replay
 from triton.runtime.jit import KernelInterface
 
@@ -48,8 +50,12 @@ def recorded(function: Any, *args: Any) -> tuple[Tensors, int]:
 
 @pytest.mark.usefixtures("_unlaunched")
 @pytest.mark.parametrize("heads", [(64, 4), (32, 8)])
-@pytest.mark.parametrize("packed", [False, True])
-def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed) -> None:
+@pytest.mark.parametrize(("packed", "gluon"), [(False, False), (False, True), (True, False)])
+def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch) -> None:
+    """With the kernels in Triton, and where there are any with those in Gluon."""
+    if gluon and TRITON_VERSION < (3, 6, 0):
+        pytest.skip("no such Gluon")
+    monkeypatch.setattr(hopper, "is_hopper", lambda of: gluon)
     t, d = 65536, 128
     hq, h = heads
 
