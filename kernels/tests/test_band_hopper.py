@@ -3,12 +3,18 @@ such a GPU (``gpu/test_band_hopper_gpu.py``)."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from nsa_kernels.band import hopper
 from nsa_kernels.band.geometry import Band
+from nsa_kernels.jit.compat import TRITON_VERSION
 from nsa_kernels.launch.device import Device, runs_gluon
 
 T, HQ, H, D = 4096, 16, 4, 128
@@ -79,3 +85,27 @@ def test_many_short_sequences_go_to_triton_in_one_launch() -> None:
 
 def test_nothing_runs_gluon_elsewhere() -> None:
     assert not runs_gluon(torch.device("cpu"))
+
+
+WHOLE = """
+op: nsa_attention
+axes: {dtype: bfloat16, direction: backward}
+include:
+  - {B: 1, T: 8192, HQ: 64, H: 4, D: 128, block: 32, stride: 16, block_size: 64, n_selected: 16,
+     window: 512}
+"""
+SHARED_BYTES = 227 << 10  # what a program may have on Hopper
+
+
+@pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
+def test_all_kernels_of_the_whole_compile_and_fit(tmp_path: Path) -> None:
+    matrix, table = tmp_path / "whole.yaml", tmp_path / "whole.parquet"
+    matrix.write_text(WHOLE)
+    command = [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_90"]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([*command, "--out", table], capture_output=True, env=env, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {row["kernel"]: row for row in pq.read_table(table).to_pylist()}
+    bands = {f"band_hopper{of}_kernel" for of in ("", "_dq", "_dkv")}
+    assert found.keys() >= {*bands, "block_scores_hopper_kernel", "hopper_forward_kernel"}
+    assert all(row["shared_bytes"] <= SHARED_BYTES for row in found.values())

@@ -79,6 +79,13 @@ def test_parts_of_one_projection_go_there() -> None:
     assert hopper_backward.fits(q, k, v, torch.empty_like(q), WINDOW)
 
 
+def test_dk_and_dv_of_few_keys_go_to_triton(monkeypatch) -> None:
+    """Each batch is a launch: two walks of 32 shares at most do not fill a device."""
+    q, k, v, grad = drawn(batches=2)
+    keys = (k[:, :255, :1], v[:, :255, :1])
+    assert launched(monkeypatch, (q, *keys, grad), COMPRESSED) == {"launch_dq", "band_dkv_kernel"}
+
+
 def test_dq_of_an_odd_group_goes_to_triton(monkeypatch) -> None:
     found = launched(monkeypatch, drawn(t=8192, hq=3 * H), WINDOW)
     assert found == {"band_dq_kernel", "launch_dkv"}

@@ -89,11 +89,16 @@ def test_more_choices_than_a_kernel_unrolls(chosen: int) -> None:
     assert torch.allclose(again, out, atol=1e-5) and torch.allclose(lse_again, lse, atol=1e-5)
 
 
-def test_offsets_beyond_int32(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("size", "strides"),
+    [(40 << 26, (40 << 26, 1 << 26, 16, 1)), (4 << 30, (4 << 30, 16, 1 << 30, 1))],
+    ids=["tokens far apart", "heads far apart"],
+)
+def test_offsets_beyond_int32(monkeypatch, size, strides) -> None:
     """Memory is reserved, and only what is used of it touched."""
-    *qkv, d_out, index = draw(1, 40, 2, 1, 16, 16, 2, torch.float32)
-    q = torch.empty(40 << 26, dtype=torch.float16, device=DEVICE)
-    q = q.as_strided((1, 40, 2, 16), (40 << 26, 1 << 26, 16, 1)).copy_(qkv[0])
+    *qkv, d_out, index = draw(1, 40, 4, 1, 16, 16, 2, torch.float32)
+    q = torch.empty(size, dtype=torch.float16, device=DEVICE)
+    q = q.as_strided((1, 40, 4, 16), strides).copy_(qkv[0])
     assert block_config.beyond_int32(q) and not block_config.beyond_int32(*qkv)
     k, v = (x.half() for x in qkv[1:])
     monkeypatch.setattr("nsa_kernels.selection.blocks.api.query_major_wins", lambda shape: False)

@@ -17,6 +17,8 @@ from nsa_kernels.attention import operator, whole
 from nsa_kernels.band import hopper
 from nsa_kernels.jit.compat import TRITON_VERSION
 from nsa_kernels.launch import device, replay
+from nsa_kernels.scoring import hopper as scoring_hopper
+from nsa_kernels.selection.blocks import forward as blocks_forward
 from triton.runtime.jit import KernelInterface
 
 GIB = 1 << 30
@@ -55,7 +57,8 @@ def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch
     """With the kernels in Triton, and where there are any with those in Gluon."""
     if gluon and TRITON_VERSION < (3, 6, 0):
         pytest.skip("no such Gluon")
-    monkeypatch.setattr(hopper, "is_hopper", lambda of: gluon)
+    for module in (hopper, scoring_hopper, blocks_forward):
+        monkeypatch.setattr(module, "runs_gluon", lambda of: gluon)
     t, d = 65536, 128
     hq, h = heads
 

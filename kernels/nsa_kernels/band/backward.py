@@ -76,7 +76,7 @@ def band_backward(
             PRECISION="ieee",
             **shapes,
         )
-    if of_hopper is not None:
+    if of_hopper is not None and hopper_backward.fills_device(q, k, band):
         hopper_backward.launch_dkv(q, k, v, lse, grad, of_hopper, dk, dv_, band, sm_scale)
         return dq, dk, dv_
     key_tiles = cdiv(n, for_dkv.block_n)

@@ -57,7 +57,7 @@ def launch_forward(
     sm_scale: float,
 ) -> None:
     """Fill out [B,T,HQ,D] and lse [B,HQ,T], one launch a batch."""
-    from .kernels.hopper import band_hopper_kernel  # there is no such module but on Hopper
+    from .kernels.hopper import band_hopper_kernel  # not with every Triton
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

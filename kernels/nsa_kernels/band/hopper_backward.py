@@ -22,9 +22,26 @@ TILE = 64
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, band: Band) -> bool:
-    """Whether dk and dv are made by the kernel for Hopper, and dq if ``in_pairs``; ``grad``
-    [B,T,HQ,D] is the gated sum's."""
+    """Whether these are for the kernels for Hopper: dq if ``in_pairs``, dk and dv if
+    ``fills_device``; ``grad`` [B,T,HQ,D] is the gated sum's."""
     return grad.dtype == q.dtype and in_rows(grad) and hopper.fits(q, k, v, band)
+
+
+def fills_device(q: torch.Tensor, k: torch.Tensor, band: Band) -> bool:
+    """Whether each batch, which is a launch of its own, has a program for every multiprocessor that
+    makes dk and dv."""
+    walks, shares = _walks(q, k, band)
+    return walks * shares >= device_limits(q.device).processors
+
+
+def _walks(q: torch.Tensor, k: torch.Tensor, band: Band) -> tuple[int, int]:
+    """Walks of key tiles over their queries in one batch, and the shares that one is cut into."""
+    (t, hq), (n, h) = q.shape[1:3], k.shape[1:3]
+    keys = ROWS * GROUPS
+    walks = cdiv(n, keys) * h
+    longest = min(t, band.window + keys) if band.window else t
+    processors = device_limits(q.device).processors
+    return walks, walk_shares(band, walks, hq // h * longest, processors)
 
 
 def in_pairs(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -44,7 +61,7 @@ def launch_dq(
     sm_scale: float,
 ) -> None:
     """Fill dq [B,T,HQ,D], contiguous, or add to it where it is ``gated.dq``; one launch a batch."""
-    from .kernels.hopper_dq import band_hopper_dq_kernel  # there is no such module but on Hopper
+    from .kernels.hopper_dq import band_hopper_dq_kernel  # not with every Triton
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]
@@ -83,10 +100,7 @@ def launch_dkv(
 
     b, t, hq, d = q.shape
     n, h = k.shape[1:3]
-    keys = ROWS * GROUPS
-    walks = cdiv(n, keys) * h
-    longest = min(t, band.window + keys) if band.window else t
-    shares = walk_shares(band, walks * b, hq // h * longest, device_limits(q.device).processors)
+    walks, shares = _walks(q, k, band)
     dk_parts, dv_parts, share_stride = room_for_shares(dk, dv, shares)
     size = n * h * d
     for i in range(b):

@@ -79,7 +79,7 @@ def launch_scores(
 ) -> None:
     """Fill what is visible of scores [B,T,H,ceil(T / 64)], one launch a batch; lse [B,HQ,T]. Blocks
     that begin behind a query are not written: to have zeros there, clear first."""
-    from .kernels.hopper import block_scores_hopper_kernel  # no such module but on Hopper
+    from .kernels.hopper import block_scores_hopper_kernel  # not with every Triton
 
     t, hq, d = q.shape[1:]
     n, h = k.shape[1:3]

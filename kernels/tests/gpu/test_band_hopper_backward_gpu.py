@@ -104,6 +104,18 @@ def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch)
         check(monkeypatch, *tensors, band, added)
 
 
+@pytest.mark.parametrize(("block", "stride"), [(16, 16), (64, 16), (32, 32)])
+def test_compressed_keys_of_other_blocks(block, stride, monkeypatch) -> None:
+    """One query behind a tile of them; and keys that no query sees, whatever is in them."""
+    torch.manual_seed(block)
+    t, hq, h = 4097, 32, 8
+    q = torch.randn(1, t, hq, D, device="cuda").bfloat16()
+    n = (t - block) // stride + 1
+    for beyond in (0, 70):
+        k, v = torch.randn(2, 1, n + beyond, h, D, device="cuda").bfloat16()
+        check(monkeypatch, q, k, v, Band(block, stride, 0), False)
+
+
 @pytest.mark.parametrize(("hq", "h"), [(32, 4), (36, 12), (16, 16)])
 def test_batches_and_parts_of_one_projection(hq, h, monkeypatch) -> None:
     """In groups of eight heads, and of three and one, whose dq is Triton's."""

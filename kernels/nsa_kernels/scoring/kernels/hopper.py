@@ -44,7 +44,7 @@ COPYING_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def quotient(a, b):
-    """a // b where that is below a million, by floats: at most one beside it, and put right."""
+    """a // b where that is below two million, by floats: at most one beside it, and put right."""
     found = (a.to(gl.float32) / b.to(gl.float32)).to(gl.int32)
     found = gl.where(found * b > a, found - 1, found)
     return gl.where((found + 1) * b <= a, found + 1, found)

@@ -127,7 +127,7 @@ def backward_kernel(
             token = t
             if WIDE:
                 token = t.to(tl.int64)
-            q_row = token * q_st + head * q_sh
+            q_row = token * q_st + head.to(token.dtype) * q_sh
             do_row = token * do_st + head * do_sh
             q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
             do = load_tile(do_ptr, do_row, dv, 1, do_sd, real, DV, BLOCK_DV, True)

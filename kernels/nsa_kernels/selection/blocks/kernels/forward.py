@@ -102,7 +102,8 @@ def forward_kernel(
             token = t
             if WIDE:
                 token = t.to(tl.int64)
-            q = load_tile(q_ptr, token * q_st + head * q_sh, d, 1, q_sd, real, D, BLOCK_D, True)
+            q_row = token * q_st + head.to(token.dtype) * q_sh
+            q = load_tile(q_ptr, q_row, d, 1, q_sd, real, D, BLOCK_D, True)
             s = tl.zeros([ROWS, BLOCK_SIZE], dtype=tl.float32)
             s = dot(q, tl.trans(k), s, PRECISION)
             # Keys behind the end of the sequence are behind its queries, too.

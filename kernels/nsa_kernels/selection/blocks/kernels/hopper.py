@@ -77,7 +77,7 @@ def copy_tile(q_ptr, token, q_st, q_sh, tile, G: gl.constexpr, D: gl.constexpr):
     """Ask for rows (``token``, head) of q; ``tile``: [D // 64, 64, 64]."""
     head = gl.arange(0, ROWS, gl.SliceLayout(1, COPIES)) % G
     column = gl.arange(0, 64, gl.SliceLayout(0, COPIES))
-    at = (token * q_st + head * q_sh)[:, None] + column[None, :]
+    at = (token * q_st + head.to(token.dtype) * q_sh)[:, None] + column[None, :]
     for part in gl.static_range(D // 64):
         async_copy.async_copy_global_to_shared(tile.index(part), q_ptr + part * 64 + at)
 
