@@ -106,7 +106,7 @@ def test_gradients_of_a_branch_are_those_of_triton(t, hq, h, dtype, monkeypatch)
 
 @pytest.mark.parametrize(("block", "stride"), [(16, 16), (64, 16), (32, 32)])
 def test_compressed_keys_of_other_blocks(block, stride, monkeypatch) -> None:
-    """One query behind a tile of them; and keys that no query sees, whatever is in them."""
+    """One query behind a tile of queries, and keys that no query sees."""
     torch.manual_seed(block)
     t, hq, h = 4097, 32, 8
     q = torch.randn(1, t, hq, D, device="cuda").bfloat16()
