@@ -56,6 +56,10 @@ ci: lint test
 gpu-rows *arguments: install
     .venv/bin/nsabench all matrices/selection_rows.yaml --device cuda --out results/rows "$@"
 
+# Where the time of the whole attention is: each kernel of a call, by torch's profiler (CUDA)
+gpu-kernel-times *cases: install
+    {{ python }} -m tests.gpu.kernel_times "$@"
+
 # The runs that docs/results publishes, into results/NAME; one that was begun there is resumed
 gpu-results: install
     #!/bin/sh
