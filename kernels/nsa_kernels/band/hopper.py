@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.boxes import Box, Boxed, in_rows
+from ..launch.boxes import boxed, in_rows
 from ..launch.device import device_limits, runs_gluon
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
@@ -39,12 +39,6 @@ def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, band: Band) -> bool:
 
 def _pieces(q: torch.Tensor) -> int:
     return cdiv(q.shape[1], ROWS * GROUPS) * q.shape[2]
-
-
-def boxed(x: torch.Tensor, rows: int) -> Boxed:
-    """One batch [T, H, D] as T rows, of which ``rows`` and the columns of a head are copied."""
-    t, h, d = x.shape
-    return Boxed(x, Box((t, h * d), x.stride(0), (rows, d)))
 
 
 def launch_forward(

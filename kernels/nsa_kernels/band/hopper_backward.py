@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ..launch.boxes import in_rows
+from ..launch.boxes import boxed, in_rows
 from ..launch.device import device_limits
 from ..launch.gated import Gated
 from ..launch.launcher import launch
@@ -14,7 +14,7 @@ from ..launch.sizes import LOG2_E, cdiv
 from . import hopper
 from .config import walk_shares
 from .geometry import Band
-from .hopper import GROUPS, REGISTERS, ROWS, boxed
+from .hopper import GROUPS, REGISTERS, ROWS
 
 SLOTS = 4
 """Tiles that are in shared memory at once, of 64 keys for dq and of 64 queries for dk and dv."""

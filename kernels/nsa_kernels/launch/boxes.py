@@ -39,6 +39,12 @@ def in_rows(x: torch.Tensor) -> bool:
     return heads_in_a_row and aligned and x.stride(1) > 0
 
 
+def boxed(x: torch.Tensor, rows: int) -> Boxed:
+    """One batch [T, H, D] as T rows, of which ``rows`` and the columns of a head are copied."""
+    t, h, d = x.shape
+    return Boxed(x, Box((t, h * d), x.stride(0), (rows, d)))
+
+
 Boxes = tuple[Box | None, ...]
 """Of the pointers of a launch; empty where none is copied in boxes."""
 

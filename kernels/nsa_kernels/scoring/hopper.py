@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..band.geometry import Band
-from ..launch.boxes import Box, Boxed, in_rows
+from ..launch.boxes import Box, Boxed, boxed, in_rows
 from ..launch.device import device_limits, runs_gluon
 from ..launch.launcher import launch
 from ..launch.sizes import LOG2_E, cdiv
@@ -57,12 +57,6 @@ def pieces_of(t: int, h: int) -> int:
     return h * (PAIR * (g * (g + 1) // 2) + (tiles - PAIR * g) * (g + 1))
 
 
-def _boxed_queries(q: torch.Tensor) -> Boxed:
-    """One batch [T, H, D] as T rows."""
-    t, h, d = q.shape
-    return Boxed(q, Box((t, h * d), q.stride(0), (ROWS, d)))
-
-
 def _boxed_keys(k: torch.Tensor, part: int) -> Boxed:
     """Of one batch [N, H, D] the keys ``part``, ``part`` + 4, ... as rows."""
     n, h, d = k.shape
@@ -88,7 +82,7 @@ def launch_scores(
         launch(
             block_scores_hopper_kernel,
             (min(pieces, device_limits(q.device).processors),),
-            *(_boxed_queries(q[i]), *[_boxed_keys(k[i], part) for part in range(PARTS)]),
+            *(boxed(q[i], ROWS), *[_boxed_keys(k[i], part) for part in range(PARTS)]),
             *(lse[i], scores[i], t, n, h, hq // h, scores.shape[3], pieces, sm_scale * LOG2_E),
             D=d,
             Q_SLOTS=Q_SLOTS,
