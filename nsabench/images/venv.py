@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from nsabench.errors import UsageError
@@ -47,16 +48,21 @@ def make(
     install = [*uv, "pip", "install", "--quiet", "--no-config", "--python", str(python)]
     install += ["--no-deps", "--compile-bytecode"]
     source = ["--index-strategy", "unsafe-best-match"]
-    if wheelhouse is not None:
-        source = ["--no-index", "--find-links", str(wheelhouse)]
-    elif combo.index:
-        source += ["--extra-index-url", combo.index]
-    say(f"installing {lock.name}")
-    locked = ["--require-hashes", "--only-binary", ":all:", "--requirements", str(lock)]
-    programs.run([*install, *source, *locked], f"installing {lock.name}", LIMIT_S)
-    say("installing nsabench")
-    # A copy, since setuptools writes into what it builds.
-    with tempfile.TemporaryDirectory() as copied:
+    with ExitStack() as stack:
+        if wheelhouse is not None:
+            # uv's own cache would keep all that it unpacks, gigabytes for each folder of wheels.
+            # Beside the environment, so that files are linked and not copied.
+            cache = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".uv-"))
+            install += ["--cache-dir", cache]
+            source = ["--no-index", "--find-links", str(wheelhouse)]
+        elif combo.index:
+            source += ["--extra-index-url", combo.index]
+        say(f"installing {lock.name}")
+        locked = ["--require-hashes", "--only-binary", ":all:", "--requirements", str(lock)]
+        programs.run([*install, *source, *locked], f"installing {lock.name}", LIMIT_S)
+        say("installing nsabench")
+        # A copy, since setuptools writes into what it builds.
+        copied = stack.enter_context(tempfile.TemporaryDirectory())
         for part in SOURCES:
             origin, target = checkout.root / part, Path(copied) / part
             if origin.is_dir():

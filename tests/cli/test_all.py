@@ -112,10 +112,29 @@ def test_an_interpreted_candidate_is_checked_and_not_timed(finished: Path) -> No
     assert all(r["config"] for r in found)
 
 
-def test_every_control_that_ran_was_caught(finished: Path) -> None:
-    controls = [r for r in records(finished) if r["role"] == "control"]
+def got_away(run: Path) -> dict[str, str]:
+    """Controls that were not caught, each with the check that should have."""
+    controls = [r for r in records(run) if r["role"] == "control"]
     assert "caught" in {r["caught"] for r in controls}
-    assert {r["caught"] for r in controls} <= {"caught", "declined"}
+    return {
+        r["implementation"]: r["caught_by"]
+        for r in controls
+        if r["caught"] not in ("caught", "declined")
+    }
+
+
+def test_every_control_that_ran_was_caught(finished: Path, tmp_path: Path) -> None:
+    missed = got_away(finished)
+    assert "parity" not in missed.values(), missed
+    if missed:  # who aims at the clock may get away when a machine is busy, but not every time
+        (tmp_path / "tiny.yaml").write_text(TINY)
+        words = ["all", "tiny.yaml", "--device", "cpu", "--out", "run"]
+        complete(forked.run(words, tmp_path, dict(os.environ), timeout_s=280))
+        assert not missed.keys() & got_away(tmp_path / "run").keys(), missed
+
+
+def test_a_control_that_mistakes_its_keys_is_told_so(finished: Path) -> None:
+    controls = [r for r in records(finished) if r["role"] == "control"]
     earlier = [r for r in controls if r["implementation"] == "sdpa_causal_one_query"]
     assert {r["status"] for r in earlier} == {"wrong"}
     assert all("key 0 only" in r["diagnosis"] for r in earlier)

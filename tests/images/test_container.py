@@ -342,11 +342,16 @@ def test_the_digest_of_an_image_hangs_on_no_time() -> None:
                 client.images.remove(name, force=True)
 
 
-def test_the_same_lock_without_a_container(wheels: Path, tmp_path: Path) -> None:
+def test_the_same_lock_without_a_container(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("uv")
-    folder = tmp_path / "venv"
+    folder, kept = tmp_path / "venv", tmp_path / "uv"
+    monkeypatch.setenv("UV_CACHE_DIR", str(kept))
     made = nsabench("images", "venv", "cpu", "--folder", folder, "--wheelhouse", wheels)
     assert made.returncode == 0, made.stderr
+    # Unpacked wheels, which nobody would find again; a link to one is still one file.
+    assert not list(kept.rglob("torch")) and not list(folder.glob(".uv-*"))
     done = nsabench("images", "verify", "cpu", "--venv", folder)
     assert done.returncode == 0, done.stdout
     asked = [folder / "bin/nsabench", "doctor", "--json"]
