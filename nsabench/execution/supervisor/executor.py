@@ -243,9 +243,8 @@ class WorkerExecutor:
         request = Measure(
             case=case, implementations=implementations, session=session, best_only=self.best_only
         )
-        # Parity, what came of it, diagnosis and warm-up of each, and a few of the case; glances.
-        of_each = 4 + (3 if self.best_only else 0)
-        max_steps = of_each * len(implementations) + 8
+        # Glances, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
+        max_steps = 8 * len(implementations) + 8
         with sensors.watching(self.device, process.own) as watch:
             measured = self._ask(request, Measured, case.timeout_s, max_steps, watch.at_step)
         measured.conditions = sensors.joined(measured.conditions, watch.seen)

@@ -21,7 +21,7 @@ from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
-from nsabench.execution.worker.glance import LEFT_OUT, Glance
+from nsabench.execution.worker.glance import LEFT_OUT, WORTH_S, Glance
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.launches import Counted
 from nsabench.execution.worker.state import forget_earlier_cases
@@ -51,7 +51,8 @@ def measure(
 ) -> Measured:
     """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
 
-    best_only: who is hopelessly behind is called a few times and no more.
+    Of baselines, who is hopelessly behind the best and takes long is called a few times and no
+    more; best_only: whoever is hopelessly behind.
     """
     report(Step(phase="inputs"))
     forget_earlier_cases(device)
@@ -69,12 +70,12 @@ def measure(
             outcomes[item.name] = _without_inputs(item, session, found)
         else:
             tried.append(CaseArm(item, of, device, found, rng))
-    glance = Glance()
+    glance = Glance(0.0 if best_only else WORTH_S)
     # A replay may take a part of what the call takes that it was captured of.
-    if best_only and case.timing.mode is Mode.STREAM and case.streams == 1:
+    if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
             timer.touch = partial(_touch, tried)
-        glance.look([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
+        glance.look([a for a in tried if _is_timed_baseline(a, device)], timer, report)
         timer.touch = None
     for arm in glance.ordered(tried):
         item, sets = arm.item, arm.sets
@@ -118,6 +119,10 @@ def measure(
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
         queue_s=queue_s,
     )
+
+
+def _is_timed_baseline(arm: CaseArm, device: str) -> bool:
+    return arm.item.role is Role.BASELINE and Runs.timed(arm.item.devices, device)
 
 
 def _touch(arms: Sequence[CaseArm]) -> None:

@@ -16,7 +16,9 @@ def tries(host_s: float) -> list[int]:
     return spins
 
 
-@pytest.mark.parametrize(("host_s", "count"), [(30e-6, 1), (60e-6, 2), (400e-6, 3), (2e-3, 4)])
+@pytest.mark.parametrize(
+    ("host_s", "count"), [(30e-6, 1), (60e-6, 2), (400e-6, 3), (2e-3, 3), (0.03, 3)]
+)
 def test_a_call_is_hidden_after_few_tries(host_s: float, count: int) -> None:
     spins = tries(host_s)
     assert len(spins) == count
@@ -25,7 +27,8 @@ def test_a_call_is_hidden_after_few_tries(host_s: float, count: int) -> None:
 
 def test_who_cannot_be_hidden_is_known_soon() -> None:
     """A control that sleeps for a quarter of a second was called twelve times, at every spin."""
-    assert tries(0.25) == [100_000, 200_000, 1_600_000, 12_800_000, MOST_CYCLES, 0]
+    assert tries(0.25) == [100_000, 200_000, 0]
+    assert tries(0.1) == [100_000, 200_000, MOST_CYCLES, 0]
 
 
 def test_one_pause_of_the_host_makes_no_long_spin() -> None:

@@ -1,9 +1,10 @@
-"""Who is hopelessly behind is called three times, and whoever is not is measured as ever."""
+"""A baseline that is hopelessly behind is called four times; whoever is not is measured as ever."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,13 +20,20 @@ from nsabench.execution.worker.measure import measure
 from nsabench.execution.worker.session import Session
 from nsabench.model.case import Case
 from nsabench.model.measurement import Outcome
-from nsabench.model.vocabulary import L2, Status
-from tests.execution.worker.test_arm import CASE, honest, item
+from nsabench.model.vocabulary import L2, Role, Status
+from nsabench.registry import Implementation
+from tests.execution.worker.test_arm import CASE, honest
+from tests.execution.worker.test_arm import item as candidate
 
 # So long that a machine that others use makes nobody else hopeless.
 QUICK_S, SLOW_S = 0.005, 0.1
 WARM = CASE.model_copy(update={"l2": L2.WARM})
+CALLS = 2 + glance.ROUNDS  # held to the oracle, by the host's clock, and by the timer
 calls = {"slow": 0}
+
+
+def item(call: Callable[..., Tensor], name: str) -> Implementation:
+    return replace(candidate(call, name), role=Role.BASELINE)
 
 
 def quick(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
@@ -52,11 +60,13 @@ def found(
     best_only: bool = True,
     case: Case = CASE,
     timer: CpuTimer | None = None,
+    candidates: tuple[str, ...] = (),
 ) -> dict[str, Outcome]:
     calls["slow"] = 0
+    roles = dict.fromkeys(candidates, candidate)
     measured = measure(
         case,
-        [item(call, call.__name__) for call in given],
+        [roles.get(call.__name__, item)(call, call.__name__) for call in given],
         device="cpu",
         session=7,
         timer=timer or CpuTimer(),
@@ -71,7 +81,7 @@ def found(
 @pytest.mark.parametrize("case", [CASE, WARM], ids=["cold", "warm"])
 def test_who_is_far_behind_is_not_looked_at_any_further(case: Case) -> None:
     seen = found(slow, quick, wrong, broken, case=case)
-    assert calls["slow"] == 1 + glance.ROUNDS
+    assert calls["slow"] == CALLS
     left = seen["slow"]
     assert (left.status, left.session) == (Status.OK, 7)
     # Others are held to what it is off by, and that is measured here: in the first look the process
@@ -89,9 +99,40 @@ def test_who_is_wrong_makes_nobody_hopeless() -> None:
     assert seen["slow"].rel_l2 is not None and seen["slow"].bursts.time_ms
 
 
-def test_elsewhere_everybody_is_measured() -> None:
+def test_beside_candidates_only_a_baseline_is_left_out() -> None:
+    """A candidate is what is asked of, however slow it is."""
     left = found(slow, quick, best_only=False)["slow"]
-    assert calls["slow"] > 10 and left.rel_l2 is not None and left.bursts.time_ms
+    assert calls["slow"] == CALLS and "left out" in left.notes[0]
+    seen = found(slow, quick, best_only=False, candidates=("slow",))["slow"]
+    assert calls["slow"] > 2 * CALLS and seen.bursts.time_ms and not seen.notes
+
+
+def test_a_candidate_makes_no_baseline_hopeless() -> None:
+    seen = found(slow, quick, best_only=False, candidates=("quick",))["slow"]
+    assert calls["slow"] > 2 * CALLS and seen.bursts.time_ms and not seen.notes
+
+
+def test_who_is_behind_and_quick_all_the_same_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside candidates: it is measured sooner than it is known to be behind."""
+    monkeypatch.setattr("nsabench.execution.worker.measure.WORTH_S", 3 * SLOW_S)
+    seen = found(slow, quick, best_only=False)["slow"]
+    assert calls["slow"] > 2 * CALLS and seen.bursts.time_ms and not seen.notes
+    assert found(slow, quick)["slow"].notes
+
+
+def test_the_first_call_is_that_of_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles, and is what an implementation's compilation is said to take."""
+    made: list[str] = []
+    first_call = arm.CaseArm.first_call
+
+    def counted(self: arm.CaseArm) -> None:
+        made.append(self.name)
+        first_call(self)
+
+    monkeypatch.setattr(arm.CaseArm, "first_call", counted)
+    seen = found(quick, honest, best_only=False, candidates=("honest",))
+    assert sorted(made) == ["honest", "quick"]
+    assert all(one.compile_s is not None for one in seen.values())
 
 
 def test_nothing_waits_for_the_device_within_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,5 +200,7 @@ def test_what_the_supervisor_asks_for_reaches_the_worker(
     for executor.best_only in (False, True):
         with pytest.raises(GroupLost):
             executor.measure(CASE, ["slow", "quick"], 3)
+    assert [one.best_only for one in asked] == [False, True]
+    monkeypatch.setattr("nsabench.execution.worker.measure.WORTH_S", 3 * SLOW_S)
     notes = [session.measure(one, lambda step: None).outcomes[0].notes for one in asked]
     assert [bool(one) for one in notes] == [False, True]
