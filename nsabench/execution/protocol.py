@@ -48,14 +48,26 @@ class Calibrate(Message):
     kind: Literal["calibrate"] = "calibrate"
 
 
+class Spare(Message):
+    """Who need not be measured as the others are: one of these baselines that is hopelessly behind
+    another and takes `least_ms` or more a call, where so many others of them are right and stay."""
+
+    baselines: tuple[str, ...] = ()
+    stay: int = 1
+    least_ms: Time = 0.0
+
+
+NOBODY = Spare()
+
+
 class Measure(Message):
-    """Measure implementations of a case together. best_only: of them only the best is asked for."""
+    """Measure implementations of a case together."""
 
     kind: Literal["measure"] = "measure"
     case: Case
     implementations: list[str]
     session: int
-    best_only: bool = False
+    spare: Spare = NOBODY
 
 
 class Compile(Message):

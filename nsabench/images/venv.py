@@ -53,7 +53,7 @@ def make(
             # uv's own cache would keep all that it unpacks, gigabytes for each folder of wheels.
             # Beside the environment, so that files are linked and not copied.
             cache = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".uv-"))
-            install += ["--cache-dir", cache]
+            install += ["--cache-dir", cache, "--link-mode", "hardlink"]  # it will be gone
             source = ["--no-index", "--find-links", str(wheelhouse)]
         elif combo.index:
             source += ["--extra-index-url", combo.index]

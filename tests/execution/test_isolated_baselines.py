@@ -17,11 +17,11 @@ from nsabench.assessment.verdict import Judgement
 from nsabench.execution import journal, schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
-from nsabench.execution.passes import Pass, isolated_baselines, second_look
-from nsabench.execution.protocol import Measured
+from nsabench.execution.passes import Pass, first_look, isolated_baselines, second_look
+from nsabench.execution.protocol import Measured, Spare
 from nsabench.execution.supervisor import retry
-from nsabench.execution.supervisor.executor import GroupLost
-from nsabench.model.case import Case, RatioCI
+from nsabench.execution.supervisor.executor import GroupLost, clean_sources
+from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Samples
 from nsabench.model.plan import ImplementationInfo, Plan
@@ -139,8 +139,29 @@ def test_baselines_of_clean_sources_are_wanted_where_a_verdict_is_faster() -> No
         (first, "mine"): Judgement(Verdict.FASTER),
         (second, "mine"): Judgement(Verdict.SLOWER),
     }
-    assert isolated_baselines.clean_sources(plan) == {"pkg": "b"}
+    assert clean_sources(plan) == {"pkg": "b"}
     assert isolated_baselines.cells(plan, lambda: judgements) == {first: ["sdpa_gqa", "other"]}
+
+
+def test_who_may_be_left_out_of_which_pass(tmp_path: Path) -> None:
+    """Nobody who shares a source with a candidate, or is there for a control: what it takes alone
+    is not looked at. Where so many rounds or so much time is promised, nobody."""
+    plan = with_baselines(make_plan(ONE), "other", "beside", "own")
+    cases = [p.model_copy(update={"alongside": ("beside",)}) for p in plan.cases]
+    timing = cases[1].case.timing.model_copy(
+        update={"stopping": FixedCount(kind="fixed_count", rounds=30)}
+    )
+    promised = cases[1].case.model_copy(update={"timing": timing})
+    cases[1] = cases[1].model_copy(update={"case": promised})
+    plan = plan.model_copy(update={"cases": cases})
+    first, second = (planned.id for planned in plan.cases)
+    names = ("sdpa_gqa", "other")
+    assert first_look.start(plan, tmp_path).spares == {
+        first: Spare(baselines=names, stay=2, least_ms=20.0)
+    }
+    alone = Spare(baselines=names, stay=1)
+    assert isolated_baselines.start(plan, tmp_path).spares == {first: alone, second: alone}
+    assert second_look.PASS.start(plan, tmp_path).spares == {}
 
 
 def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
@@ -323,7 +344,8 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
     plan = plan.model_copy(update=names | {"sources": digests})
     executor = isolated_baselines.start(plan, tmp_path)
-    assert (executor.kernels, executor.ops_file) == (None, files[1]) and executor.best_only
+    assert (executor.kernels, executor.ops_file) == (None, files[1])
     assert op in (executor.sources or {}) and kernels not in (executor.sources or {})
-    clean = plan.model_copy(update={"implementations": infos[1:]})
+    without = [p.model_copy(update={"implementations": p.implementations[1:]}) for p in plan.cases]
+    clean = plan.model_copy(update={"implementations": infos[1:], "cases": without})
     assert isolated_baselines.start(clean, tmp_path).kernels == files[0]

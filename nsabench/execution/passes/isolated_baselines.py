@@ -6,16 +6,16 @@ work on a stream of its own, a fragmented allocator. What they take without it d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from nsabench.assessment.verdict import Judgement
 from nsabench.execution.passes.contract import Judge, Pass
-from nsabench.execution.supervisor.executor import WorkerExecutor, clean_sources
+from nsabench.execution.protocol import Spare
+from nsabench.execution.supervisor.executor import WorkerExecutor, clean_baselines
 from nsabench.execution.supervisor.group import leave_out_suspect
 from nsabench.model.case import Case, RatioCI
-from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.vocabulary import PassName, Role, Verdict
+from nsabench.model.plan import Plan
+from nsabench.model.vocabulary import PassName, Verdict
 
 # What is asked is whether medians moved by more than `verdict.DRIFT`; that takes few samples.
 FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
@@ -25,15 +25,15 @@ WARMUP_S = 0.01  # the device is warm: each is called by turns with the others, 
 def start(plan: Plan, run: Path) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
     executor = WorkerExecutor.without_candidates(plan, run)
-    executor.best_only = True
+    # Of them only the best is asked for.
+    executor.spares = {p.id: Spare(baselines=clean_baselines(plan, p)) for p in plan.cases}
     return executor
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
     """By case with a verdict `faster`, the baselines of clean sources that it is held to."""
-    clean = clean_sources(plan)
     case_ids = {case_id for (case_id, _), j in judge().items() if _wins(j)}
-    baselines = {p.id: _clean_baselines(plan, p, clean) for p in plan.cases if p.id in case_ids}
+    baselines = {p.id: list(clean_baselines(plan, p)) for p in plan.cases if p.id in case_ids}
     return {case_id: names for case_id, names in baselines.items() if names}
 
 
@@ -41,15 +41,6 @@ def _wins(judgement: Judgement) -> bool:
     """Whether it is faster in any regime."""
     regimes = (judgement, judgement.queue)
     return any(one is not None and one.verdict is Verdict.FASTER for one in regimes)
-
-
-def _clean_baselines(plan: Plan, planned: PlannedCase, clean: Mapping[str, str]) -> list[str]:
-    infos = [plan.info(planned.case.op, name) for name in planned.implementations]
-    return [
-        i.name
-        for i in infos
-        if i.role is Role.BASELINE and i.source in clean and i.name not in planned.alongside
-    ]
 
 
 def briefly(case: Case) -> Case:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from nsabench.bounds import limits
 from nsabench.execution.protocol import (
+    NOBODY,
     Calibrate,
     Calibrated,
     Compile,
@@ -21,6 +22,7 @@ from nsabench.execution.protocol import (
     LostDevice,
     Measure,
     Measured,
+    Spare,
     Step,
 )
 from nsabench.execution.supervisor import process, sensors
@@ -34,7 +36,7 @@ from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Message, Outcome
-from nsabench.model.plan import Device, ImplementationInfo, Plan
+from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role, Status
 
@@ -111,8 +113,8 @@ class WorkerExecutor:
         self.beside: list[Outcome] = []
         # Whether its workers import no candidate.
         self.is_clean = False
-        # Whether only the best of what it measures together is asked for.
-        self.best_only = False
+        # By the id of a case, who of it need not be measured as the others are.
+        self.spares: Mapping[str, Spare] = {}
         # Whose workers import none, and have the baselines.
         self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
@@ -240,9 +242,8 @@ class WorkerExecutor:
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
-        request = Measure(
-            case=case, implementations=implementations, session=session, best_only=self.best_only
-        )
+        spare = self.spares.get(case.id, NOBODY)
+        request = Measure(case=case, implementations=implementations, session=session, spare=spare)
         # Glances, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 8 * len(implementations) + 8
         with sensors.watching(self.device, process.own) as watch:
@@ -385,6 +386,17 @@ def clean_sources(plan: Plan) -> dict[str, str]:
     """The sources that no candidate of the plan comes from, with their digests."""
     foreign = {i.source for i in plan.implementations if i.role is Role.CANDIDATE}
     return {source: d for source, d in plan.sources.items() if source not in foreign}
+
+
+def clean_baselines(plan: Plan, planned: PlannedCase) -> tuple[str, ...]:
+    """The baselines of a case that come from clean sources, and are there to be held to."""
+    clean = clean_sources(plan)
+    infos = [plan.info(planned.case.op, name) for name in planned.implementations]
+    return tuple(
+        i.name
+        for i in infos
+        if i.role is Role.BASELINE and i.source in clean and i.name not in planned.alongside
+    )
 
 
 def _name(process: object) -> str:

@@ -18,7 +18,7 @@ N = TypeVar("N", int, float)
 
 # From here on it is timed. What a worker does before, such as to compile, has other clocks; one
 # that says nothing of it is read all the while.
-TIMED = ("glance", "warm-up", "timing")
+TIMED = ("warm-up", "timing")
 
 
 @dataclass

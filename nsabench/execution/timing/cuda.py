@@ -55,6 +55,7 @@ class CudaTimer:
         self._end = _Event(enable_timing=True)
         self._spin: dict[str, int] = {}
         self._late: Counter[str] = Counter()  # tries of an arm that were not hidden
+        self._exposed: Counter[str] = Counter()  # samples of an arm that no spin hid
         self._escape_s = max(MIN_ESCAPE_S, 4 * self._measure_sync_noise())
         self._flush_s = self._measure_flush()  # now that the device is warm
 
@@ -76,8 +77,12 @@ class CudaTimer:
             if sample.gap_hidden or spin == 0:
                 return sample, once.result
             self._late[arm] += 1
-            # Who outlasts the longest spin synchronises: it is not hidden any more, and says so.
-            self._spin[arm] = spin = longer(spin, once.host_s, before_s)
+            # Who outlasts the longest spin synchronises: it is not hidden, and says so. In two
+            # samples, and no spin is tried any more: one may have met a busy machine.
+            spin = longer(spin, once.host_s, before_s)
+            self._exposed[arm] += spin == 0
+            if spin or self._exposed[arm] > 1:
+                self._spin[arm] = spin
             before_s = once.host_s
             if retry is not None:
                 call = retry()
@@ -140,4 +145,5 @@ class CudaTimer:
     def forget(self) -> None:
         self._spin.clear()
         self._late.clear()
+        self._exposed.clear()
         self.touch = None

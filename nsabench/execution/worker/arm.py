@@ -282,6 +282,15 @@ class CaseArm:
         """Make a call ready as `prepare` does, of which nothing is compared."""
         return self._timed(self._prepared(round_ % len(self.sets)))
 
+    def by_the_host_s(self) -> float:
+        """What a call of which nothing is compared takes by the host's clock, until the device is
+        done. Raises `Failure`."""
+        self.sets.heal()
+        call = self._prepared(0)
+        begun = now_s()
+        self._guarded(call)
+        return now_s() - begun
+
     def _timed(self, prepared: Call) -> Call:
         """The call without what the guard does around others, such as to wait for the device."""
 

@@ -1,4 +1,4 @@
-"""A first look at baselines: who is hopelessly behind the best of them is called a few times.
+"""A glance at baselines: who is hopelessly behind another is called a few times, and no more.
 
 A few calls show that a baseline is ten times slower; measuring it as the others are takes twenty,
 and who takes a quarter of a second a call would take most of a run.
@@ -7,11 +7,11 @@ and who takes a quarter of a second a call would take most of a run.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from nsabench.execution.failure import Failure
-from nsabench.execution.protocol import Step
+from nsabench.execution.protocol import Spare, Step
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.machine.clock import now_s
@@ -21,30 +21,30 @@ Report = Callable[[Step], None]
 
 ROUNDS = 2
 BEHIND = 5.0  # times as long, in each round; few calls say less than `stopping.HOPELESS` asks for
-LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as the best"
-WORTH_S = 0.02  # whoever takes less is measured sooner than it is known to be behind
+LEFT_OUT = f"left out: {ROUNDS} calls took over {BEHIND:g} times as long as those of a faster one"
 
 
 class Glance:
-    """What a few calls of each arm took.
+    """What a few calls of each baseline took that may be spared, and who failed in them."""
 
-    worth_s: whoever takes less a call is not behind, whatever the others take.
-    """
-
-    def __init__(self, worth_s: float = WORTH_S) -> None:
-        self._worth_s = worth_s
-        self._took_s: dict[str, float] = {}
+    def __init__(self, spare: Spare) -> None:
+        self._spare = spare
         self._samples: dict[str, Samples] = {}
+        self._failures: dict[str, Failure] = {}
+        self._took_s: dict[str, float] = {}  # a call, at most
 
     def look(self, arms: Sequence[CaseArm], timer: Timer, report: Report) -> None:
-        """Call each once, which compiles what there is to compile and is held to the oracle, and
-        then, where one seems to be far behind, in rounds, since a GPU wakes up meanwhile.
-
-        Who fails is not seen: why, parity will say. Raises `DeviceLost`.
+        """Call those each once, which compiles what there is to compile and is the first call that
+        parity looks at; and where one seems to be behind, all in rounds, since a GPU wakes up
+        meanwhile. Raises `DeviceLost`.
         """
-        left = self._each(arms, self._first, report)
-        left = self._each(left, partial(self._second, timer), report)
-        if self._one_seems_behind():
+        left = [arm for arm in arms if arm.name in self._spare.baselines]
+        if len(left) <= self._spare.stay:
+            return
+        left = self._each(left, self._first, report)
+        if self._spare.least_ms:
+            left = self._each(left, self._second, report)
+        if self._one_may_be_behind():
             for round_ in range(ROUNDS):
                 left = self._each(left, partial(self._sample, timer, round_), report)
 
@@ -58,7 +58,7 @@ class Glance:
             try:
                 look(arm)
             except Failure as failure:
-                failure.alone()
+                self._failures[arm.name] = failure.alone()
                 left.remove(arm)
                 self._took_s.pop(arm.name, None)
                 self._samples.pop(arm.name, None)
@@ -68,49 +68,66 @@ class Glance:
         return left
 
     def _first(self, arm: CaseArm) -> None:
+        begun = now_s()
         arm.first_call()
-        self._took_s[arm.name] = arm.compile_s or 0.0
+        self._took_s[arm.name] = now_s() - begun
 
-    def _second(self, timer: Timer, arm: CaseArm) -> None:
-        """Where the first may have compiled: a call by the clock of its host, until the device is
-        done."""
-        if self._took_s[arm.name] < self._worth_s:
-            return
-        arm.sets.heal()
-        call = arm.unlooked(0)
-        began = now_s()
-        result = call()
-        timer.synchronize()
-        self._took_s[arm.name] = now_s() - began
-        arm.inspect(0, result)
+    def _second(self, arm: CaseArm) -> None:
+        """Of who took long: it may have compiled."""
+        if self._took_s[arm.name] * 1e3 >= self._spare.least_ms:
+            self._took_s[arm.name] = arm.by_the_host_s()
 
-    def _one_seems_behind(self) -> bool:
+    def _one_may_be_behind(self) -> bool:
+        if not self._spare.least_ms:
+            return True
         slowest = max(self._took_s.values(), default=0.0)
-        return slowest >= self._worth_s and slowest > BEHIND * min(self._took_s.values())
+        behind = BEHIND * min(self._took_s.values(), default=0.0)
+        return slowest * 1e3 >= self._spare.least_ms and slowest > behind
 
     def _sample(self, timer: Timer, round_: int, arm: CaseArm) -> None:
+        called_s, begun = arm.called_s, now_s()
         arm.sets.heal()
         call = arm.unlooked(round_)
         sample, result = timer.sample(arm.name, call, lambda: arm.unlooked(round_))
         arm.inspect(round_, result)
+        arm.called_s = called_s + now_s() - begun
         samples = self._samples.setdefault(arm.name, Samples())
         samples.round.append(round_)
         samples.time_ms.append(sample.time_ms)
+        samples.escaped_ms.append(sample.escaped_ms)
         samples.gap_hidden.append(sample.gap_hidden)
         samples.host_us.append(round(sample.host_us, 2))
 
-    def ordered(self, arms: Sequence[CaseArm]) -> list[CaseArm]:
-        """As they were, but last who seems to be far behind, so that it can be held to others."""
-        return sorted(arms, key=lambda arm: self.left_out(arm.name, self._samples) is not None)
+    def raise_failure(self, name: str) -> None:
+        """Raises the `Failure` that it showed."""
+        if name in self._failures:
+            raise self._failures[name]
 
-    def left_out(self, name: str, right: Iterable[str]) -> Samples | None:
-        """What the calls took of who need not be measured, since one that was found right is so
-        much faster, on the device and from Python: None of all others."""
+    def ordered(self, arms: Sequence[CaseArm]) -> list[CaseArm]:
+        """As they were, but last who may be left out, the fastest of them first: whether it is
+        hangs on the others."""
+        return sorted(arms, key=lambda arm: self._behind_ms(arm.name))
+
+    def _behind_ms(self, name: str) -> float:
+        """What a call takes of who is behind any of the others; 0.0 of all others."""
         samples = self._samples.get(name)
-        others = [self._samples[one] for one in right if one in self._samples]
-        if samples is None or min(samples.time_ms) < self._worth_s * 1e3:
+        if samples is None or not self._is_behind(samples, list(self._samples)):
+            return 0.0
+        return min(samples.time_ms)
+
+    def _is_behind(self, samples: Samples, others: Sequence[str]) -> bool:
+        return min(samples.time_ms) >= self._spare.least_ms and any(
+            _is_far_behind(samples, self._samples[one]) for one in others
+        )
+
+    def left_out(self, name: str, right: Sequence[str]) -> Samples | None:
+        """What the calls took of who need not be measured, since of those that were found right and
+        stay one is so much faster, on the device and from Python: None of all others."""
+        samples = self._samples.get(name)
+        seen = [one for one in right if one in self._samples]
+        if samples is None or len(seen) < self._spare.stay:
             return None
-        return samples if any(_is_far_behind(samples, other) for other in others) else None
+        return samples if self._is_behind(samples, seen) else None
 
 
 def _is_far_behind(samples: Samples, other: Samples) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random, SystemRandom
 
@@ -14,14 +14,14 @@ from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
 from nsabench.assessment.statistics import quantile
 from nsabench.errors import UsageError
 from nsabench.execution.failure import Failure
-from nsabench.execution.protocol import Measured, Step
+from nsabench.execution.protocol import NOBODY, Measured, Spare, Step
 from nsabench.execution.timing import bursts, sampling, stopping
 from nsabench.execution.timing.sampling import Collected
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
-from nsabench.execution.worker.glance import LEFT_OUT, WORTH_S, Glance
+from nsabench.execution.worker.glance import LEFT_OUT, Glance, Report
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.launches import Counted
 from nsabench.execution.worker.state import forget_earlier_cases
@@ -34,7 +34,6 @@ from nsabench.registry import Implementation
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
-Report = Callable[[Step], None]
 Drawn = tuple[Case, InputSets | Failure]  # what items that compute the same share
 
 
@@ -47,12 +46,11 @@ def measure(
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
-    best_only: bool = False,
+    spare: Spare = NOBODY,
 ) -> Measured:
     """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
 
-    Of baselines, who is hopelessly behind the best and takes long is called a few times and no
-    more; best_only: whoever is hopelessly behind.
+    spare: who is called a few times and no more where it is hopelessly behind.
     """
     report(Step(phase="inputs"))
     forget_earlier_cases(device)
@@ -70,23 +68,24 @@ def measure(
             outcomes[item.name] = _without_inputs(item, session, found)
         else:
             tried.append(CaseArm(item, of, device, found, rng))
-    glance = Glance(0.0 if best_only else WORTH_S)
+    glance = Glance(spare)
     # A replay may take a part of what the call takes that it was captured of.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
         if case.l2 is L2.WARM:
             timer.touch = partial(_touch, tried)
-        glance.look([a for a in tried if _is_timed_baseline(a, device)], timer, report)
+        glance.look([a for a in tried if Runs.timed(a.item.devices, device)], timer, report)
         timer.touch = None
     for arm in glance.ordered(tried):
         item, sets = arm.item, arm.sets
-        hopeless = glance.left_out(arm.name, (one.name for one in arms))
-        if hopeless is not None:
-            outcomes[arm.name] = _outcome(arm, session)
-            outcomes[arm.name].samples = hopeless
+        few = glance.left_out(arm.name, [one.name for one in arms])
+        if few is not None:
+            outcomes[arm.name] = _outcome(arm, session, diagnosis=_diagnose(arm, report))
+            outcomes[arm.name].samples = few
             outcomes[arm.name].notes.append(LEFT_OUT)
             continue
         report(Step(phase="parity", implementation=item.name))
         try:
+            glance.raise_failure(arm.name)
             arm.check()
             if case.timing.mode is Mode.GRAPH:
                 arm.capture()
@@ -119,10 +118,6 @@ def measure(
         measuring_s=busy_s + sum(arm.called_s for arm in tried),
         queue_s=queue_s,
     )
-
-
-def _is_timed_baseline(arm: CaseArm, device: str) -> bool:
-    return arm.item.role is Role.BASELINE and Runs.timed(arm.item.devices, device)
 
 
 def _touch(arms: Sequence[CaseArm]) -> None:

@@ -16,7 +16,8 @@ from nsabench.execution.protocol import Compile, Compiled, Examine, Examined, Me
 from nsabench.execution.timing.timer import CpuTimer, Timer
 from nsabench.execution.worker.compilation import compile_case
 from nsabench.execution.worker.examination import examine
-from nsabench.execution.worker.measure import Report, measure
+from nsabench.execution.worker.glance import Report
+from nsabench.execution.worker.measure import measure
 from nsabench.execution.worker.state import give_back
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id
@@ -73,7 +74,7 @@ class Session:
             timer=self.timer,
             sensors=self.sensors,
             report=report,
-            best_only=request.best_only,
+            spare=request.spare,
         )
         give_back(self.device)
         return measured

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsabench.assessment.checks.group import Group
-from nsabench.assessment.statistics import Arm, Ratio, ratio_of_independent_arms
+from nsabench.assessment.statistics import (
+    MIN_ROUNDS_EVER,
+    Arm,
+    Ratio,
+    ratio_of_independent_arms,
+)
 from nsabench.assessment.verdict import Key
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import BENIGN, Mode, Role, Status, Verdict
@@ -71,11 +76,18 @@ class Pair:
                 return Shift(Difference.INVALID, why, change=change)
         if key not in self.first.samples or key not in self.later.samples:
             return Shift(Difference.INCONCLUSIVE, "parity only: it was not timed")
+        if self._few(key):
+            return Shift(Difference.INCONCLUSIVE, "it was called a few times only")
         for side, record in ((self.first, before), (self.later, after)):
             doubt = side.doubt(record)
             if doubt:
                 return Shift(Difference.INCONCLUSIVE, f"in {side.name} {doubt}", doubtful=True)
         return self._of_times(key, before, after, change)
+
+    def _few(self, key: Key) -> bool:
+        """Whether it was left out in one of the runs, since it was hopelessly behind."""
+        sides = (self.first, self.later)
+        return any(len(side.samples[key]) < MIN_ROUNDS_EVER for side in sides)
 
     def _of_times(self, key: Key, before: Record, after: Record, change: Change | None) -> Shift:
         lasts = _lasts(before, after)
@@ -142,6 +154,7 @@ class Pair:
             for key, role in steady(self.first, self.later).items()
             if key in self.first.samples
             and key in self.later.samples
+            and not self._few(key)
             and not any(
                 side.doubt(side.records[key]) or side.objects_to(Group.of(side.records[key]))
                 for side in (self.first, self.later)

@@ -58,11 +58,12 @@ def test_the_supervisor_reads_the_sensors_itself(device: Fake) -> None:
     assert (both.temperature_c_max or 0) > 50 and both.power_w_max == 300.0
 
 
-def test_what_was_before_it_was_timed_does_not_count(device: Fake) -> None:
+@pytest.mark.parametrize("phase", ["parity", "glance"])
+def test_what_was_before_it_was_timed_does_not_count(device: Fake, phase: str) -> None:
     """A device that compiles has other clocks."""
     with sensors.watching("cuda", lambda: ()) as watch:
         reads(device, 3)
-        watch.at_step(Step(phase="parity"))
+        watch.at_step(Step(phase=phase))
         before = device.times
         watch.at_step(Step(phase="timing"))
         reads(device, 3)

@@ -1,4 +1,4 @@
-"""A baseline that is hopelessly behind is called four times; whoever is not is measured as ever."""
+"""A baseline that is hopelessly behind is called a few times; the others are measured as ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench.execution.protocol import Measure
+from nsabench.execution.protocol import NOBODY, Measure, Spare
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
 from nsabench.execution.worker import arm, glance
@@ -28,7 +28,8 @@ from tests.execution.worker.test_arm import item as candidate
 # So long that a machine that others use makes nobody else hopeless.
 QUICK_S, SLOW_S = 0.005, 0.1
 WARM = CASE.model_copy(update={"l2": L2.WARM})
-CALLS = 2 + glance.ROUNDS  # held to the oracle, by the host's clock, and by the timer
+CALLS = 1 + glance.ROUNDS  # held to the oracle, and by the timer
+LEAST_MS = 20.0
 calls = {"slow": 0}
 
 
@@ -47,6 +48,10 @@ def slow(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return honest(q, k, v, sm_scale=sm_scale)
 
 
+def quicker(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+    return honest(q, k, v, sm_scale=sm_scale)
+
+
 def wrong(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
     return quick(q, k, v, sm_scale=sm_scale) + 1
 
@@ -57,25 +62,29 @@ def broken(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
 
 def found(
     *given: Callable[..., Tensor],
-    best_only: bool = True,
+    spare: Spare | None = None,
     case: Case = CASE,
     timer: CpuTimer | None = None,
-    candidates: tuple[str, ...] = (),
 ) -> dict[str, Outcome]:
+    """spare: where it is not given, all are, and one of them stays."""
     calls["slow"] = 0
-    roles = dict.fromkeys(candidates, candidate)
+    names = tuple(call.__name__ for call in given)
     measured = measure(
         case,
-        [roles.get(call.__name__, item)(call, call.__name__) for call in given],
+        [item(call, call.__name__) for call in given],
         device="cpu",
         session=7,
         timer=timer or CpuTimer(),
         sensors=None,
         report=lambda step: None,
-        best_only=best_only,
+        spare=spare or Spare(baselines=names),
     )
-    assert [one.implementation for one in measured.outcomes] == [call.__name__ for call in given]
+    assert [one.implementation for one in measured.outcomes] == list(names)
     return {one.implementation: one for one in measured.outcomes}
+
+
+def is_measured(outcome: Outcome) -> bool:
+    return bool(outcome.bursts.time_ms) and not outcome.notes and outcome.status is Status.OK
 
 
 @pytest.mark.parametrize("case", [CASE, WARM], ids=["cold", "warm"])
@@ -88,7 +97,7 @@ def test_who_is_far_behind_is_not_looked_at_any_further(case: Case) -> None:
     # was the candidate's.
     assert left.rel_l2 == seen["quick"].rel_l2 and left.worst_row_at
     assert len(left.samples.time_ms) == glance.ROUNDS and left.bursts.time_ms == []
-    assert "over 5 times as long as the best" in left.notes[0]
+    assert "over 5 times as long as those of a faster one" in left.notes[0]
     assert len(seen["quick"].samples.time_ms) > glance.ROUNDS and seen["quick"].bursts.time_ms
     assert [seen[one].status for one in ("wrong", "broken")] == [Status.WRONG, Status.CRASHED]
 
@@ -99,25 +108,30 @@ def test_who_is_wrong_makes_nobody_hopeless() -> None:
     assert seen["slow"].rel_l2 is not None and seen["slow"].bursts.time_ms
 
 
-def test_beside_candidates_only_a_baseline_is_left_out() -> None:
-    """A candidate is what is asked of, however slow it is."""
-    left = found(slow, quick, best_only=False)["slow"]
-    assert calls["slow"] == CALLS and "left out" in left.notes[0]
-    seen = found(slow, quick, best_only=False, candidates=("slow",))["slow"]
-    assert calls["slow"] > 2 * CALLS and seen.bursts.time_ms and not seen.notes
+def test_who_is_not_to_be_spared_is_measured_and_spares_nobody() -> None:
+    """A candidate is what is asked of, however slow it is; and however quick, no baseline is
+    hopeless beside it."""
+    assert is_measured(found(slow, quick, spare=NOBODY)["slow"])
+    for names in (("quick", "quicker"), ("slow", "quicker")):
+        seen = found(slow, quick, quicker, spare=Spare(baselines=names, stay=2))
+        assert is_measured(seen["slow"]) and calls["slow"] > 2 * CALLS, names
 
 
-def test_a_candidate_makes_no_baseline_hopeless() -> None:
-    seen = found(slow, quick, best_only=False, candidates=("quick",))["slow"]
-    assert calls["slow"] > 2 * CALLS and seen.bursts.time_ms and not seen.notes
+def test_the_second_best_stays() -> None:
+    """A check may reject the best one later."""
+    spare = Spare(baselines=("slow", "quick", "quicker"), stay=2, least_ms=LEAST_MS)
+    seen = found(slow, quick, quicker, spare=spare)
+    assert calls["slow"] == CALLS + 1 and not seen["slow"].bursts.time_ms
+    assert is_measured(seen["quick"]) and is_measured(seen["quicker"])
+    seen = found(slow, quick, wrong, spare=Spare(baselines=("slow", "quick", "wrong"), stay=2))
+    assert is_measured(seen["slow"]), "one of two that were to stay is wrong"
 
 
-def test_who_is_behind_and_quick_all_the_same_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside candidates: it is measured sooner than it is known to be behind."""
-    monkeypatch.setattr("nsabench.execution.worker.measure.WORTH_S", 3 * SLOW_S)
-    seen = found(slow, quick, best_only=False)["slow"]
-    assert calls["slow"] > 2 * CALLS and seen.bursts.time_ms and not seen.notes
-    assert found(slow, quick)["slow"].notes
+def test_who_is_behind_and_quick_all_the_same_is_measured() -> None:
+    """It is measured sooner than it is known to be behind."""
+    names = ("slow", "quick")
+    seen = found(slow, quick, spare=Spare(baselines=names, least_ms=3e3 * SLOW_S))
+    assert is_measured(seen["slow"]) and calls["slow"] > 2 * CALLS
 
 
 def test_the_first_call_is_that_of_parity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +144,55 @@ def test_the_first_call_is_that_of_parity(monkeypatch: pytest.MonkeyPatch) -> No
         first_call(self)
 
     monkeypatch.setattr(arm.CaseArm, "first_call", counted)
-    seen = found(quick, honest, best_only=False, candidates=("honest",))
-    assert sorted(made) == ["honest", "quick"]
-    assert all(one.compile_s is not None for one in seen.values())
+    seen = found(quick, quicker, wrong)
+    assert sorted(made) == ["quick", "quicker", "wrong"]
+    assert all(one.compile_s is not None for one in (seen["quick"], seen["quicker"]))
+
+
+def _nan(out: Tensor, q: Tensor) -> Tensor:
+    return out.fill_(float("nan"))
+
+
+def _off(out: Tensor, q: Tensor) -> Tensor:
+    return out.add_(1)
+
+
+def _writes(out: Tensor, q: Tensor) -> Tensor:
+    q.fill_(0.5)
+    return out
+
+
+def _settings(out: Tensor, q: Tensor) -> Tensor:
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+    return out
+
+
+def _raises(out: Tensor, q: Tensor) -> Tensor:
+    raise ValueError("it does not work at first")
+
+
+@pytest.mark.parametrize(
+    ("does", "at"),
+    [
+        *((does, 1) for does in (_nan, _off, _writes, _settings, _raises)),
+        (_settings, 2),
+        (_raises, 2),
+    ],
+)
+def test_what_fails_once_has_failed(does: Callable[[Tensor, Tensor], Tensor], at: int) -> None:
+    """Though the next call is right."""
+    made = []
+
+    def odd(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        made.append(1)
+        out = quick(q, k, v, sm_scale=sm_scale)
+        return does(out, q) if len(made) == at else out
+
+    before = torch.backends.cudnn.benchmark
+    seen = found(slow, odd)
+    failed = Status.CRASHED if does is _raises else Status.WRONG
+    assert seen["odd"].status is failed and is_measured(seen["slow"])
+    assert torch.backends.cudnn.benchmark == before
 
 
 def test_nothing_waits_for_the_device_within_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +257,9 @@ def test_what_the_supervisor_asks_for_reaches_the_worker(
         raise GroupLost("", Status.CRASHED, "enough is seen", "")
 
     monkeypatch.setattr(executor, "_ask", ask)
-    for executor.best_only in (False, True):
+    spare = Spare(baselines=("slow", "quick"))
+    for executor.spares in ({}, {"another": spare}, {CASE.id: spare}):
         with pytest.raises(GroupLost):
             executor.measure(CASE, ["slow", "quick"], 3)
-    assert [one.best_only for one in asked] == [False, True]
-    monkeypatch.setattr("nsabench.execution.worker.measure.WORTH_S", 3 * SLOW_S)
     notes = [session.measure(one, lambda step: None).outcomes[0].notes for one in asked]
-    assert [bool(one) for one in notes] == [False, True]
+    assert [bool(one) for one in notes] == [False, False, True]

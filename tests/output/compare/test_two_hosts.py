@@ -90,6 +90,25 @@ def test_baselines_get_no_verdict_by_the_bands_that_the_others_teach(
     assert short > median(band for ms, band in widths if ms > 0.1) >= BAND
 
 
+def test_who_was_left_out_in_one_run_is_compared_with_nothing_and_teaches_nothing(
+    sides: tuple[Side, Side],
+) -> None:
+    """Its two calls differ by what they happen to differ by."""
+    first, second = map(of_the_same_code, sides)
+    before = compare([first, second], intersection=True)
+    [(name, _)] = Counter(c.shifts[0].beside for c in before.cells).most_common(1)
+    few = {key for key in second.samples if key[1] == name}
+    called = replace(
+        second,
+        samples={k: t[:2] * 1.2 if k in few else t for k, t in second.samples.items()},
+    )
+    after = compare([first, called], intersection=True)
+    cells = [c for c in after.cells if c.implementation == name and c.measurements[0].median_ms]
+    assert name and {c.shifts[0].difference for c in cells} == {Difference.INCONCLUSIVE}
+    assert {c.shifts[0].why for c in cells} == {"it was called a few times only"}
+    assert not [c for c in after.cells if c.shifts[0].beside == name]
+
+
 def test_a_real_loss_is_found_on_another_host(sides: tuple[Side, Side]) -> None:
     """One candidate takes 1.25 times as long on the second host; its neighbours do not."""
     first, second = map(of_the_same_code, sides)
