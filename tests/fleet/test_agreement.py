@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsabench.cli.compare import command
-from tests.gpu.agreement import of
+from tests.gpu.agreement import Agreement, of
 from tests.output.compare.test_two_hosts import PACKED
 
 
@@ -47,6 +48,7 @@ def test_a_run_agrees_with_itself(compared: dict[str, Any]) -> None:
     found = of({**compared, "cells": cells})
     assert found.holds and found.verdicts == found.cells and found.medians == found.times
     other = {**cells[0]["runs"][0], "verdict": "of another kind"}
+    assert found + found == Agreement(*(2 * n for n in astuple(found)))
     few = of({**compared, "cells": [{**c, "runs": [other, c["runs"][0]]} for c in cells]})
     assert not few.holds and few.verdicts == 0
 

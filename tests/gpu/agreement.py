@@ -1,18 +1,22 @@
 """Do two runs of one plan say the same? What the bars of a fleet ask of a run on two GPUs.
 
-    nsabench compare ONE TWO --json | python -m tests.gpu.agreement
+    nsabench compare ONE TWO --json > compared.json
+    python -m tests.gpu.agreement compared.json...
 
 The verdicts of candidates must agree in 97 % of the cells, and the medians of everything that is
 not a control lie within 3 % of each other in 95 %; the timer's own share of them is left out, since
-it differs by host. Exits with 1 where they do not.
+it differs by host. Comparisons of parts of a plan count together. Exits with 1 where they do not.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 VERDICTS, MEDIANS = 0.97, 0.95
@@ -33,6 +37,9 @@ class Agreement:
         return (
             0 < VERDICTS * self.cells <= self.verdicts and 0 < MEDIANS * self.times <= self.medians
         )
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(*map(operator.add, astuple(self), astuple(other)))
 
     def __str__(self) -> str:
         return (
@@ -67,6 +74,8 @@ def of(comparison: Mapping[str, Any]) -> Agreement:
 
 
 if __name__ == "__main__":
-    found = of(json.load(sys.stdin))
+    if len(sys.argv) == 1:
+        sys.exit(__doc__)
+    found = reduce(operator.add, (of(json.loads(Path(file).read_text())) for file in sys.argv[1:]))
     print(found)
     sys.exit(0 if found.holds else 1)
