@@ -203,6 +203,21 @@ class Plan(BaseModel):
     def info(self, op: str, name: str) -> ImplementationInfo:
         return self.by_name[op, name]
 
+    def clean_sources(self) -> dict[str, str]:
+        """The sources that no candidate comes from, with their digests."""
+        foreign = {i.source for i in self.implementations if i.role is Role.CANDIDATE}
+        return {source: d for source, d in self.sources.items() if source not in foreign}
+
+    def clean_baselines(self, planned: PlannedCase) -> list[str]:
+        """The baselines of a case that come from clean sources, and that a candidate is held to."""
+        clean = self.clean_sources()
+        infos = [self.info(planned.case.op, name) for name in planned.implementations]
+        return [
+            i.name
+            for i in infos
+            if i.role is Role.BASELINE and i.source in clean and i.name not in planned.alongside
+        ]
+
     _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to
     _sha256: str = PrivateAttr("")  # of the file that it stands for
 

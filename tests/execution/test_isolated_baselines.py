@@ -20,7 +20,7 @@ from nsabench.execution.journal import Journal
 from nsabench.execution.passes import Pass, first_look, isolated_baselines, second_look
 from nsabench.execution.protocol import Measured, Spare
 from nsabench.execution.supervisor import retry
-from nsabench.execution.supervisor.executor import GroupLost, clean_sources
+from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Samples
@@ -139,7 +139,7 @@ def test_baselines_of_clean_sources_are_wanted_where_a_verdict_is_faster() -> No
         (first, "mine"): Judgement(Verdict.FASTER),
         (second, "mine"): Judgement(Verdict.SLOWER),
     }
-    assert clean_sources(plan) == {"pkg": "b"}
+    assert plan.clean_sources() == {"pkg": "b"}
     assert isolated_baselines.cells(plan, lambda: judgements) == {first: ["sdpa_gqa", "other"]}
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from nsabench.assessment import labels
 from nsabench.bounds import limits
 from nsabench.errors import UsageError
-from nsabench.execution.passes import isolated_baselines as apart
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import Role, Runs
@@ -232,7 +231,7 @@ def test_what_a_control_wraps_is_measured_beside_it_and_nowhere_else(tmp_path: P
         assert names in ({"mine", "slow"}, {"mine", "slow", "trick", "quick"})
         assert ("quick" in names) == ("trick" in names)
         assert case.alongside == (("quick",) if "trick" in names else ())
-        assert "quick" not in apart._clean_baselines(made, case, apart.clean_sources(made))
+        assert "quick" not in made.clean_baselines(case)
     assert made.info("selection_rows", "quick").role is Role.BASELINE
     whole = resolved(tmp_path)
     assert not any(case.alongside for case in whole.cases)
@@ -304,9 +303,9 @@ def test_a_plan_holds_the_margin_that_its_second_looks_are_for(tmp_path: Path) -
 
 def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:
     made = resolved(tmp_path)
-    assert apart.clean_sources(made) == {"shipped": "a" * 64}
+    assert made.clean_sources() == {"shipped": "a" * 64}
     case = made.cases[1]
-    assert apart._clean_baselines(made, case, apart.clean_sources(made)) == ["quick", "slow"]
+    assert made.clean_baselines(case) == ["quick", "slow"]
 
 
 @pytest.mark.parametrize(("limit", "most"), [("PLAN", 1000), ("PLAN_NODES", 100)])

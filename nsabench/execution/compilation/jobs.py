@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsabench import ops
-from nsabench.execution.supervisor.executor import clean_sources
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.vocabulary import Role, Runs
@@ -51,7 +50,7 @@ class Jobs:
 def jobs_of(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Jobs]]:
     """Of each implementation but the controls; by whether a worker calls it that imports no
     candidate."""
-    clean = clean_sources(plan)
+    clean = plan.clean_sources()
     jobs: dict[ImplementationInfo, dict[str, Job]] = {}
     for case_id, names in cells.items():
         case = plan.measured(case_id).case

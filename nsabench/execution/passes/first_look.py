@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nsabench.execution.passes.contract import Judge, Pass
 from nsabench.execution.protocol import Spare
-from nsabench.execution.supervisor.executor import WorkerExecutor, clean_baselines
+from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import find_culprit
 from nsabench.model.case import RatioCI
 from nsabench.model.plan import Plan
@@ -24,7 +24,7 @@ def start(plan: Plan, run: Path) -> WorkerExecutor:
     look whether it was slowed."""
     executor = WorkerExecutor.of_plan(plan, run)
     executor.spares = {
-        p.id: Spare(baselines=clean_baselines(plan, p), stay=STAY, least_ms=LEAST_MS)
+        p.id: Spare(baselines=plan.clean_baselines(p), stay=STAY, least_ms=LEAST_MS)
         for p in plan.cases
         if isinstance(p.case.timing.stopping, RatioCI)
     }

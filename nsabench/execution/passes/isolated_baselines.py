@@ -11,7 +11,7 @@ from pathlib import Path
 from nsabench.assessment.verdict import Judgement
 from nsabench.execution.passes.contract import Judge, Pass
 from nsabench.execution.protocol import Spare
-from nsabench.execution.supervisor.executor import WorkerExecutor, clean_baselines
+from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import leave_out_suspect
 from nsabench.model.case import Case, RatioCI
 from nsabench.model.plan import Plan
@@ -26,14 +26,14 @@ def start(plan: Plan, run: Path) -> WorkerExecutor:
     """An executor whose workers import the clean sources and nothing else."""
     executor = WorkerExecutor.without_candidates(plan, run)
     # Of them only the best is asked for.
-    executor.spares = {p.id: Spare(baselines=clean_baselines(plan, p)) for p in plan.cases}
+    executor.spares = {p.id: Spare(baselines=plan.clean_baselines(p)) for p in plan.cases}
     return executor
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
     """By case with a verdict `faster`, the baselines of clean sources that it is held to."""
     case_ids = {case_id for (case_id, _), j in judge().items() if _wins(j)}
-    baselines = {p.id: list(clean_baselines(plan, p)) for p in plan.cases if p.id in case_ids}
+    baselines = {p.id: plan.clean_baselines(p) for p in plan.cases if p.id in case_ids}
     return {case_id: names for case_id, names in baselines.items() if names}
 
 

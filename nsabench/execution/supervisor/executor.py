@@ -36,7 +36,7 @@ from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Message, Outcome
-from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Role, Status
 
@@ -147,7 +147,7 @@ class WorkerExecutor:
     @classmethod
     def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
         """Workers that import the sources that no candidate of the plan comes from."""
-        clean = clean_sources(plan)
+        clean = plan.clean_sources()
         kernels = Path(plan.kernels) if plan.kernels else None
         # By its content: the file of the op may have the same name.
         own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
@@ -380,23 +380,6 @@ class _Beside:
             return self._executor.examine(request, at_step)
         except GroupLost as lost:
             return Examined(status=lost.status, reason=lost.reason)
-
-
-def clean_sources(plan: Plan) -> dict[str, str]:
-    """The sources that no candidate of the plan comes from, with their digests."""
-    foreign = {i.source for i in plan.implementations if i.role is Role.CANDIDATE}
-    return {source: d for source, d in plan.sources.items() if source not in foreign}
-
-
-def clean_baselines(plan: Plan, planned: PlannedCase) -> tuple[str, ...]:
-    """The baselines of a case that come from clean sources, and are there to be held to."""
-    clean = clean_sources(plan)
-    infos = [plan.info(planned.case.op, name) for name in planned.implementations]
-    return tuple(
-        i.name
-        for i in infos
-        if i.role is Role.BASELINE and i.source in clean and i.name not in planned.alongside
-    )
 
 
 def _name(process: object) -> str:
