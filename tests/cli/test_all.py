@@ -123,13 +123,13 @@ def got_away(run: Path) -> dict[str, str]:
     }
 
 
-def test_every_control_that_ran_was_caught(finished: Path, tmp_path: Path) -> None:
+def test_every_control_that_ran_was_caught(
+    finished: Path, tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
     missed = got_away(finished)
     assert "parity" not in missed.values(), missed
     if missed:  # who aims at the clock may get away when a machine is busy, but not every time
-        (tmp_path / "tiny.yaml").write_text(TINY)
-        words = ["all", "tiny.yaml", "--device", "cpu", "--out", "run"]
-        complete(forked.run(words, tmp_path, dict(os.environ), timeout_s=280))
+        complete(nsabench("all", tiny, "--device", "cpu", "--out", "run"))
         again = got_away(tmp_path / "run")
         assert not missed.keys() & again.keys() and "parity" not in again.values(), (missed, again)
 
