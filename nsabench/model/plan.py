@@ -168,7 +168,7 @@ class Plan(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, which derives anew what this one has derived of what was changed."""
         copy = super().model_copy(update=update, deep=deep)
-        for derived in ("by_id", "by_name", "openings"):
+        for derived in ("by_id", "by_name", "clean_sources", "openings"):
             copy.__dict__.pop(derived, None)
         return copy
 
@@ -203,6 +203,7 @@ class Plan(BaseModel):
     def info(self, op: str, name: str) -> ImplementationInfo:
         return self.by_name[op, name]
 
+    @cached_property
     def clean_sources(self) -> dict[str, str]:
         """The sources that no candidate comes from, with their digests."""
         foreign = {i.source for i in self.implementations if i.role is Role.CANDIDATE}
@@ -210,12 +211,13 @@ class Plan(BaseModel):
 
     def clean_baselines(self, planned: PlannedCase) -> list[str]:
         """The baselines of a case that come from clean sources, and that a candidate is held to."""
-        clean = self.clean_sources()
         infos = [self.info(planned.case.op, name) for name in planned.implementations]
         return [
             i.name
             for i in infos
-            if i.role is Role.BASELINE and i.source in clean and i.name not in planned.alongside
+            if i.role is Role.BASELINE
+            and i.source in self.clean_sources
+            and i.name not in planned.alongside
         ]
 
     _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to

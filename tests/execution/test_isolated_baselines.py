@@ -139,7 +139,7 @@ def test_baselines_of_clean_sources_are_wanted_where_a_verdict_is_faster() -> No
         (first, "mine"): Judgement(Verdict.FASTER),
         (second, "mine"): Judgement(Verdict.SLOWER),
     }
-    assert plan.clean_sources() == {"pkg": "b"}
+    assert plan.clean_sources == {"pkg": "b"}
     assert isolated_baselines.cells(plan, lambda: judgements) == {first: ["sdpa_gqa", "other"]}
 
 

@@ -303,9 +303,10 @@ def test_a_plan_holds_the_margin_that_its_second_looks_are_for(tmp_path: Path) -
 
 def test_only_what_no_candidate_comes_from_is_imported_apart(tmp_path: Path) -> None:
     made = resolved(tmp_path)
-    assert made.clean_sources() == {"shipped": "a" * 64}
+    assert made.clean_sources == {"shipped": "a" * 64}
     case = made.cases[1]
     assert made.clean_baselines(case) == ["quick", "slow"]
+    assert made.model_copy(update={"sources": {}}).clean_sources == {}, "derived anew"
 
 
 @pytest.mark.parametrize(("limit", "most"), [("PLAN", 1000), ("PLAN_NODES", 100)])

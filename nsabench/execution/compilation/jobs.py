@@ -50,7 +50,7 @@ class Jobs:
 def jobs_of(plan: Plan, cells: Mapping[str, Iterable[str]]) -> dict[bool, list[Jobs]]:
     """Of each implementation but the controls; by whether a worker calls it that imports no
     candidate."""
-    clean = plan.clean_sources()
+    clean = plan.clean_sources
     jobs: dict[ImplementationInfo, dict[str, Job]] = {}
     for case_id, names in cells.items():
         case = plan.measured(case_id).case

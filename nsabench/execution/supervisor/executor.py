@@ -147,7 +147,7 @@ class WorkerExecutor:
     @classmethod
     def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
         """Workers that import the sources that no candidate of the plan comes from."""
-        clean = plan.clean_sources()
+        clean = plan.clean_sources
         kernels = Path(plan.kernels) if plan.kernels else None
         # By its content: the file of the op may have the same name.
         own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None

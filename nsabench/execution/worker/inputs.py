@@ -166,8 +166,9 @@ class InputSets:
 
     def _cut(self, tensor: Tensor) -> _Cut:
         cut = self._cuts.get(id(tensor))
-        if cut is None or not cut.lies_in(tensor):
-            cut = _Cut.of(tensor)
+        if cut is not None and cut.lies_in(tensor):
+            return cut
+        cut = _Cut.of(tensor)
         if cut.lies_in(tensor):  # what had to be copied first would be the same ever after
             self._cuts[id(tensor)] = cut
         return cut
