@@ -8,7 +8,14 @@ import pytest
 import torch
 from nsa_kernels.jit.direct import Direct
 from nsa_kernels.launch import boxes
-from nsa_kernels.launch.boxes import Box, Boxed, described, taken_apart
+from nsa_kernels.launch.boxes import (
+    Box,
+    Boxed,
+    boxed_heads,
+    described,
+    heads_in_rows,
+    taken_apart,
+)
 from nsa_kernels.launch.launcher import launch
 
 BOX = Box((100, 256), 512, (64, 128))
@@ -51,6 +58,32 @@ def test_of_a_launch_without_boxes_nothing_is_kept() -> None:
     x = torch.zeros(2)
     assert taken_apart([x, Boxed(x, BOX)])[1] == (None, BOX)
     assert taken_apart([x, x]) == ((x, x), ())
+
+
+@pytest.mark.parametrize(("begin", "heads"), [(0, 8), (8, 4), (12, 4)])
+def test_heads_of_one_projection_are_rows_of_its_memory(begin: int, heads: int) -> None:
+    """The last row is the last head of the last token: none lies behind the memory."""
+    room = torch.arange(5 * 16 * 64).bfloat16().view(5, 16, 64)
+    x = room[:, begin : begin + heads]
+    box = boxed_heads(x, 4).box
+    assert heads_in_rows(x) and (box.row, box.tile) == (64, (4, 64))
+    rows = room.view(-1)[begin * 64 :].as_strided(box.shape, (box.row, 1))
+    for token in range(5):
+        assert torch.equal(rows[token * 16 :][:heads], x[token])
+    assert len(rows) == 4 * 16 + heads
+
+
+def test_heads_that_are_no_rows() -> None:
+    room = torch.zeros(5, 16, 192, dtype=torch.bfloat16)
+    assert heads_in_rows(room[..., 8:136]) and heads_in_rows(room[:1])
+    no_rows = (
+        room[..., 4:132],  # which begin at a multiple of 8 bytes
+        room[..., ::2],
+        room[:, :1].expand(-1, 16, -1),
+        room.transpose(0, 1),
+        room.view(-1).as_strided((5, 16, 64), (100 * 16, 96, 1)),  # 16 and two thirds a token
+    )
+    assert not any(heads_in_rows(x) for x in no_rows)
 
 
 def test_triton_is_given_what_describes_a_tensor() -> None:

@@ -45,6 +45,22 @@ def boxed(x: torch.Tensor, rows: int) -> Boxed:
     return Boxed(x, Box((t, h * d), x.stride(0), (rows, d)))
 
 
+def heads_in_rows(x: torch.Tensor) -> bool:
+    """Whether each head of x [N, H, D] is a row of boxes: a token is so many rows behind the one
+    before, and rows begin where TMA can copy."""
+    step_t, step_h, step_d = x.stride()
+    aligned = x.data_ptr() % 16 == 0 and step_h * x.element_size() % 16 == 0
+    return step_d == 1 and step_h >= x.shape[2] and step_t % step_h == 0 and aligned
+
+
+def boxed_heads(x: torch.Tensor, heads: int) -> Boxed:
+    """x [N, H, D] as rows of D, each a head, of which ``heads`` and 64 columns are copied. A token
+    has ``x.stride(0) // x.stride(1)`` rows, of which H are its heads."""
+    n, h, d = x.shape
+    rows = (n - 1) * (x.stride(0) // x.stride(1)) + h
+    return Boxed(x, Box((rows, d), x.stride(1), (heads, 64)))
+
+
 Boxes = tuple[Box | None, ...]
 """Of the pointers of a launch; empty where none is copied in boxes."""
 
