@@ -8,15 +8,18 @@ for bit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from ...launch.boxes import Boxed, boxed_heads
 from ...launch.clear import clear
-from ...launch.device import on_its_device
+from ...launch.device import on_its_device, runs_gluon
 from ...launch.gated import Gated
 from ...launch.launcher import launch
 from ...launch.sizes import LOG2_E, cdiv, head_dims, next_power_of_2, strides
 from ...launch.tape import empty
-from .config import BlockConfig, beyond_int32
+from .config import BlockConfig, beyond_int32, hopper_backward_fits
 from .kernels.backward import (
     backward_kernel,
     delta_kernel,
@@ -86,6 +89,7 @@ def block_major_backward(
     dq = empty(q.shape, q.dtype, q.device) if before is None else before
     width = min(64, next_power_of_2(d + dv))
     merge_rows = max(4, min(32, 512 // dims["BLOCK_D"]))
+    main, of_queries, of_output, constants = _main(q, k, v, lse, do, plan.block_size, config)
     for first_head in range(0, h, heads):
         here = min(heads, h - first_head)
         clear(sums)
@@ -95,26 +99,18 @@ def block_major_backward(
             last = min(first + plan.chunk, n)
             lists = (plan.first[c], plan.count[c], plan.edges)
             launch(
-                backward_kernel,
+                main,
                 (items.shape[2], here),
-                *(q, k, v, do, lse, delta, delta if gated is None else gated.gate),
+                *(of_queries, k, v, of_output),
+                *(lse, delta, delta if gated is None else gated.gate),
                 *(part, dk_here, dv_here, spill),
                 *(plan.entries[c], items[c], *lists),
                 *strides(q, k, v, do),
                 *(h, plan.n_bins, segment, spill_slots, first, first_head),
                 *(sm_scale * LOG2_E, sm_scale),
-                G=g,
-                PAD_G=next_power_of_2(g),
-                **dims,
-                BLOCK_SIZE=plan.block_size,
                 QUERIES=queries,
-                ROWS=config.rows,
-                WIDE=beyond_int32(q, do, lse),
                 GATED=gated is not None,
-                PRECISION="ieee",
-                num_warps=config.warps,
-                num_stages=1,
-                maxnreg=config.registers,
+                **constants,
             )
             launch(
                 spill_kernel,
@@ -152,3 +148,42 @@ def block_major_backward(
             num_warps=4,
         )
     return dq, dk, dv_out
+
+
+def _main(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    block_size: int,
+    config: BlockConfig,
+) -> tuple[Any, torch.Tensor | Boxed, torch.Tensor | Boxed, dict[str, Any]]:
+    """The kernel of the main launch, q and do as it takes them, and its constants and options.
+
+    Both kernels take the same arguments, but that Gluon's may copy q and do in boxes.
+    """
+    hq, d = q.shape[1:]
+    h, dv = v.shape[1:]
+    g = hq // h
+    if runs_gluon(q.device) and hopper_backward_fits(q, k, v, lse, do, block_size):
+        # Not with every Triton can it be imported.
+        from .kernels import hopper_backward as hopper
+
+        constants = hopper.constants_of(g)
+        if hopper.takes_boxes(g):
+            return hopper.hopper_backward_kernel, boxed_heads(q, g), boxed_heads(do, g), constants
+        return hopper.hopper_backward_kernel, q, do, constants
+    constants = {
+        "G": g,
+        "PAD_G": next_power_of_2(g),
+        **head_dims(d, dv),
+        "BLOCK_SIZE": block_size,
+        "ROWS": config.rows,
+        "WIDE": beyond_int32(q, do, lse),
+        "PRECISION": "ieee",
+        "num_warps": config.warps,
+        "num_stages": 1,
+        "maxnreg": config.registers,
+    }
+    return backward_kernel, q, do, constants

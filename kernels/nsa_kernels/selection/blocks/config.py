@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...launch.boxes import heads_in_rows
 from ...launch.checks import require
 from ...launch.device import device_limits
 from ...launch.sizes import cdiv, next_power_of_2
@@ -82,9 +83,34 @@ def hopper_fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: i
         and q.dtype in (torch.float16, torch.bfloat16)
         and all(x.shape[2] in (64, 128) for x in (q, v))
         and 64 % (q.shape[1] // k.shape[1]) == 0
-        and all(x.stride(2) == 1 and x.data_ptr() % 16 == 0 for x in (q, k, v))
-        and all(stride % 16 == 0 for x in (q, k, v) for stride in x.stride()[:2])
+        and all(_in_16_bytes(x) for x in (q, k, v))
     )
+
+
+def hopper_backward_fits(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    block_size: int,
+) -> bool:
+    """Whether ``kernels/hopper_backward.py`` takes a call that ``hopper_fits``; lse [N, HQ], do
+    [N, HQ, Dv]. It has offsets of 32 bits, and a token is so many heads behind the one before."""
+    return (
+        hopper_fits(q, k, v, block_size)
+        and q.shape[2] == v.shape[2] == 128
+        and do.dtype == q.dtype
+        and _in_16_bytes(do)
+        and all(heads_in_rows(x) for x in (q, do))
+        and not beyond_int32(q, do, lse)
+    )
+
+
+def _in_16_bytes(x: torch.Tensor) -> bool:
+    """Whether the compiler can know that rows of x [N, H, D] are copied in 16 bytes."""
+    aligned = x.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in x.stride()[:2])
+    return x.stride(2) == 1 and aligned
 
 
 @dataclass(frozen=True, slots=True)
