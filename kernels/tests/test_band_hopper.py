@@ -107,5 +107,6 @@ def test_all_kernels_of_the_whole_compile_and_fit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = {row["kernel"]: row for row in pq.read_table(table).to_pylist()}
     bands = {f"band_hopper{of}_kernel" for of in ("", "_dq", "_dkv")}
-    assert found.keys() >= {*bands, "block_scores_hopper_kernel", "hopper_forward_kernel"}
+    blocks = {"hopper_forward_kernel", "hopper_backward_kernel"}
+    assert found.keys() >= {*bands, *blocks, "block_scores_hopper_kernel"}
     assert all(row["shared_bytes"] <= SHARED_BYTES for row in found.values())

@@ -18,6 +18,7 @@ from nsa_kernels.band import hopper
 from nsa_kernels.jit.compat import TRITON_VERSION
 from nsa_kernels.launch import device, replay
 from nsa_kernels.scoring import hopper as scoring_hopper
+from nsa_kernels.selection.blocks import backward as blocks_backward
 from nsa_kernels.selection.blocks import forward as blocks_forward
 from triton.runtime.jit import KernelInterface
 
@@ -57,7 +58,7 @@ def test_at_65536_tokens_it_is_less_than_3_gib(heads, packed, gluon, monkeypatch
     """With the kernels in Triton, and where there are any with those in Gluon."""
     if gluon and TRITON_VERSION < (3, 6, 0):
         pytest.skip("no such Gluon")
-    for module in (hopper, scoring_hopper, blocks_forward):
+    for module in (hopper, scoring_hopper, blocks_forward, blocks_backward):
         monkeypatch.setattr(module, "runs_gluon", lambda of: gluon)
     t, d = 65536, 128
     hq, h = heads

@@ -1,0 +1,264 @@
+"""The main launch of the backward of blocks in Gluon
+(``selection/blocks/kernels/hopper_backward.py``): what it takes, what it computes where its groups
+of warps are threads (``emulated.py``), and whether it compiles. What a Hopper makes of it is tested
+there (``gpu/test_blocks_hopper_backward_gpu.py``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from emulated import emulated
+from emulated import launch as launch_emulated
+from nsa_kernels.jit.compat import TRITON_VERSION
+from nsa_kernels.launch import launcher
+from nsa_kernels.launch.boxes import Boxed
+from nsa_kernels.launch.gated import Gated
+from nsa_kernels.selection.blocks import backward, kernels
+from nsa_kernels.selection.blocks.config import BlockConfig, hopper_backward_fits
+from nsa_kernels.selection.blocks.naive import naive_blocks
+from nsa_kernels.selection.blocks.plan import build_plan
+from test_blocks import draw
+
+Tensors = tuple[torch.Tensor, ...]
+D, SCALE = 128, 128**-0.5
+GROUPS = (1, 2, 4, 8, 16, 32, 64)
+NAME = "nsa_kernels.selection.blocks.kernels.hopper"
+MATRIX = """\
+op: selection_blocks
+axes: {dtype: [float16, bfloat16], direction: backward, D: [64, 128], H: [2, 8], B: 1, T: 16384,
+  HQ: 32, S: 16}
+"""
+SHARED_BYTES = 227 << 10  # what a program may have on Hopper
+
+
+def tensors(
+    hq: int = 16, h: int = 4, d: int = D, dv: int = D, dtype: Any = torch.bfloat16, n: int = 70
+) -> Tensors:
+    """q, k, v, lse and the gradient of the output, on no device."""
+    room = [(hq, d), (h, d), (h, dv), (hq, dv)]
+    q, k, v, do = (torch.empty(n, *x, dtype=dtype, device="meta") for x in room)
+    return q, k, v, torch.empty(n, hq, device="meta"), do
+
+
+@pytest.fixture
+def device_code() -> ModuleType:
+    return emulated(NAME, f"{NAME}_backward")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"dtype": torch.float16}, {"n": 1}, *({"hq": group, "h": 1} for group in GROUPS)],
+)
+def test_what_fits(sizes) -> None:
+    assert hopper_backward_fits(*tensors(**sizes), 64)
+    assert not hopper_backward_fits(*tensors(**sizes), 32)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"dtype": torch.float32},
+        {"d": 64},
+        {"dv": 64},
+        {"d": 64, "dv": 64},
+        {"hq": 12},
+        {"hq": 128, "h": 1},
+        {"n": (1 << 20) + 1},  # offsets of more than 32 bits
+    ],
+)
+def test_what_does_not(sizes) -> None:
+    assert not hopper_backward_fits(*tensors(**sizes), 64)
+
+
+def test_heads_must_be_rows_at_multiples_of_16_bytes() -> None:
+    def changed(which: int, to: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        of = list(tensors())
+        n, heads, width = of[which].shape
+        room = torch.zeros(n, heads + 1, 2 * width + 16, dtype=torch.bfloat16)
+        of[which] = to(room)[:, :heads]
+        assert of[which].shape == (n, heads, width)
+        return hopper_backward_fits(*of, 64)
+
+    for which in (0, 4):
+        assert changed(which, lambda room: room[..., :D])
+        assert changed(which, lambda room: room[..., 8 : 8 + D])
+        assert not changed(which, lambda room: room[..., 4 : 4 + D])
+        assert not changed(which, lambda room: room[..., : 2 * D : 2])
+        assert not changed(which, lambda room: room[:, :1, :D].expand(-1, 16, -1))
+        # A token is 17 and a half heads behind the one before.
+        assert not changed(
+            which, lambda room: room.as_strided((70, 16, D), (17 * D + D // 2, D, 1))
+        )
+        # Heads first: they are not rows one after another, but tokens are.
+        assert not changed(
+            which, lambda room: torch.zeros(16, 70, D, dtype=room.dtype).transpose(0, 1)
+        )
+    assert changed(1, lambda room: room[..., :D])
+    assert not hopper_backward_fits(*tensors()[:4], tensors(dtype=torch.float16)[4], 64)
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, of: Tensors, block_size: int = 64) -> list[Any]:
+    """Kernel and arguments of what ``block_major_backward`` launches first on a Hopper."""
+    found: list[Any] = []
+    monkeypatch.setattr(backward, "runs_gluon", lambda device: True)
+    monkeypatch.setattr(backward, "clear", lambda x: None)
+    monkeypatch.setattr(backward, "launch", lambda *x, **options: found.append((*x, options)))
+    monkeypatch.setattr(
+        backward, "empty", lambda size, dtype, _: torch.empty(size, dtype=dtype, device="meta")
+    )
+    q, k, v, lse, do = of
+    n, h = k.shape[:2]
+    index = torch.zeros(1, n, h, 3, dtype=torch.int32)
+    with monkeypatch.context() as patch:
+        patch.setattr("nsa_kernels.selection.blocks.plan.launch", lambda *x, **options: None)
+        patch.setattr("nsa_kernels.selection.blocks.plan.clear", lambda x: None)
+        plan = build_plan(index, None, block_size, 32, cleared=False)
+        gated = Gated(lse, lse, None)
+        backward.block_major_backward(
+            q, k, v, do, lse, do, plan, SCALE, h, BlockConfig(64, 64, 4, None), gated
+        )
+    return found[0]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_is_launched(group, device_code, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "hopper_backward", device_code, raising=False)
+    of = tensors(2 * group, 2)
+    kernel, grid, *arguments, options = noted(monkeypatch, of)
+    assert kernel is device_code.hopper_backward_kernel and len(grid) == 2
+    for given, x in ((arguments[0], of[0]), (arguments[3], of[4])):
+        if device_code.takes_boxes(group):
+            assert isinstance(given, Boxed) and given.tensor is x
+            assert given.box == ((70 * 2 * group, D), D, (group, 64))
+        else:
+            assert given is x
+    assert options["G"] == group and options["QUERIES"] == 64 and options["GATED"]
+    kernel, *_ = noted(monkeypatch, tensors(2 * group, 2, dtype=torch.float32))
+    assert kernel is backward.backward_kernel
+
+
+def test_nothing_else_has_it(monkeypatch) -> None:
+    for of in (tensors(d=64, dv=64), tensors(12, 4), tensors(dtype=torch.float32)):
+        assert noted(monkeypatch, of)[0] is backward.backward_kernel
+    assert noted(monkeypatch, tensors(), 32)[0] is backward.backward_kernel
+    monkeypatch.undo()
+    assert not backward.runs_gluon(torch.device("cpu"))
+
+
+def formula(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    index: torch.Tensor,
+    gate: torch.Tensor,
+    cu: torch.Tensor | None,
+) -> Tensors:
+    """Output and LSE, and dq, dk and dv where ``gate`` weights the output, in float64."""
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = naive_blocks(*leaves, index, 64, SCALE, cu)
+    grads = torch.autograd.grad((out * gate[..., None]).flatten(), leaves, do.double().flatten())
+    return out.detach().contiguous(), lse.contiguous(), *grads
+
+
+CALLS = {
+    # Group: batches, tokens, blocks a query chooses, tokens of a chunk, KV heads at once.
+    1: (1, 200, 3, 224, 2),
+    4: (1, 300, 4, 160, 1),
+    8: (2, 97, 2, 224, 1),
+    16: (1, 140, 3, 96, 1),
+    64: (1, 70, 2, 96, 2),
+}
+WAYS = [
+    *((group, torch.bfloat16, "gated") for group in CALLS),
+    *((group, torch.float16, "gated") for group in (4, 16)),
+    *((4, torch.bfloat16, way) for way in ("added", "alone", "packed", "one projection")),
+    *((16, torch.bfloat16, way) for way in ("added", "alone", "packed", "one projection")),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is asked itself")
+@pytest.mark.parametrize(("group", "dtype", "way"), WAYS)
+def test_gradients_where_warps_are_threads(group, dtype, way, device_code, monkeypatch) -> None:
+    """All that is allocated, also what no launch may read of it, holds NaN before."""
+    batches, length, chosen, chunk, heads = CALLS[group]
+    q, k, v, do, index = draw(batches, length, 2 * group, 2, D, D, chosen, dtype, 64, seed=group)
+    index[..., 0] = 0  # more queries than an item has
+    cu = None
+    if way == "packed":
+        cu = torch.tensor([2, 60, 61, 100, length - 9], dtype=torch.int32)
+    if way == "one projection":
+        q, k, v = torch.cat([q, k, v], 2).split([2 * group, 2, 2], 2)
+    gate = torch.ones(q.shape[:3]) if way == "alone" else torch.randn(q.shape[:3])
+    out, lse, *want = formula(q, k, v, do, index, gate, cu)
+    rest = (out * do.double()).sum(-1).float()
+    before, onto, gated = None, None, None
+    if way == "added":
+        before, *onto = (0.1 * torch.randn_like(x.flatten(0, 1)) for x in (q, k, v))
+        want = [x + y.double() for x, y in zip(want, (before, *onto), strict=True)]
+        before = before.clone()
+    if way != "alone":
+        gated = Gated(gate.flatten(0, 1), rest.flatten(0, 1), before)
+    kernel = device_code.hopper_backward_kernel
+    here: list[bool] = []
+
+    def launch(which: Any, *arguments: Any, **options: Any) -> None:
+        here.append(which is kernel)
+        (launch_emulated if here[-1] else launcher.launch)(which, *arguments, **options)
+
+    def filled(size: Any, dtype: torch.dtype, _: torch.device) -> torch.Tensor:
+        return torch.full(size, float("nan"), dtype=dtype)
+
+    monkeypatch.setattr(kernels, "hopper_backward", device_code, raising=False)
+    monkeypatch.setattr(backward, "runs_gluon", lambda device: True)
+    monkeypatch.setattr(backward, "launch", launch)
+    monkeypatch.setattr(backward, "empty", filled)
+    got = backward.block_major_backward(
+        *(x.flatten(0, 1) for x in (q, k, v, out.to(dtype), lse.float(), do)),
+        build_plan(index, cu, 64, chunk, cleared=False),
+        SCALE,
+        heads,
+        BlockConfig(64, 64, 4, None),
+        gated,
+        None if onto is None else tuple(onto),
+    )
+    assert any(here)
+    for name, a, b in zip(("dq", "dk", "dv"), got, want, strict=True):
+        error = (a.double().view(b.shape) - b).norm() / b.norm()
+        assert error < (5e-3 if dtype == torch.bfloat16 else 1e-3), (name, error)
+
+
+@pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
+def test_it_compiles_for_hopper_and_nothing_else_has_its_kernel(tmp_path: Path) -> None:
+    matrix, table = tmp_path / "blocks.yaml", tmp_path / "blocks.parquet"
+    matrix.write_text(MATRIX)
+    command = [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_89,sm_90"]
+    done = subprocess.run(
+        [*command, "--out", table],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[tuple[str, str], list[Any]] = {}
+    for row in pq.read_table(table).to_pylist():
+        if row["implementation"] == "blocks" and row["kernel"].endswith("backward_kernel"):
+            found.setdefault((row["architecture"], row["kernel"]), []).append(row)
+    assert {of: len(rows) for of, rows in found.items()} == {
+        ("sm_89", "backward_kernel"): 8,
+        ("sm_90", "backward_kernel"): 4,  # D = 64
+        ("sm_90", "hopper_backward_kernel"): 4,
+    }
+    for row in found["sm_90", "hopper_backward_kernel"]:
+        assert " D=" not in row["constants"] and row["status"] == "ok"
+        assert row["shared_bytes"] <= SHARED_BYTES and row["spill_bytes"] <= 256, row
