@@ -1,0 +1,328 @@
+"""The main launch of the backward of blocks in Gluon
+(``selection/blocks/kernels/hopper_backward.py``) against the one in Triton and the formula: groups,
+lengths, packed and strided, chunk by chunk, gated and added, and twice the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+import nsa_kernels  # noqa: E402
+from nsa_kernels.launch import launcher, replay  # noqa: E402
+from nsa_kernels.launch.device import runs_gluon  # noqa: E402
+from nsa_kernels.launch.gated import Gated  # noqa: E402
+from nsa_kernels.selection.blocks import backward, config, operators  # noqa: E402
+from nsa_kernels.selection.blocks.naive import naive_blocks  # noqa: E402
+from nsa_kernels.selection.blocks.plan import build_plan  # noqa: E402
+from test_blocks import TOLERANCE, draw  # noqa: E402
+
+Tensors = tuple[torch.Tensor, ...]
+Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]
+D, SCALE = 128, 128**-0.5
+HERE, TRITON = "hopper_backward_kernel", "backward_kernel"
+DTYPES = [torch.float16, torch.bfloat16]
+# Group: batch, tokens, blocks a query chooses; of two KV heads.
+SIZES = {
+    1: (1, 130, 3),
+    2: (1, 700, 6),
+    4: (2, 333, 17),
+    8: (3, 500, 5),
+    16: (1, 1000, 9),
+    32: (1, 200, 4),
+    64: (1, 77, 4),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_hopper() -> None:
+    if not runs_gluon(torch.device("cuda", 0)):
+        pytest.skip("needs a Hopper GPU and the Triton whose Gluon the kernel is in")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what a backward launches; nothing is replayed, and all memory holds NaN before,
+    so that who reads what nobody wrote is seen."""
+    names: list[str] = []
+
+    def noted(kernel: Any, *arguments: Any, **constants: Any) -> None:
+        names.append(kernel.__name__)
+        launcher.launch(kernel, *arguments, **constants)
+
+    def filled(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.full(size, float("nan"), dtype=dtype, device=device)
+
+    monkeypatch.setattr(backward, "launch", noted)
+    monkeypatch.setattr(backward, "empty", filled)
+    monkeypatch.setattr(replay, "undisturbed", lambda: False)
+    return names
+
+
+@pytest.fixture
+def ways(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ways]:
+    """What a call gives by the kernel in Gluon, twice to the bit, and by the one in Triton."""
+
+    def both(call: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
+        here = call()
+        assert HERE in launched and TRITON not in launched
+        assert same(call(), here)
+        launched.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(backward, "hopper_backward_fits", lambda *arguments: False)
+            there = call()
+        assert TRITON in launched and HERE not in launched
+        launched.clear()
+        return here, there
+
+    return both
+
+
+def same(got: Tensors, wanted: Tensors) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+def close(got: Tensors, wanted: Tensors, l2: float, most: float) -> None:
+    """By the norm of what they differ by, and by its largest, against those of what is wanted; of
+    one token alone that is 0."""
+    for name, one, other in zip(("dq", "dk", "dv", "others"), got, wanted, strict=False):
+        one, other = one.double(), other.double()
+        assert bool(torch.isfinite(one).all()), name
+        error = one - other
+        norm, largest = (max(1.0, x.item()) for x in (other.norm(), other.abs().max()))
+        assert error.norm() <= l2 * norm, (name, error.norm().item() / norm)
+        assert error.abs().max() <= most * largest, (name, error.abs().max().item() / largest)
+
+
+def formula(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    do: torch.Tensor,
+    index: torch.Tensor,
+    cu: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+    """Output and LSE, and the gradients of q, k and v where ``gate`` weights the output."""
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out, lse = naive_blocks(*leaves, index, 64, SCALE, cu)
+    weighted = out if gate is None else out * gate.double().unsqueeze(-1)
+    found = torch.autograd.grad(weighted, leaves, do.double())
+    return out.detach().contiguous(), lse.contiguous(), found
+
+
+def right(got: Tensors, wanted: Tensors) -> None:
+    """Against the formula in float64."""
+    dtype = got[0].dtype
+    close(got, wanted, 8e-3 if dtype == torch.bfloat16 else 2e-3, TOLERANCE[dtype])
+
+
+def check(
+    ways: Ways, *tensors: torch.Tensor, cu: torch.Tensor | None = None, **options: Any
+) -> Tensors:
+    q, k, v, do, index = tensors
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def call() -> Tensors:
+        out = nsa_kernels.block_selection_attention(*leaves, index, cu_seqlens=cu, **options)
+        found: Tensors = torch.autograd.grad(out, leaves, do)
+        return found
+
+    here, there = ways(call)
+    close(here, there, 5e-3, 2e-2)
+    right(here, formula(*tensors, cu)[2])
+    return here
+
+
+def drawn(group: int, dtype: torch.dtype = torch.bfloat16, length: int | None = None) -> Tensors:
+    batch, usual, chosen = SIZES[group]
+    heads = 2 * group, 2
+    return draw(batch, length or usual, *heads, D, D, chosen, dtype, 64, seed=group)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", SIZES)
+def test_every_group(group, dtype, ways) -> None:
+    check(ways, *drawn(group, dtype))
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 129, 1001])
+@pytest.mark.parametrize("group", [4, 16])
+def test_lengths_that_no_block_divides(group, length, ways) -> None:
+    check(ways, *drawn(group, length=length))
+
+
+@pytest.mark.parametrize("group", [4, 16])
+def test_packed_sequences(group, ways) -> None:
+    *_, length, chosen = SIZES[16]
+    tensors = draw(1, length, 2 * group, 2, D, D, chosen, torch.bfloat16, 64)
+    cu = torch.tensor([3, 40, 40, 104, 105, 700, 990], dtype=torch.int32, device="cuda")
+    for x in check(ways, *tensors, cu=cu):
+        assert not x[0, :3].any() and not x[0, 990:].any()
+
+
+@pytest.mark.parametrize("group", [4, 16])
+@pytest.mark.parametrize("workspace", [8 << 20, 24 << 20])
+def test_chunk_by_chunk_and_head_by_head(group, workspace, ways) -> None:
+    tensors = draw(1, 1000, 4 * group, 4, D, D, 9, torch.bfloat16, 64)
+    check(ways, *tensors, workspace_bytes=workspace)
+
+
+@pytest.mark.parametrize("group", [4, 16])
+def test_more_queries_of_a_block_than_an_item_has(group, ways) -> None:
+    tensors = draw(1, 2500, 2 * group, 2, D, D, 4, torch.bfloat16, 64)
+    tensors[4][..., 0] = 0
+    check(ways, *tensors)
+
+
+@pytest.mark.parametrize("group", [4, 16])
+def test_parts_of_one_projection_and_heads_apart(group, ways) -> None:
+    q, k, v, do, index = drawn(group)
+    parts = torch.cat([q, k, v], 2).split([q.shape[2], 2, 2], 2)
+    assert not parts[0].is_contiguous()
+    check(ways, *parts, do, index)
+    # Beginning 16 bytes behind 32.
+    room = torch.randn(*q.shape[:3], 2 * D + 16, device="cuda").to(q.dtype)
+    check(ways, room[..., 8 : 8 + D], k, v, do, index)
+
+
+def test_what_it_does_not_take_is_tritons(launched, monkeypatch) -> None:
+    def by_triton(d: int, dv: int, dtype: torch.dtype, group: int, size: int = 64) -> None:
+        launched.clear()
+        q, k, v, do, index = draw(1, 200, 2 * group, 2, d, dv, 3, dtype, size)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out = nsa_kernels.block_selection_attention(*leaves, index, block_size=size)
+        torch.autograd.grad(out, leaves, do)
+        assert TRITON in launched and HERE not in launched
+
+    by_triton(64, 64, torch.bfloat16, 16)
+    by_triton(128, 64, torch.bfloat16, 16)
+    by_triton(128, 128, torch.float32, 4)
+    by_triton(128, 128, torch.float16, 3)
+    by_triton(128, 128, torch.float16, 4, size=32)
+    monkeypatch.setattr(config, "beyond_int32", lambda *tensors: True)
+    by_triton(128, 128, torch.bfloat16, 16)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+def test_a_branch_of_a_gated_sum(group, added, ways) -> None:
+    q, k, v, do, index = drawn(group)
+    gate = torch.randn(q.shape[:3], device="cuda")
+    gate[torch.rand(gate.shape, device="cuda") < 0.1] = 0.0
+    out, lse, want = formula(q, k, v, do, index, gate=gate)
+    rest = (out * do.double()).sum(-1).float().flatten(0, 1)
+    before = tuple(0.1 * torch.randn_like(x.flatten(0, 1)) for x in (q, k, v))
+    shape = operators.shape_of(q, k, v, index, 64)
+    plan = build_plan(index, None, 64, 256, cleared=False)
+
+    def call() -> Tensors:
+        dq, *onto = (x.clone() if added else None for x in before)
+        return backward.block_major_backward(
+            *(x.flatten(0, 1) for x in (q, k, v, q, lse.float(), do)),
+            plan,
+            SCALE,
+            1,
+            config.backward_config(shape),
+            Gated(gate.flatten(0, 1), rest, dq),
+            tuple(onto) if added else None,
+        )
+
+    here, there = ways(call)
+    close(here, there, 5e-3, 2e-2)
+    want = tuple(x.flatten(0, 1) for x in want)
+    if added:
+        want = tuple(x + y.double() for x, y in zip(want, before, strict=True))
+    right(here, want)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("hq", "h"), [(64, 4), (32, 8)])
+def test_the_whole_attention(hq, h, packed, ways) -> None:
+    torch.manual_seed(0)
+    t = 4103
+    q, k, v, do = (torch.randn(1, t, x, D, device="cuda").bfloat16() for x in (hq, h, h, hq))
+    gates = torch.rand(1, t, hq, 3, device="cuda").bfloat16()
+    cu = torch.tensor([0, 1, 400, 400, 4100], dtype=torch.int32, device="cuda") if packed else None
+    leaves = [x.requires_grad_() for x in (q, k, v, gates)]
+
+    def call() -> Tensors:
+        out = nsa_kernels.nsa_attention(*leaves, cu_seqlens=cu)
+        found: Tensors = torch.autograd.grad(out, leaves, do)
+        return found
+
+    close(*ways(call), 5e-3, 2e-2)
+
+
+def test_runs_agree_bit_for_bit_replayed_on_streams_and_captured() -> None:
+    """As long that many programs run at a time, in every run in another order."""
+    q, k, v, do, index = draw(1, 8192, 64, 4, D, D, 16, torch.bfloat16, 64)
+    others = [torch.randn_like(x) for x in (q, k, v, do)]
+    plan = nsa_kernels.plan_blocks(q, k, v, index)
+    lists = (plan.entries, plan.places, plan.first, plan.count, plan.edges)
+
+    def given(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor) -> Tensors:
+        out, lse = nsa_kernels.block_selection_attention(q, k, v, index, return_lse=True)
+        return q, k, v, out, lse, do
+
+    def call(tensors: Tensors) -> Tensors:
+        found: Tensors = operators._launch_backward(*tensors, *lists, 64, SCALE, 1 << 30)
+        return found
+
+    operators._launch_backward.programs.clear()
+    one, other = given(q, k, v, do), given(*others)
+    first, of_other = call(one), call(other)
+    for _ in range(10):
+        assert same(call(one), first) and same(call(other), of_other)
+    assert any(isinstance(x, replay.Program) for x in operators._launch_backward.programs.values())
+    known = {kernel.__name__ for kernel, variants in launcher._known.values() if variants}
+    assert HERE in known
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        beside = call(one)
+    here = call(other)
+    side.synchronize()
+    assert same(beside, first) and same(here, of_other)
+    graph = torch.cuda.CUDAGraph()
+    room = tuple(x.clone() for x in one)
+    with torch.cuda.graph(graph):
+        captured = call(room)
+    for tensors, want in ((one, first), (other, of_other), (one, first)):
+        for x, y in zip(room, tensors, strict=True):
+            x.copy_(y)
+        graph.replay()
+        assert same(captured, want)
+
+
+def test_a_whole_step_in_a_graph() -> None:
+    """Forward and backward, captured with autograd."""
+    q, k, v, do, index = draw(1, 1000, 32, 2, D, D, 9, torch.bfloat16, 64)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def step() -> Tensors:
+        out = nsa_kernels.block_selection_attention(*leaves, index)
+        found: Tensors = torch.autograd.grad(out, leaves, do)
+        return found
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            want = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        kept = q.clone()
+        q.normal_()
+        graph.replay()
+        assert not same(captured, want)
+        q.copy_(kept)
+        graph.replay()
+    assert same(captured, want)
