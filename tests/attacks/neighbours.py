@@ -190,8 +190,8 @@ def frames_a_rival(q, k, v, sm_scale):
         session.examine = examine
 
 
-@attack("wrong", "", device="cuda")
+@attack("wrong", "L2 set aside from", device="cuda")
 def sets_the_cache_aside(q, k, v, sm_scale):
     """The share of L2 that persists, which every kernel after it misses."""
     runtime = ctypes.CDLL("libcudart.so")
-    runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(64 << 20))
+    runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(16 << 20))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nsabench.execution.failure import DeviceLost, Failure
+from nsabench.execution.worker import l2
 from nsabench.execution.worker.guard import guarded
 
 Settings = dict[str, Any]
@@ -105,6 +106,11 @@ if hasattr(_backends.cuda, "enable_cudnn_sdp"):  # torch 2.5
 _OF_CUDA = {
     "current_device": (_cuda.current_device, _cuda.set_device),
     "current_stream": (_cuda.current_stream, _cuda.set_stream),
+    "L2 set aside": (partial(l2.limit, l2.SET_ASIDE), partial(l2.set_limit, l2.SET_ASIDE)),
+    "bytes fetched into L2": (
+        partial(l2.limit, l2.FETCH_GRANULARITY),
+        partial(l2.set_limit, l2.FETCH_GRANULARITY),
+    ),
 }
 
 
@@ -117,7 +123,8 @@ def settings() -> Settings:
 def _read(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except RuntimeError:  # torch 2.9's two ways to set TF32, once they were mixed; a lost device
+    # torch 2.9's two ways to set TF32, once they were mixed; a lost device; a share of one (MIG)
+    except RuntimeError:
         return UNREADABLE
 
 
