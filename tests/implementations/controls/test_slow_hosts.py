@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from random import Random
 from typing import Any
@@ -53,6 +54,19 @@ def test_it_hides_its_work_in_a_burst_and_nowhere_else() -> None:
         arm.burst(timer, 20)
     assert caught.value.status is Status.WRONG
     assert caught.value.reason.startswith(IN_A_BURST)
+
+
+def test_it_puts_off_what_a_busy_host_looks_at_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that measures on four GPUs may be away for some ms before it copies a result."""
+    now_s = 0.0
+    monkeypatch.setattr(slow_hosts, "_now", lambda: now_s)
+    thread, done = slow_hosts._Thread(), threading.Event()
+    thread.returned_s = now_s
+    thread.put_off(done.set)
+    now_s = 0.008
+    assert not done.wait(0.05)
+    now_s = 0.1
+    assert done.wait(30)
 
 
 def test_what_is_looked_at_is_as_it_was_when_the_clock_stopped() -> None:
