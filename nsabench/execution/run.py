@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -270,6 +270,8 @@ class _Run:
         self._is_open = False
         self._ahead = compilation.Ahead(plan, folder.path)
         self._held = ""  # what holds the workers of this sitting
+        self._executor: WorkerExecutor | None = None  # of the pass that is measured
+        self._started = ExitStack()  # closes it
 
     def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
@@ -284,7 +286,7 @@ class _Run:
                     # Not before: a plan that nobody vouches for may name any file.
                     ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
                 measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
-                with closing(self._ahead):
+                with closing(self._ahead), self._started:
                     for pass_ in PASSES:
                         self._look(pass_)
                 results = self._assess().results(contents)
@@ -317,15 +319,18 @@ class _Run:
 
     def _look(self, pass_: Pass) -> None:
         """Measure the cases of one pass that it has not journaled yet."""
+        if not pass_.goes_on:
+            self._executor = None
+            self._started.close()
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
         lacking = not cells.keys() <= self.journal.done(pass_.name)
         if pass_.beside is Beside.ANYTHING:
             if lacking:
-                with self._executor(pass_, cells) as executor:
+                with self._ready(pass_, cells) as executor:
                     self._measure(pass_, cells, executor)
         elif self.neighbours.can_be_asked:
             measure = partial(self._measure, pass_, cells) if lacking else None
-            self.neighbours.meet(pass_, self.plan, self._executor(pass_, cells), measure)
+            self.neighbours.meet(pass_, self.plan, self._ready(pass_, cells), measure)
             tell_what_they_do(pass_, self.plan, self.journal.contents, self.view.note)
         elif lacking and pass_.beside is Beside.NOBODY:
             self.view.note(
@@ -334,25 +339,35 @@ class _Run:
             )
 
     @contextmanager
-    def _executor(self, pass_: Pass, cells: Mapping[str, list[str]]) -> Iterator[WorkerExecutor]:
-        """An executor of the pass, which finds what its cells need compiled; what it measures is
-        journaled under its sitting."""
-        with closing(pass_.start(self.plan, self.folder.path)) as executor:
-            executor.on_step = partial(self._step, shown=not pass_.announcement)
-            described = described_as_before(executor, self.journal.contents.headers)
-            self._held = described.sandbox or ""
-            self._sit(described)
-            # The passes with the neighbours come before the first look.
-            if not self._is_open and pass_.name in OPENING:
-                self._open(executor, described)
-                self._is_open = True
-            device = self.journal.contents.headers[-1].described.device
-            wanted = self._compiled_before(pass_, cells)
-            self._ahead.compile(wanted, device.memory_bytes, self.view.note)
-            self._ahead.lend(executor, self._held)
-            if pass_.beside is not Beside.ANYTHING:  # a worker is there before it is waited for
-                described_as_before(executor, self.journal.contents.headers)
-            yield executor
+    def _ready(self, pass_: Pass, cells: Mapping[str, list[str]]) -> Iterator[WorkerExecutor]:
+        """The executor of the pass, which is started unless the pass before left it; what it
+        measures is journaled under its sitting."""
+        if self._executor is None:
+            self._executor = self._started.enter_context(
+                closing(pass_.start(self.plan, self.folder.path))
+            )
+            self._prepare(self._executor, pass_, cells)
+        self._executor.on_step = partial(self._step, shown=not pass_.announcement)
+        yield self._executor
+
+    def _prepare(
+        self, executor: WorkerExecutor, pass_: Pass, cells: Mapping[str, list[str]]
+    ) -> None:
+        """Have it find compiled what the cells of the pass need."""
+        executor.on_step = partial(self._step, shown=not pass_.announcement)
+        described = described_as_before(executor, self.journal.contents.headers)
+        self._held = described.sandbox or ""
+        self._sit(described)
+        # The passes with the neighbours come before the first look.
+        if not self._is_open and pass_.name in OPENING:
+            self._open(executor, described)
+            self._is_open = True
+        device = self.journal.contents.headers[-1].described.device
+        wanted = self._compiled_before(pass_, cells)
+        self._ahead.compile(wanted, device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, self._held)
+        if pass_.beside is not Beside.ANYTHING:  # a worker is there before it is waited for
+            described_as_before(executor, self.journal.contents.headers)
 
     def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """The cells of a pass that are not journaled yet; and of the first look, before anything

@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from select import select
 from types import SimpleNamespace
@@ -25,9 +26,11 @@ from nsabench.evidence.manifest import seal, verify
 from nsabench.execution import run as run_module
 from nsabench.execution.journal import Journal
 from nsabench.execution.neighbours import BEGIN, GO_ON, VARIABLE, Neighbours, _keeps_busy
+from nsabench.execution.passes import PASSES
 from nsabench.execution.passes.canary import PASS as CANARY
 from nsabench.execution.passes.contract import Pass
 from nsabench.execution.passes.neighbours import ALONE, TOGETHER
+from nsabench.execution.passes.second_look import PASS as SECOND_LOOK
 from nsabench.execution.run import _Run
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.fleet.meeting import Meeting
@@ -198,7 +201,8 @@ def test_a_shard_whose_plan_has_no_such_pass_keeps_nobody_waiting() -> None:
         plan=make_plan(replace(SHARD, neighbours=0)),
         journal=SimpleNamespace(done=lambda name: set(), contents=Contents([], [])),
         neighbours=b.neighbours,
-        _executor=lambda pass_, cells: nullcontext(Executor()),
+        _ready=lambda pass_, cells: nullcontext(Executor()),
+        _started=ExitStack(),
         view=SimpleNamespace(note=None),
         _measure=None,
     )
@@ -258,15 +262,59 @@ def test_a_shard_has_compiled_and_has_a_worker_before_it_says_that_it_has_come(
         _compiled_before=lambda *_: {},
         _sit=lambda _: None,
         _step=print,
+        _executor=None,
+        _started=ExitStack(),
     )
+    run._prepare = partial(_Run._prepare, cast("_Run", run))
     started = SimpleNamespace(close=lambda: None)
     pass_ = replace(ALONE, start=lambda plan, folder: cast("WorkerExecutor", started))
     with ours, theirs:
         for message in (BEGIN, GO_ON):
             theirs.send(message)
-        executor = _Run._executor(cast("_Run", run), pass_, {})
+        executor = _Run._ready(cast("_Run", run), pass_, {})
         Neighbours(1, ours).meet(pass_, plan, executor, does("measures"))
     assert did == ["is described", "compiles", "is lent", "is described", "measures"]
+
+
+def test_the_first_look_goes_on_with_the_worker_that_measured_beside_the_neighbours() -> None:
+    """It has imported all that there is; a second look is in a process of its own."""
+    did: list[str] = []
+
+    class Executor:
+        def __init__(self, name: str) -> None:
+            did.append(f"{name} starts")
+            self.close = partial(did.append, f"that of {name} is closed")
+
+    def meet(
+        pass_: Pass, plan: object, executor: AbstractContextManager[object], _: object
+    ) -> None:
+        with executor:
+            did.append(pass_.name)
+
+    run = SimpleNamespace(
+        plan=make_plan(SHARD),
+        folder=SimpleNamespace(path=None),
+        journal=SimpleNamespace(done=lambda name: set(), contents=Contents([], [])),
+        neighbours=SimpleNamespace(can_be_asked=True, meet=meet),
+        view=SimpleNamespace(note=lambda _: None),
+        _executor=None,
+        _started=ExitStack(),
+        _prepare=lambda *_: None,
+        _measure=lambda pass_, cells, executor: did.append(pass_.name),
+        _step=print,
+    )
+    run._ready = partial(_Run._ready, cast("_Run", run))
+
+    def named(pass_: Pass) -> Pass:
+        start = cast("Callable[..., WorkerExecutor]", lambda *_: Executor(pass_.name))
+        return replace(pass_, start=start, cells=lambda *_: {"a": ["b"]})
+
+    passes = [named(pass_) for pass_ in PASSES[: PASSES.index(SECOND_LOOK) + 1]]
+    looked(run, *passes)
+    assert did == [
+        *("alone starts", "alone", "together", "first_look"),
+        *("that of alone is closed", "second_look starts", "second_look"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +363,8 @@ def test_one_pair_of_medians_that_differ_voids_no_shard(slowed: set[str], over: 
         journal=SimpleNamespace(done=lambda name: {plan.canary.id}, contents=contents),
         neighbours=SimpleNamespace(can_be_asked=True, meet=lambda *_: None),
         view=SimpleNamespace(note=notes.append),
-        _executor=lambda pass_, cells: None,
+        _ready=lambda pass_, cells: None,
+        _started=ExitStack(),
     )
     looked(run, ALONE, TOGETHER)
     assert len(notes) == bool(over)

@@ -46,6 +46,8 @@ class Pass:
     announcement: what is said of a case before it is measured, {case} being its label; empty for
       the pass that a progress table is drawn of.
     beside: what the shards on the other devices of the host do meanwhile.
+    goes_on: with the executor of the pass before, whose worker has imported everything, where that
+      pass had one; what it imports is the same.
     """
 
     name: PassName
@@ -56,3 +58,4 @@ class Pass:
     timing: Callable[[Case], Case] = _as_planned
     announcement: str = ""
     beside: Beside = Beside.ANYTHING
+    goes_on: bool = False

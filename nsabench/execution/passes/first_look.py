@@ -19,13 +19,13 @@ STAY = 2
 
 
 def start(plan: Plan, run: Path) -> WorkerExecutor:
-    """An executor whose workers import all sources. A rule that promises so many rounds, or so much
-    time, spares nobody; and who shares a source with a candidate is not spared, since nobody would
-    look whether it was slowed."""
+    """An executor whose workers import all sources, for the canary, too. A rule that promises so many
+    rounds, or so much time, spares nobody; and who shares a source with a candidate is not spared,
+    since nobody would look whether it was slowed."""
     executor = WorkerExecutor.of_plan(plan, run)
     executor.spares = {
         p.id: Spare(baselines=plan.clean_baselines(p), stay=STAY, least_ms=LEAST_MS)
-        for p in plan.cases
+        for p in (*plan.cases, *filter(None, [plan.canary]))
         if isinstance(p.case.timing.stopping, RatioCI)
     }
     return executor
@@ -42,4 +42,5 @@ PASS = Pass(
     start=start,
     on_loss=find_culprit,
     first_session=1,
+    goes_on=True,
 )

@@ -7,9 +7,8 @@ measured ends before the others have spent hours (`execution.neighbours`).
 
 from __future__ import annotations
 
-from nsabench.execution.passes import canary
+from nsabench.execution.passes import canary, first_look
 from nsabench.execution.passes.contract import Beside, Judge, Pass
-from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import give_up
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
@@ -23,7 +22,7 @@ def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
 ALONE = Pass(
     name=PassName.ALONE,
     cells=cells,
-    start=WorkerExecutor.of_plan,
+    start=first_look.start,
     on_loss=give_up,
     first_session=4_000_000,
     announcement="while the neighbours wait: {case}",
@@ -32,9 +31,10 @@ ALONE = Pass(
 TOGETHER = Pass(
     name=PassName.TOGETHER,
     cells=cells,
-    start=WorkerExecutor.of_plan,
+    start=first_look.start,
     on_loss=give_up,
     first_session=5_000_000,
     announcement="while the neighbours measure it, too: {case}",
     beside=Beside.ALL,
+    goes_on=True,
 )
