@@ -22,7 +22,8 @@ APART = 0.03
 @dataclass(frozen=True)
 class Canary:
     """What a shard took for the case that all measure. medians: ms, by implementation, of those
-    that were right and not left out; disturbed: why they are not to be relied on; empty where nothing is known.
+    that were right and not left out; disturbed: why they are not to be relied on; empty where
+    nothing is known.
     failed: by implementation, what became of those that were not right; of those that declined it
     only where none was timed; lost: why the process that measured it was."""
 

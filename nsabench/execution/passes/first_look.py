@@ -19,9 +19,9 @@ STAY = 2
 
 
 def start(plan: Plan, run: Path) -> WorkerExecutor:
-    """An executor whose workers import all sources, for the canary, too. A rule that promises so many
-    rounds, or so much time, spares nobody; and who shares a source with a candidate is not spared,
-    since nobody would look whether it was slowed."""
+    """An executor whose workers import all sources; for the canary, too. A rule that promises so
+    many rounds, or so much time, spares nobody; and who shares a source with a candidate is not
+    spared, since nobody would look whether it was slowed."""
     executor = WorkerExecutor.of_plan(plan, run)
     executor.spares = {
         p.id: Spare(baselines=plan.clean_baselines(p), stay=STAY, least_ms=LEAST_MS)

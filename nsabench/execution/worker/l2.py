@@ -1,11 +1,13 @@
 """What a process has the L2 cache of its device do: limits of its context, which all of its kernels
-are under. Who sets most of the cache aside takes it from those that are measured next."""
+are under. Who sets most of the cache aside takes it from those that are measured next; who gives it
+back before its call returns took it from nobody."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
 
+_CDLL = ctypes.CDLL  # bound before foreign code is imported
 # Of CUlimit: bytes that a miss fetches, and bytes set aside for what is to persist.
 FETCH_GRANULARITY, SET_ASIDE = 5, 6
 
@@ -24,7 +26,7 @@ def set_limit(which: int, bytes_: int) -> None:
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    return _CDLL("libcuda.so.1")
 
 
 def _check(function: str, code: int) -> None:
