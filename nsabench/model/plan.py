@@ -258,7 +258,8 @@ class Plan(BaseModel):
     def read(cls, path: Path) -> Plan:
         """Raises `UsageError` when `path` holds no plan."""
         try:
-            plan = _read(bounds.read(path, limits.PLAN))
+            # A copy: who writes it anew, as this version does, alters no other that was read.
+            plan = _read(bounds.read(path, limits.PLAN)).model_copy()
         except (OSError, yaml.YAMLError, ValueError) as error:
             raise UsageError(
                 f"{path} is not the plan of a run: {_why(error)}",

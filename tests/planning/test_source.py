@@ -47,7 +47,9 @@ def test_plans_hold_the_text(
     plan = Plan.read(run / "plan.yaml")
     assert all(isinstance(i.source, Source) for i in plan.implementations)
     assert {str(i.source) for i in plan.implementations} <= plan.sources.keys()
+    before = plan.sha256
     plan.write(tmp_path / "plan.yaml")
+    assert plan.sha256 != before == Plan.read(run / "plan.yaml").sha256
     written, signed = (yaml.safe_load((f / "plan.yaml").read_text()) for f in (tmp_path, run))
     for item in written["implementations"]:
         for field in added:
