@@ -10,26 +10,22 @@ positions and blocks count from the start of the query's own sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import model_validator
 
 from nsabench.errors import UsageError
 from nsabench.model.vocabulary import Direction, DType
-from nsabench.ops import _attention, _block_draws, _draws
+from nsabench.ops import _block_draws, _block_major, _draws
 from nsabench.ops._attention import AttentionOp
 from nsabench.ops._block_draws import Ints
 from nsabench.ops._contract import Inputs, Shape, Size, Work, dv_is_d
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# Gathered elements of K and V at a time: half a GiB in float64.
-ORACLE_CHUNK_ELEMENTS = 1 << 26
 
 
 class BlocksShape(Shape):
@@ -115,6 +111,10 @@ class SelectionBlocks(AttentionOp):
     def gradients(self, inputs: Inputs, grad_out: Tensor) -> dict[str, Tensor]:
         return gradients(inputs, grad_out)
 
+    def results(self, inputs: Inputs, grad_out: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        out = _result(inputs)
+        return out, gradients(inputs, grad_out, out=out)
+
     def differentiable_elements(self, shape: Shape) -> int:
         assert isinstance(shape, BlocksShape)
         return shape.B * shape.T * (shape.HQ * shape.D + shape.H * (shape.D + shape.Dv))
@@ -122,70 +122,39 @@ class SelectionBlocks(AttentionOp):
 
 def attend(inputs: Inputs, *, causal: bool = True) -> Tensor:
     """The float64 result; not causal, a query sees all keys of its blocks."""
-    import torch
-
-    q, v = inputs.tensors["q"], inputs.tensors["v"]
-    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
-    for rows, _, p, _, _, vd in _pieces(inputs, causal):
-        out[rows] = p @ vd
+    out = _result(inputs)
+    for chunk in _block_major.chunks(inputs, causal):
+        out[chunk.rows] = chunk.attend()[0]
     return out
 
 
-def gradients(inputs: Inputs, grad_out: Tensor, *, causal: bool = True) -> dict[str, Tensor]:
-    """The float64 gradients of `attend`."""
+def gradients(
+    inputs: Inputs, grad_out: Tensor, *, causal: bool = True, out: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The float64 gradients of `attend`. out: where its result goes, which is found on the way."""
     import torch
 
     grads = {
         name: torch.zeros_like(inputs.tensors[name], dtype=torch.float64)
         for name in SelectionBlocks.differentiable
     }
-    scale = inputs.options["sm_scale"]
-    for rows, keys, p, qd, kd, vd in _pieces(inputs, causal):
-        batch, _, heads = rows
-        kv_head = heads.start // qd.shape[1]
-        dq, dk, dv = _attention.gradients(p, qd, kd, vd, grad_out[rows].double(), scale)
-        grads["q"][rows] = dq
-        # Keys that a query does not see have weight zero, so where they are does not matter.
-        grads["k"][batch, :, kv_head].index_add_(0, keys.flatten(), dk.flatten(0, 1))
-        grads["v"][batch, :, kv_head].index_add_(0, keys.flatten(), dv.flatten(0, 1))
+    for chunk in _block_major.chunks(inputs, causal):
+        batch, _, heads = chunk.rows
+        kv_head = heads.start // chunk.q.shape[1]
+        dk, dv = (grads[name][batch, :, kv_head] for name in ("k", "v"))
+        found, dq = chunk.differentiate(grad_out[chunk.rows], dk, dv)
+        grads["q"][chunk.rows] = dq.mul_(inputs.options["sm_scale"])
+        if out is not None:
+            out[chunk.rows] = found
     return grads
 
 
-def _pieces(inputs: Inputs, causal: bool = True) -> Iterator[tuple[Any, ...]]:
-    """Chunks of queries of one batch and KV head: where they are in q, where their keys are among
-    its T [n,L], their weights on these [n,G,L], and in float64 q [n,G,D], k [n,L,D], v [n,L,Dv]."""
+def _result(inputs: Inputs) -> Tensor:
+    """Room for `attend`'s, of no values yet."""
     import torch
 
-    q, k, v, chosen = (inputs.tensors[name] for name in SelectionBlocks.arguments)
-    block = int(inputs.options["block_size"])
-    batches, tokens, kv_heads, slots = chosen.shape
-    group = q.shape[2] // kv_heads
-    position = torch.arange(tokens, device=q.device)
-    start, end = torch.zeros_like(position), torch.full_like(position, tokens)
-    if "cu_seqlens" in inputs.tensors:
-        ends = inputs.tensors["cu_seqlens"].long()
-        start, end = (
-            torch.repeat_interleave(x, ends.diff(), output_size=tokens)
-            for x in (ends[:-1], ends[1:])
-        )
-    # The last key that a query may see, counted in its sequence.
-    last = (position if causal else end - 1) - start
-    within = torch.arange(block, device=q.device)
-    step = max(1, ORACLE_CHUNK_ELEMENTS // (slots * block * (k.shape[3] + v.shape[3])))
-    for b in range(batches):
-        for h in range(kv_heads):
-            kh, vh = k[b, :, h], v[b, :, h]
-            for t in range(0, tokens, step):
-                some = slice(t, t + step)
-                blocks = chosen[b, some, h].long().sort(-1).values
-                blocks[:, 1:].masked_fill_(blocks[:, 1:] == blocks[:, :-1], -1)
-                keys = (blocks.unsqueeze(-1) * block + within).flatten(1)
-                keep = (keys >= 0) & (keys <= last[some, None])
-                keys = torch.where(keep, keys + start[some, None], 0)
-                rows = (b, some, slice(h * group, (h + 1) * group))
-                qd, kd, vd = q[rows].double(), kh[keys].double(), vh[keys].double()
-                scale = inputs.options["sm_scale"]
-                yield rows, keys, _attention.weights(qd, kd, scale, keep.unsqueeze(1)), qd, kd, vd
+    q, v = inputs.tensors["q"], inputs.tensors["v"]
+    return torch.empty(*q.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,204 @@
+"""Attention to chosen blocks of keys in float64, block by block: the oracle of selection_blocks.
+
+Pairs of a query and a block that it chose are sorted by the block and cut into tiles of one block
+each, and all products are of tiles: a block's keys move once a tile, and not once a query. Scores
+are not kept: they are computed once for their maximum, once for the output and once for gradients
+(as FlashAttention does, arXiv 2205.14135, algorithms 1 and 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from nsabench.ops._contract import Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Of float64 elements: what is held of some queries, and of some of their tiles, half a GiB each. A
+# CPU is slowed down by more than stays near it, a GPU by less than keeps it busy.
+CHUNK_ELEMENTS = 1 << 26
+TILE_ELEMENTS = 1 << 26
+TILE_ELEMENTS_ON_CPU = 1 << 22
+MOST_ROWS = 128  # of a tile: more of them save little, and more of them are empty
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Pairs of a query and a block; a tile's are all of one block.
+
+    query: int64 [tiles,rows]. seen: int64 [tiles,rows], how many keys of the block the query sees,
+      0 in rows that are empty. first: int64 [tiles], the first key of the block.
+    """
+
+    query: Tensor
+    seen: Tensor
+    first: Tensor
+
+    @classmethod
+    def of(cls, blocks: Tensor, start: Tensor, last: Tensor, size: int) -> Tiles:
+        """Of the blocks [n,S] of n queries. start, last: int64 [n], the first key of a query's
+        sequence, from which its blocks count, and the last key that it may see."""
+        import torch
+
+        chosen = blocks.long().sort(-1).values
+        first = start.unsqueeze(1) + chosen * size
+        seen = (last.unsqueeze(1) + 1 - first).clamp(0, size).masked_fill_(chosen < 0, 0)
+        seen[:, 1:].masked_fill_(chosen[:, 1:] == chosen[:, :-1], 0)
+        query, slot = seen.nonzero(as_tuple=True)
+        ordered = first[query, slot].sort(stable=True)
+        query, slot = query[ordered.indices], slot[ordered.indices]
+        # No two sequences have a block that begins at the same key.
+        begins, counts = ordered.values.unique_consecutive(return_counts=True)
+        # At most as many rows as a block has pairs on average: no more than half are empty.
+        average = len(query) // max(1, len(begins))
+        rows = min(MOST_ROWS, 1 << max(0, average.bit_length() - 1))
+        tiles = (counts + rows - 1) // rows
+        # By how many empty rows a block's pairs lie behind where they would without any.
+        behind = (tiles * rows - counts).cumsum(0) - (tiles * rows - counts)
+        at = torch.arange(len(query), device=query.device) + behind.repeat_interleave(counts)
+        begins = begins.repeat_interleave(tiles)
+        laid = query.new_zeros(2, len(begins) * rows)
+        laid[0, at], laid[1, at] = query, seen[query, slot]
+        return cls(laid[0].view(-1, rows), laid[1].view(-1, rows), begins)
+
+    def split(self, count: int) -> Iterator[Tiles]:
+        """`count` tiles at a time."""
+        for at in range(0, len(self.first), count):
+            some = slice(at, at + count)
+            yield Tiles(self.query[some], self.seen[some], self.first[some])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores s [tiles,rows*G,size] of some tiles, -inf where a query does not see a key, and the
+    queries q [tiles,rows*G,D] and keys k [tiles,size,D] that they are products of."""
+
+    query: Tensor  # int64 [tiles*rows], among those of the chunk
+    key: Tensor  # int64 [tiles,size], among those of the KV head
+    q: Tensor
+    k: Tensor
+    s: Tensor
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """x [n,G,...] of the queries of each tile: [tiles,rows*G,...]."""
+        return x.index_select(0, self.query).view(*self.s.shape[:2], *x.shape[2:])
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """Add x [tiles,rows*G,...] of each tile to total [n,G,...] of the queries."""
+        total.index_add_(0, self.query, x.view(-1, *total.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some queries of one batch and KV head: where they are in q; in float64 themselves, scaled
+    [n,G,D]; the keys and values [T,D] and [T,Dv] of the head as they are; their tiles."""
+
+    rows: tuple[int, slice, slice]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tiles: Tiles
+    size: int
+
+    def scores(self) -> Iterator[Scores]:
+        import torch
+
+        group, d, dv = self.q.shape[1], self.k.shape[1], self.v.shape[1]
+        a_row = group * (d + dv + self.size)
+        # A backward holds less than three of each; this is the same in all passes, so that a
+        # score is.
+        a_tile = 3 * (self.tiles.query.shape[1] * a_row + self.size * (d + dv))
+        most = TILE_ELEMENTS_ON_CPU if self.q.device.type == "cpu" else TILE_ELEMENTS
+        within = torch.arange(self.size, device=self.q.device)
+        for some in self.tiles.split(max(1, most // a_tile)):
+            # What lies behind the last key is not seen: any key will do.
+            key = (some.first.unsqueeze(1) + within).clamp_(max=len(self.k) - 1)
+            query = some.query.flatten()
+            q = self.q.index_select(0, query).view(len(key), -1, d)
+            k = self.k[key].double()
+            s = q @ k.mT
+            unseen = within >= some.seen.unsqueeze(-1)
+            s.view(*unseen.shape[:2], group, -1).masked_fill_(unseen.unsqueeze(2), float("-inf"))
+            yield Scores(query, key, q, k, s)
+
+    @cached_property
+    def top(self) -> Tensor:
+        """The highest score [n,G]; of a query without keys, the lowest number."""
+        import torch
+
+        lowest = torch.finfo(torch.float64).min
+        top = self.q.new_full(self.q.shape[:2], lowest)
+        for part in self.scores():
+            query = part.query.unsqueeze(1).expand(-1, top.shape[1])
+            top.scatter_reduce_(0, query, part.s.amax(-1).view(query.shape), "amax")
+        return top
+
+    def weighed(self, part: Scores) -> Tensor:
+        """The weights of scores, which they replace; their sum is not yet 1."""
+        return part.s.sub_(part.of_queries(self.top).unsqueeze(-1)).exp_()
+
+    def attend(self, do: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The output [n,G,Dv]; the sums of weights that it is divided by, [n,G]; and of do
+        [n,G,Dv], where it is given, rowsum(p (do v^T)) [n,G]."""
+        out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[1])
+        total, delta = self.q.new_zeros(2, *self.q.shape[:2])
+        for part in self.scores():
+            p, v = self.weighed(part), self.v[part.key].double()
+            part.add_to(total, p.sum(-1))
+            part.add_to(out, p @ v)
+            if do is not None:
+                part.add_to(delta, (part.of_queries(do) @ v.mT).mul_(p).sum(-1))
+        total.masked_fill_(total == 0, 1.0)
+        return out.div_(total.unsqueeze(-1)), total, delta.div_(total)
+
+    def differentiate(self, grad_out: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and dq but for the scale; adds to dk [T,D] and dv [T,Dv] of the head.
+
+        With rowsum(do o) for rowsum(p (do v^T)), dq of a query with all its weight on one key would
+        be noise; it is zero.
+        """
+        do = grad_out.double()
+        out, total, delta = self.attend(do)
+        dq = self.q.new_zeros(self.q.shape)
+        for part in self.scores():
+            g, key = part.of_queries(do), part.key.flatten()
+            p = self.weighed(part).div_(part.of_queries(total).unsqueeze(-1))
+            dv.index_add_(0, key, (p.mT @ g).flatten(0, 1))
+            ds = g @ self.v[part.key].double().mT
+            ds.sub_(part.of_queries(delta).unsqueeze(-1)).mul_(p)
+            dk.index_add_(0, key, (ds.mT @ part.q).flatten(0, 1))
+            part.add_to(dq, ds @ part.k)
+        return out, dq
+
+
+def chunks(inputs: Inputs, causal: bool) -> Iterator[Chunk]:
+    """All queries. Not causal, a query sees all keys of its blocks."""
+    import torch
+
+    q, k, v, chosen = (inputs.tensors[name] for name in ("q", "k", "v", "block_indices"))
+    batches, tokens, kv_heads, slots = chosen.shape
+    size, group = int(inputs.options["block_size"]), q.shape[2] // kv_heads
+    position = torch.arange(tokens, device=q.device)
+    start, end = torch.zeros_like(position), torch.full_like(position, tokens)
+    if "cu_seqlens" in inputs.tensors:
+        ends = inputs.tensors["cu_seqlens"].long()
+        start, end = (
+            torch.repeat_interleave(x, ends.diff(), output_size=tokens)
+            for x in (ends[:-1], ends[1:])
+        )
+    last = position if causal else end - 1
+    # A query's q, do, dq and output, and some sixteen integers of each of its pairs.
+    a_query = 2 * group * (k.shape[3] + v.shape[3]) + 16 * slots
+    step = max(1, CHUNK_ELEMENTS // a_query)
+    for b in range(batches):
+        for h in range(kv_heads):
+            for t in range(0, tokens, step):
+                some = slice(t, t + step)
+                rows = (b, some, slice(h * group, (h + 1) * group))
+                tiles = Tiles.of(chosen[b, some, h], start[some], last[some], size)
+                scaled = q[rows].double() * inputs.options["sm_scale"]
+                yield Chunk(rows, scaled, k[b, :, h], v[b, :, h], tiles, size)
