@@ -77,12 +77,12 @@ class Truth:
 
     @classmethod
     def of(cls, op: ops.Op, inputs: ops.Inputs, grad_out: Tensor | None) -> Truth:
-        output = op.oracle(inputs)
-        results = {OUTPUT: output}
-        if grad_out is not None:
-            gradients = op.gradients(inputs, grad_out)
-            results |= {f"d{name}": gradients[name] for name in op.differentiable}
-        return cls(results, op.legal(inputs, output))
+        if grad_out is None:
+            output = op.oracle(inputs)
+            return cls({OUTPUT: output}, op.legal(inputs, output))
+        output, gradients = op.results(inputs, grad_out)
+        results = {f"d{name}": gradients[name] for name in op.differentiable}
+        return cls({OUTPUT: output} | results, op.legal(inputs, output))
 
 
 class Referee:

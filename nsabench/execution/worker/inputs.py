@@ -86,8 +86,10 @@ class InputSets:
         self.sets.append(inputs)
         if self.wanted:
             self.grads.append(self.draw_grad(inputs, seed))
-            self.outputs.append(self._op.oracle(inputs).float())
-        self.expected.append(self._expect(len(self.sets) - 1))
+        expected = self._expect(len(self.sets) - 1)
+        if self.wanted:
+            self.outputs.append(expected.pop(OUTPUT))
+        self.expected.append(expected)
         output = self.outputs[-1] if self.wanted else self.expected[-1][OUTPUT]
         self.legal.append(self._op.legal(inputs, output))
         self._checksums.append(checksum(self._held(len(self.sets) - 1)))
@@ -113,11 +115,12 @@ class InputSets:
         return len(self.sets)
 
     def _expect(self, index: int) -> dict[str, Tensor]:
+        """What `results_of` returns of this set, computed anew."""
         inputs = self.sets[index]
         if not self.grads:
             return {OUTPUT: self._op.oracle(inputs)}
-        gradients = self._op.gradients(inputs, self.grads[index])
-        return {f"d{name}": gradients[name] for name in self.wanted}
+        output, gradients = self._op.results(inputs, self.grads[index])
+        return {f"d{name}": gradients[name] for name in self.wanted} | {OUTPUT: output.float()}
 
     def draw(self, seed: int) -> Inputs:
         """The inputs of a seed, the same each time."""
@@ -198,10 +201,9 @@ class InputSets:
         if GRADIENT in changes:
             self.grads[index].copy_(self.draw_grad(self.sets[index], seed))
         if any(what.startswith(ORACLE) for what in changes):
+            results = self.results_of(index)
             for name, tensor in self._expect(index).items():
-                self.expected[index][name].copy_(tensor)
-            if self.outputs:
-                self.outputs[index].copy_(self._op.oracle(self.sets[index]))
+                results[name].copy_(tensor)
             # Sums of an oracle need not come in the same order twice.
             self._checksums[index] = checksum(self._held(index))
 

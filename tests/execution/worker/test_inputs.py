@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsabench import ops
 from nsabench.execution.failure import Failure
 from nsabench.execution.worker import inputs
 from nsabench.execution.worker.inputs import FOLD, InputSets, checksum
@@ -70,6 +71,26 @@ def test_sets_that_leave_no_room_are_out_of_memory() -> None:
         inputs._affordable(case(streams=4), 1 << 30, 6 << 30)
     assert caught.value.status is Status.OUT_OF_MEMORY
     assert "4 sets of inputs and their oracles take 4.3 GB of the 6.4 GB" in caught.value.reason
+
+
+def test_what_is_right_in_a_backward_comes_at_once_and_is_restored() -> None:
+    """Of an op that finds its output on the way to its gradients, and of one that does not."""
+    heads = {"B": 1, "HQ": 2, "H": 1, "D": 16, "Dv": 16}
+    for op, own in (("selection_blocks", {"T": 70, "S": 2}), ("sliding_window", {"T": 9})):
+        shape = heads | own | ({"window": 4} if op == "sliding_window" else {"block_size": 16})
+        changes = {"op": op, "shape": shape, "direction": Direction.BACKWARD}
+        distribution = ops.get(op).distributions[0]
+        sets = InputSets(case().model_copy(update=changes | {"distribution": distribution}), "cpu")
+        for index in range(len(sets)):
+            right = ops.get(op).gradients(sets.sets[index], sets.grads[index])
+            output = ops.get(op).oracle(sets.sets[index]).float()
+            wanted = {f"d{name}": gradient for name, gradient in right.items()}
+            assert torch.equal(sets.outputs[index], output)
+            assert sets.expected[index].keys() == wanted.keys()
+            for name, result in sets.results_of(index).items():
+                result.add_(1)
+                assert sets.repair()
+                assert torch.equal(result, (wanted | {"output": output})[name])
 
 
 @given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))
