@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nsabench.assessment.checks.clocks import disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
-from nsabench.assessment.statistics import MIN_ROUNDS_EVER, quantile
+from nsabench.assessment.statistics import quantile
 from nsabench.model.journal import Contents
 from nsabench.model.vocabulary import BENIGN, PassName, Status
 
@@ -22,8 +22,7 @@ APART = 0.03
 @dataclass(frozen=True)
 class Canary:
     """What a shard took for the case that all measure. medians: ms, by implementation, of those
-    that were right and not left out; disturbed: why they are not to be relied on; empty where
-    nothing is known.
+    that were right; disturbed: why they are not to be relied on; empty where nothing is known.
     failed: by implementation, what became of those that were not right; of those that declined it
     only where none was timed; lost: why the process that measured it was."""
 
@@ -43,7 +42,7 @@ def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
         medians = {
             o.implementation: quantile(o.samples.time_ms, 0.5)
             for o in entry.outcomes
-            if o.status is Status.OK and len(o.samples.time_ms) >= MIN_ROUNDS_EVER
+            if o.status is Status.OK and o.samples.time_ms
         }
         failed = {
             o.implementation: f"{o.status}: {o.reason}" if o.reason else str(o.status)

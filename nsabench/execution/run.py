@@ -348,6 +348,7 @@ class _Run:
             )
             self._prepare(self._executor, pass_, cells)
         self._executor.on_step = partial(self._step, shown=not pass_.announcement)
+        self._executor.spares = pass_.spares(self.plan)
         yield self._executor
 
     def _prepare(

@@ -24,6 +24,7 @@ CHUNK_ELEMENTS = 1 << 26
 TILE_ELEMENTS = 1 << 26
 TILE_ELEMENTS_ON_CPU = 1 << 22
 MOST_ROWS = 128  # of a tile: more of them save little, and more of them are empty
+HELD = 3  # times what a tile is made of: a backward holds less
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Tiles:
     first: Tensor
 
     @classmethod
-    def of(cls, blocks: Tensor, start: Tensor, last: Tensor, size: int) -> Tiles:
+    def of(
+        cls, blocks: Tensor, start: Tensor, last: Tensor, size: int, most_rows: int = MOST_ROWS
+    ) -> Tiles:
         """Of the blocks [n,S] of n queries. start, last: int64 [n], the first key of a query's
         sequence, from which its blocks count, and the last key that it may see."""
         import torch
@@ -55,7 +58,7 @@ class Tiles:
         begins, counts = ordered.values.unique_consecutive(return_counts=True)
         # At most as many rows as a block has pairs on average: no more than half are empty.
         average = len(query) // max(1, len(begins))
-        rows = min(MOST_ROWS, 1 << max(0, average.bit_length() - 1))
+        rows = min(most_rows, 1 << max(0, average.bit_length() - 1))
         tiles = (counts + rows - 1) // rows
         # By how many empty rows a block's pairs lie behind where they would without any.
         behind = (tiles * rows - counts).cumsum(0) - (tiles * rows - counts)
@@ -107,14 +110,13 @@ class Chunk:
     def scores(self) -> Iterator[Scores]:
         import torch
 
-        group, d, dv = self.q.shape[1], self.k.shape[1], self.v.shape[1]
-        a_row = group * (d + dv + self.size)
-        # A backward holds less than three of each; this is the same in all passes, so that a
-        # score is.
-        a_tile = 3 * (self.tiles.query.shape[1] * a_row + self.size * (d + dv))
-        most = TILE_ELEMENTS_ON_CPU if self.q.device.type == "cpu" else TILE_ELEMENTS
+        group, d = self.q.shape[1:]
+        width = d + self.v.shape[1]
+        a_row = _of_a_row(group, width, self.size)
+        # This is the same in all passes, so that a score is.
+        a_tile = self.tiles.query.shape[1] * a_row + HELD * self.size * width
         within = torch.arange(self.size, device=self.q.device)
-        for some in self.tiles.split(max(1, most // a_tile)):
+        for some in self.tiles.split(max(1, _most_elements(self.q) // a_tile)):
             # What lies behind the last key is not seen: any key will do.
             key = (some.first.unsqueeze(1) + within).clamp_(max=len(self.k) - 1)
             query = some.query.flatten()
@@ -145,7 +147,7 @@ class Chunk:
         """The output [n,G,Dv]; the sums of weights that it is divided by, [n,G]; and of do
         [n,G,Dv], where it is given, rowsum(p (do v^T)) [n,G]."""
         out = self.q.new_zeros(*self.q.shape[:2], self.v.shape[1])
-        total, delta = self.q.new_zeros(2, *self.q.shape[:2])
+        total, delta = (self.q.new_zeros(self.q.shape[:2]) for _ in range(2))
         for part in self.scores():
             p, v = self.weighed(part), self.v[part.key].double()
             part.add_to(total, p.sum(-1))
@@ -175,6 +177,15 @@ class Chunk:
         return out, dq
 
 
+def _of_a_row(group: int, width: int, size: int) -> int:
+    """Elements that are held of a row of a tile, for keys and values of so many dimensions."""
+    return HELD * group * (width + size)
+
+
+def _most_elements(x: Tensor) -> int:
+    return TILE_ELEMENTS_ON_CPU if x.device.type == "cpu" else TILE_ELEMENTS
+
+
 def chunks(inputs: Inputs, causal: bool) -> Iterator[Chunk]:
     """All queries. Not causal, a query sees all keys of its blocks."""
     import torch
@@ -192,13 +203,14 @@ def chunks(inputs: Inputs, causal: bool) -> Iterator[Chunk]:
         )
     last = position if causal else end - 1
     # A query's q, do, dq and output, and some sixteen integers of each of its pairs.
-    a_query = 2 * group * (k.shape[3] + v.shape[3]) + 16 * slots
-    step = max(1, CHUNK_ELEMENTS // a_query)
+    width = k.shape[3] + v.shape[3]
+    step = max(1, CHUNK_ELEMENTS // (2 * group * width + 16 * slots))
+    most_rows = min(MOST_ROWS, max(1, _most_elements(q) // _of_a_row(group, width, size)))
     for b in range(batches):
         for h in range(kv_heads):
             for t in range(0, tokens, step):
                 some = slice(t, t + step)
                 rows = (b, some, slice(h * group, (h + 1) * group))
-                tiles = Tiles.of(chosen[b, some, h], start[some], last[some], size)
+                tiles = Tiles.of(chosen[b, some, h], start[some], last[some], size, most_rows)
                 scaled = q[rows].double() * inputs.options["sm_scale"]
                 yield Chunk(rows, scaled, k[b, :, h], v[b, :, h], tiles, size)

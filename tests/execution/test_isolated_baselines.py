@@ -156,12 +156,10 @@ def test_who_may_be_left_out_of_which_pass(tmp_path: Path) -> None:
     plan = plan.model_copy(update={"cases": cases})
     first, second = (planned.id for planned in plan.cases)
     names = ("sdpa_gqa", "other")
-    assert first_look.start(plan, tmp_path).spares == {
-        first: Spare(baselines=names, stay=2, least_ms=20.0)
-    }
+    assert first_look.PASS.spares(plan) == {first: Spare(baselines=names, stay=2, least_ms=20.0)}
     alone = Spare(baselines=names, stay=1)
-    assert isolated_baselines.start(plan, tmp_path).spares == {first: alone, second: alone}
-    assert second_look.PASS.start(plan, tmp_path).spares == {}
+    assert isolated_baselines.PASS.spares(plan) == {first: alone, second: alone}
+    assert second_look.PASS.spares(plan) == {}
 
 
 def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
@@ -343,9 +341,9 @@ def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path)
     names = {"kernels": str(files[0]), "ops": str(files[1]), "implementations": infos}
     names |= {"kernels_sha256": digests[kernels], "ops_sha256": digests[op]}
     plan = plan.model_copy(update=names | {"sources": digests})
-    executor = isolated_baselines.start(plan, tmp_path)
+    executor = isolated_baselines.PASS.start(plan, tmp_path)
     assert (executor.kernels, executor.ops_file) == (None, files[1])
     assert op in (executor.sources or {}) and kernels not in (executor.sources or {})
     without = [p.model_copy(update={"implementations": p.implementations[1:]}) for p in plan.cases]
     clean = plan.model_copy(update={"implementations": infos[1:], "cases": without})
-    assert isolated_baselines.start(clean, tmp_path).kernels == files[0]
+    assert isolated_baselines.PASS.start(clean, tmp_path).kernels == files[0]

@@ -184,6 +184,20 @@ def test_results_are_the_oracle_and_the_gradients() -> None:
     assert all(torch.equal(grads[name], wanted[name]) for name in wanted)
 
 
+def test_a_tile_of_large_blocks_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held of the tiles is bounded whatever a block is."""
+    most = 1 << 17
+    monkeypatch.setattr(_block_major, "TILE_ELEMENTS_ON_CPU", most)
+    for size in (16, 256, 1024):
+        inputs = of("random", B=1, T=2048, HQ=4, H=1, D=8, S=2, block_size=size)
+        [chunk] = _block_major.chunks(inputs, True)
+        keys = _block_major.HELD * size * 16
+        for part in chunk.scores():
+            held = _block_major.HELD * (part.q.numel() * 2 + part.s.numel())
+            assert held + len(part.key) * keys <= most + keys
+        assert_as_gathered(inputs, True)
+
+
 def test_a_tile_is_of_one_block_and_at_most_half_of_all_rows_are_empty() -> None:
     inputs = of("skewed", B=1, T=4096, HQ=1, H=1, D=8, S=5, block_size=16)
     [chunk] = _block_major.chunks(inputs, True)

@@ -6,8 +6,8 @@ of the other shards (`assessment.canary`).
 
 from __future__ import annotations
 
-from nsabench.execution.passes import first_look
 from nsabench.execution.passes.contract import Judge, Pass
+from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import give_up
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
@@ -21,7 +21,7 @@ def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
 PASS = Pass(
     name=PassName.CANARY,
     cells=cells,
-    start=first_look.start,
+    start=WorkerExecutor.of_plan,
     on_loss=give_up,
     first_session=3_000_000,
     announcement="the case that all shards measure: {case}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nsabench.assessment.verdict import Judgement, Key
+from nsabench.execution.protocol import Spare
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import OnLoss
 from nsabench.model.case import Case
@@ -26,6 +27,10 @@ def _as_planned(case: Case) -> Case:
     return case
 
 
+def _nobody(plan: Plan) -> Mapping[str, Spare]:
+    return {}
+
+
 class Beside(Enum):
     """Beside what a pass measures, where shards are measured at once on one host."""
 
@@ -40,6 +45,7 @@ class Pass:
 
     cells: by case id, the implementations that are measured together, in the order of the plan.
     start: an executor whose processes import what this pass may import, for the run in a folder.
+    spares: by case id, who of it need not be measured as the others are.
     on_loss: what is done when such a process is lost.
     timing: the case as this pass times it.
     first_session: its sessions count from here, so that those of two passes never meet.
@@ -47,7 +53,7 @@ class Pass:
       the pass that a progress table is drawn of.
     beside: what the shards on the other devices of the host do meanwhile.
     goes_on: with the executor of the pass before, whose worker has imported everything, where that
-      pass had one; what it imports is the same.
+      pass had one: it starts the same.
     """
 
     name: PassName
@@ -55,6 +61,7 @@ class Pass:
     start: Callable[[Plan, Path], WorkerExecutor]
     on_loss: OnLoss
     first_session: int
+    spares: Callable[[Plan], Mapping[str, Spare]] = _nobody
     timing: Callable[[Case], Case] = _as_planned
     announcement: str = ""
     beside: Beside = Beside.ANYTHING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from nsabench.execution.passes.contract import Judge, Pass
 from nsabench.execution.protocol import Spare
 from nsabench.execution.supervisor.executor import WorkerExecutor
@@ -18,17 +16,14 @@ LEAST_MS = 20.0
 STAY = 2
 
 
-def start(plan: Plan, run: Path) -> WorkerExecutor:
-    """An executor whose workers import all sources; for the canary, too. A rule that promises so
-    many rounds, or so much time, spares nobody; and who shares a source with a candidate is not
-    spared, since nobody would look whether it was slowed."""
-    executor = WorkerExecutor.of_plan(plan, run)
-    executor.spares = {
+def spares(plan: Plan) -> dict[str, Spare]:
+    """A rule that promises so many rounds, or so much time, spares nobody; and who shares a source
+    with a candidate is not spared, since nobody would look whether it was slowed."""
+    return {
         p.id: Spare(baselines=plan.clean_baselines(p), stay=STAY, least_ms=LEAST_MS)
-        for p in (*plan.cases, *filter(None, [plan.canary]))
+        for p in plan.cases
         if isinstance(p.case.timing.stopping, RatioCI)
     }
-    return executor
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
@@ -39,7 +34,8 @@ def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
 PASS = Pass(
     name=PassName.FIRST_LOOK,
     cells=cells,
-    start=start,
+    start=WorkerExecutor.of_plan,
+    spares=spares,
     on_loss=find_culprit,
     first_session=1,
     goes_on=True,

@@ -6,8 +6,6 @@ work on a stream of its own, a fragmented allocator. What they take without it d
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from nsabench.assessment.verdict import Judgement
 from nsabench.execution.passes.contract import Judge, Pass
 from nsabench.execution.protocol import Spare
@@ -22,12 +20,9 @@ FEW = RatioCI(min_rounds=10, max_rounds=10, budget_s=0.5)
 WARMUP_S = 0.01  # the device is warm: each is called by turns with the others, and until it settles
 
 
-def start(plan: Plan, run: Path) -> WorkerExecutor:
-    """An executor whose workers import the clean sources and nothing else."""
-    executor = WorkerExecutor.without_candidates(plan, run)
-    # Of them only the best is asked for.
-    executor.spares = {p.id: Spare(baselines=plan.clean_baselines(p)) for p in plan.cases}
-    return executor
+def spares(plan: Plan) -> dict[str, Spare]:
+    """Of the baselines only the best is asked for."""
+    return {p.id: Spare(baselines=plan.clean_baselines(p)) for p in plan.cases}
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
@@ -54,7 +49,8 @@ def briefly(case: Case) -> Case:
 PASS = Pass(
     name=PassName.ISOLATED_BASELINES,
     cells=cells,
-    start=start,
+    start=WorkerExecutor.without_candidates,
+    spares=spares,
     on_loss=leave_out_suspect,
     first_session=2_000_000,
     timing=briefly,

@@ -7,8 +7,9 @@ measured ends before the others have spent hours (`execution.neighbours`).
 
 from __future__ import annotations
 
-from nsabench.execution.passes import canary, first_look
+from nsabench.execution.passes import canary
 from nsabench.execution.passes.contract import Beside, Judge, Pass
+from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import give_up
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName
@@ -22,7 +23,7 @@ def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
 ALONE = Pass(
     name=PassName.ALONE,
     cells=cells,
-    start=first_look.start,
+    start=WorkerExecutor.of_plan,
     on_loss=give_up,
     first_session=4_000_000,
     announcement="while the neighbours wait: {case}",
@@ -31,10 +32,9 @@ ALONE = Pass(
 TOGETHER = Pass(
     name=PassName.TOGETHER,
     cells=cells,
-    start=first_look.start,
+    start=WorkerExecutor.of_plan,
     on_loss=give_up,
     first_session=5_000_000,
     announcement="while the neighbours measure it, too: {case}",
     beside=Beside.ALL,
-    goes_on=True,
 )
