@@ -342,20 +342,20 @@ class _Run:
     def _ready(self, pass_: Pass, cells: Mapping[str, list[str]]) -> Iterator[WorkerExecutor]:
         """The executor of the pass, which is started unless the pass before left it; what it
         measures is journaled under its sitting."""
-        if self._executor is None:
-            self._executor = self._started.enter_context(
-                closing(pass_.start(self.plan, self.folder.path))
-            )
-            self._prepare(self._executor, pass_, cells)
-        self._executor.on_step = partial(self._step, shown=not pass_.announcement)
-        self._executor.spares = pass_.spares(self.plan)
-        yield self._executor
+        left = self._executor
+        executor = self._executor = left or self._started.enter_context(
+            closing(pass_.start(self.plan, self.folder.path))
+        )
+        executor.on_step = partial(self._step, shown=not pass_.announcement)
+        executor.spares = pass_.spares(self.plan)
+        if left is None:
+            self._prepare(executor, pass_, cells)
+        yield executor
 
     def _prepare(
         self, executor: WorkerExecutor, pass_: Pass, cells: Mapping[str, list[str]]
     ) -> None:
         """Have it find compiled what the cells of the pass need."""
-        executor.on_step = partial(self._step, shown=not pass_.announcement)
         described = described_as_before(executor, self.journal.contents.headers)
         self._held = described.sandbox or ""
         self._sit(described)
