@@ -89,7 +89,7 @@ def block_major_backward(
     dq = empty(q.shape, q.dtype, q.device) if before is None else before
     width = min(64, next_power_of_2(d + dv))
     merge_rows = max(4, min(32, 512 // dims["BLOCK_D"]))
-    main, of_queries, of_output, constants = _main(q, k, v, lse, do, plan.block_size, config)
+    main, of_queries, of_output, constants = _main(q, k, v, lse, do, plan.block_size, config, dims)
     for first_head in range(0, h, heads):
         here = min(heads, h - first_head)
         clear(sums)
@@ -158,14 +158,14 @@ def _main(
     do: torch.Tensor,
     block_size: int,
     config: BlockConfig,
+    dims: dict[str, int],
 ) -> tuple[Any, torch.Tensor | Boxed, torch.Tensor | Boxed, dict[str, Any]]:
     """The kernel of the main launch, q and do as it takes them, and its constants and options.
+    dims: the head dims, as Triton's takes them.
 
     Both kernels take the same arguments, but that Gluon's may copy q and do in boxes.
     """
-    hq, d = q.shape[1:]
-    h, dv = v.shape[1:]
-    g = hq // h
+    g = q.shape[1] // k.shape[1]
     if runs_gluon(q.device) and hopper_backward_fits(q, k, v, lse, do, block_size):
         # Not with every Triton can it be imported.
         from .kernels import hopper_backward as hopper
@@ -177,7 +177,7 @@ def _main(
     constants = {
         "G": g,
         "PAD_G": next_power_of_2(g),
-        **head_dims(d, dv),
+        **dims,
         "BLOCK_SIZE": block_size,
         "ROWS": config.rows,
         "WIDE": beyond_int32(q, do, lse),
