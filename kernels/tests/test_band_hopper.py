@@ -3,15 +3,12 @@ such a GPU (``gpu/test_band_hopper_gpu.py``)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
+from compiled import compiled
 from nsa_kernels.band import hopper
 from nsa_kernels.band.geometry import Band
 from nsa_kernels.jit.compat import TRITON_VERSION
@@ -99,13 +96,7 @@ SHARED_BYTES = 227 << 10  # what a program may have on Hopper
 
 @pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
 def test_all_kernels_of_the_whole_compile_and_fit(tmp_path: Path) -> None:
-    matrix, table = tmp_path / "whole.yaml", tmp_path / "whole.parquet"
-    matrix.write_text(WHOLE)
-    command = [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_90"]
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([*command, "--out", table], capture_output=True, env=env, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {row["kernel"]: row for row in pq.read_table(table).to_pylist()}
+    found = {row["kernel"]: row for row in compiled(tmp_path, WHOLE, "sm_90")}
     bands = {f"band_hopper{of}_kernel" for of in ("", "_dq", "_dkv")}
     blocks = {"hopper_forward_kernel", "hopper_backward_kernel"}
     assert found.keys() >= {*bands, *blocks, "block_scores_hopper_kernel"}

@@ -41,16 +41,22 @@ def gradients(q, k, v, d_out, call):
     return out, lse, *torch.autograd.grad(out, leaves, d_out.to(out.dtype))
 
 
-def check(q, k, v, d_out, index, block_size=16, cu=None, **options):
-    """Output, LSE and gradients of the kernels against the formula in float64."""
+def formula(q, k, v, d_out, index, block_size=16, cu=None):
+    """Output, LSE and gradients in float64."""
     scale = q.shape[-1] ** -0.5
-    want = gradients(
+    out, lse, *found = gradients(
         q.double(),
         k.double(),
         v.double(),
         d_out,
         lambda *x: naive_blocks(*x, index, block_size, scale, cu),
     )
+    return out.detach().contiguous(), lse.detach().contiguous(), *found
+
+
+def check(q, k, v, d_out, index, block_size=16, cu=None, **options):
+    """Output, LSE and gradients of the kernels against the formula."""
+    want = formula(q, k, v, d_out, index, block_size, cu)
     got = gradients(
         q,
         k,

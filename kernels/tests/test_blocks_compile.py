@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
-import pyarrow.parquet as pq
+from compiled import compiled
 
 MATRIX = """\
 op: selection_blocks
@@ -20,19 +17,8 @@ include:
 
 def code(folder: Path, chosen: int) -> dict[str, list[int]]:
     """Bytes of machine code of each variant of each kernel, compiled for sm_90 without a GPU."""
-    matrix, table = folder / f"{chosen}.yaml", folder / f"{chosen}.parquet"
-    matrix.write_text(MATRIX.format(chosen=chosen))
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_90", "--out", table],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=env,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
     kernels = defaultdict(list)
-    for row in pq.read_table(table).to_pylist():
+    for row in compiled(folder, MATRIX.format(chosen=chosen), "sm_90"):
         if row["implementation"] == "blocks":
             kernels[row["kernel"]].append(row["code_bytes"])
     return kernels

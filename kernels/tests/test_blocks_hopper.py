@@ -3,14 +3,11 @@ compiles. What it computes only a Hopper shows (``gpu/test_blocks_hopper_gpu.py`
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
+from compiled import compiled
 from nsa_kernels.jit.compat import TRITON_VERSION
 from nsa_kernels.selection.blocks.config import hopper_fits
 
@@ -77,19 +74,8 @@ def test_rows_must_be_copied_in_16_bytes(which: int) -> None:
 
 @pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
 def test_it_compiles_for_hopper_and_nothing_else_has_it(tmp_path: Path) -> None:
-    matrix, table = tmp_path / "blocks.yaml", tmp_path / "blocks.parquet"
-    matrix.write_text(MATRIX)
-    command = [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_89,sm_90"]
-    done = subprocess.run(
-        [*command, "--out", table],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
     found = {}
-    for row in pq.read_table(table).to_pylist():
+    for row in compiled(tmp_path, MATRIX, "sm_89,sm_90"):
         if row["implementation"] == "blocks" and row["kernel"].endswith("forward_kernel"):
             dtype = row["signature"].partition("*")[2].partition(" ")[0]
             found.setdefault((row["architecture"], row["kernel"], dtype), []).append(row)

@@ -5,17 +5,14 @@ there (``gpu/test_blocks_hopper_backward_gpu.py``)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
+from compiled import compiled
 from emulated import emulated
 from emulated import launch as launch_emulated
 from nsa_kernels.jit.compat import TRITON_VERSION
@@ -24,9 +21,8 @@ from nsa_kernels.launch.boxes import Boxed
 from nsa_kernels.launch.gated import Gated
 from nsa_kernels.selection.blocks import backward, kernels
 from nsa_kernels.selection.blocks.config import BlockConfig, hopper_backward_fits
-from nsa_kernels.selection.blocks.naive import naive_blocks
 from nsa_kernels.selection.blocks.plan import build_plan
-from test_blocks import draw
+from test_blocks import draw, formula
 
 Tensors = tuple[torch.Tensor, ...]
 D, SCALE = 128, 128**-0.5
@@ -154,22 +150,6 @@ def test_nothing_else_has_it(monkeypatch) -> None:
     assert not backward.runs_gluon(torch.device("cpu"))
 
 
-def formula(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    index: torch.Tensor,
-    gate: torch.Tensor,
-    cu: torch.Tensor | None,
-) -> Tensors:
-    """Output and LSE, and dq, dk and dv where ``gate`` weights the output, in float64."""
-    leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    out, lse = naive_blocks(*leaves, index, 64, SCALE, cu)
-    grads = torch.autograd.grad((out * gate[..., None]).flatten(), leaves, do.double().flatten())
-    return out.detach().contiguous(), lse.contiguous(), *grads
-
-
 CALLS = {
     # Group: batches, tokens, blocks a query chooses, tokens of a chunk, KV heads at once.
     1: (1, 200, 3, 224, 2),
@@ -199,7 +179,9 @@ def test_gradients_where_warps_are_threads(group, dtype, way, device_code, monke
     if way == "one projection":
         q, k, v = torch.cat([q, k, v], 2).split([2 * group, 2, 2], 2)
     gate = torch.ones(q.shape[:3]) if way == "alone" else torch.randn(q.shape[:3])
-    out, lse, *want = formula(q, k, v, do, index, gate, cu)
+    # What weights the output weights its gradient.
+    weighted = do.double() * gate.unsqueeze(-1)
+    out, lse, *want = formula(q, k, v, weighted, index, 64, cu)
     rest = (out * do.double()).sum(-1).float()
     before, onto, gated = None, None, None
     if way == "added":
@@ -239,19 +221,8 @@ def test_gradients_where_warps_are_threads(group, dtype, way, device_code, monke
 
 @pytest.mark.skipif(TRITON_VERSION[:2] != (3, 6), reason="Gluon of another Triton")
 def test_it_compiles_for_hopper_and_nothing_else_has_its_kernel(tmp_path: Path) -> None:
-    matrix, table = tmp_path / "blocks.yaml", tmp_path / "blocks.parquet"
-    matrix.write_text(MATRIX)
-    command = [sys.executable, "-m", "nsabench", "preflight", matrix, "--arch", "sm_89,sm_90"]
-    done = subprocess.run(
-        [*command, "--out", table],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
     found: dict[tuple[str, str], list[Any]] = {}
-    for row in pq.read_table(table).to_pylist():
+    for row in compiled(tmp_path, MATRIX, "sm_89,sm_90"):
         if row["implementation"] == "blocks" and row["kernel"].endswith("backward_kernel"):
             found.setdefault((row["architecture"], row["kernel"]), []).append(row)
     assert {of: len(rows) for of, rows in found.items()} == {

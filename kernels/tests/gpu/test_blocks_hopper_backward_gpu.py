@@ -17,9 +17,8 @@ from nsa_kernels.launch import launcher, replay  # noqa: E402
 from nsa_kernels.launch.device import runs_gluon  # noqa: E402
 from nsa_kernels.launch.gated import Gated  # noqa: E402
 from nsa_kernels.selection.blocks import backward, config, operators  # noqa: E402
-from nsa_kernels.selection.blocks.naive import naive_blocks  # noqa: E402
 from nsa_kernels.selection.blocks.plan import build_plan  # noqa: E402
-from test_blocks import TOLERANCE, draw  # noqa: E402
+from test_blocks import TOLERANCE, draw, formula  # noqa: E402
 
 Tensors = tuple[torch.Tensor, ...]
 Ways = Callable[[Callable[[], Tensors]], tuple[Tensors, Tensors]]
@@ -98,23 +97,6 @@ def close(got: Tensors, wanted: Tensors, l2: float, most: float) -> None:
         assert error.abs().max() <= most * largest, (name, error.abs().max().item() / largest)
 
 
-def formula(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor,
-    index: torch.Tensor,
-    cu: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """Output and LSE, and the gradients of q, k and v where ``gate`` weights the output."""
-    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    out, lse = naive_blocks(*leaves, index, 64, SCALE, cu)
-    weighted = out if gate is None else out * gate.double().unsqueeze(-1)
-    found = torch.autograd.grad(weighted, leaves, do.double())
-    return out.detach().contiguous(), lse.contiguous(), found
-
-
 def right(got: Tensors, wanted: Tensors) -> None:
     """Against the formula in float64."""
     dtype = got[0].dtype
@@ -134,7 +116,7 @@ def check(
 
     here, there = ways(call)
     close(here, there, 5e-3, 2e-2)
-    right(here, formula(*tensors, cu)[2])
+    right(here, formula(*tensors, 64, cu)[2:])
     return here
 
 
@@ -214,7 +196,9 @@ def test_a_branch_of_a_gated_sum(group, added, ways) -> None:
     q, k, v, do, index = drawn(group)
     gate = torch.randn(q.shape[:3], device="cuda")
     gate[torch.rand(gate.shape, device="cuda") < 0.1] = 0.0
-    out, lse, want = formula(q, k, v, do, index, gate=gate)
+    # What weights the output weights its gradient.
+    weighted = do.double() * gate.double().unsqueeze(-1)
+    out, lse, *want = formula(q, k, v, weighted, index, 64)
     rest = (out * do.double()).sum(-1).float().flatten(0, 1)
     before = tuple(0.1 * torch.randn_like(x.flatten(0, 1)) for x in (q, k, v))
     shape = operators.shape_of(q, k, v, index, 64)

@@ -1,0 +1,29 @@
+"""What compiling for GPUs that are not here makes of kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+
+def compiled(folder: Path, matrix: str, architectures: str) -> list[dict[str, Any]]:
+    """The table that `nsabench preflight` leaves of a matrix: a row for each variant of each
+    kernel. folder: is there, and takes its files."""
+    file, table = folder / "matrix.yaml", folder / "compiled.parquet"
+    file.write_text(matrix)
+    command = [sys.executable, "-m", "nsabench", "preflight", file, "--arch", architectures]
+    done = subprocess.run(
+        [*command, "--out", table],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows: list[dict[str, Any]] = pq.read_table(table).to_pylist()
+    return rows
