@@ -114,8 +114,18 @@ def least(row: Row, limits: Limits, *, l2_bytes: int | None = None) -> Bound | N
 
 def beaten(row: Row, limits: Limits) -> Bound | None:
     """The lower bound that the record's time is below, by more than the margin; else None."""
+    return _beaten(row, row.median_ms, limits)
+
+
+def beaten_in_a_burst(row: Row, limits: Limits) -> Bound | None:
+    """The same of the time of a call among others, which all that it reads may have come from L2
+    for: nothing was flushed between them."""
+    return _beaten(replace(row, l2=L2.WARM), row.queued_ms, limits)
+
+
+def _beaten(row: Row, time_ms: float | None, limits: Limits) -> Bound | None:
     bound = least(row, _by_any_unit(limits) if row.dtype is DType.FLOAT32 else limits)
-    if bound is None or row.median_ms is None or row.median_ms * limits.margin >= bound.ms:
+    if bound is None or time_ms is None or time_ms * limits.margin >= bound.ms:
         return None
     return bound
 

@@ -1,11 +1,15 @@
-"""Roofline: no time below what the compulsory work takes at the device's ceilings."""
+"""Roofline: no time below what the compulsory work takes at the device's ceilings.
+
+Calls one behind the other are held to it, too. Who waits for the device, to look up what it knows,
+is slow alone on a slow host and may then pass for possible; among others its wait is hidden.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from nsabench.assessment.checks.finding import Effect, Finding
-from nsabench.assessment.checks.limits import Limits, beaten
+from nsabench.assessment.checks.limits import Bound, Limits, beaten, beaten_in_a_burst
 from nsabench.assessment.checks.row import Row
 
 
@@ -23,12 +27,19 @@ def impossible(row: Row, limits: Limits) -> Iterator[str]:
     time = row.timed_ms
     if time is None:
         return
-    bound = beaten(row, limits)
+    bound, queued = beaten(row, limits), beaten_in_a_burst(row, limits)
     if bound is not None:
-        yield (
-            f"{time:.3g} ms is {bound.ms / time:.2f} times faster than possible: "
-            f"{bound.why} take {bound.ms:.3g} ms ({limits.source})"
-        )
+        yield _sentence(f"{time:.3g} ms", time, bound, limits)
+    elif queued is not None and row.queued_ms is not None:
+        what = f"{row.queued_ms:.3g} ms a call, one behind the other,"
+        yield _sentence(what, row.queued_ms, queued, limits)
     floor = limits.timer_floor_ms
     if floor is not None and time * limits.margin < floor:
         yield f"{time:.3g} ms is below the {floor:.3g} ms that the timer reads for an empty call"
+
+
+def _sentence(what: str, time_ms: float, bound: Bound, limits: Limits) -> str:
+    return (
+        f"{what} is {bound.ms / time_ms:.2f} times faster than possible: "
+        f"{bound.why} take {bound.ms:.3g} ms ({limits.source})"
+    )

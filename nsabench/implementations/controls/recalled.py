@@ -23,7 +23,8 @@ READ = LeastWork(bytes_min=125_000_000)
 # Handing a gradient over reads and writes it, which is less than the compulsory bytes; on any
 # device so many products for each of them take over twice as long as those do.
 PRODUCTS = LeastWork(flops=100_000_000_000, flops_per_byte=600)
-# Of a call whose host waits for the device once, some 30 µs, and up to 100 on a slow host.
+# Of a call whose host waits for the device once, some 30 µs, and 250 on a slow host: there it is
+# too fast among others only, in a burst.
 PRODUCTS_AWAITED = LeastWork(flops=300_000_000_000, flops_per_byte=600)
 # Such a call that goes through autograd as well: 940 µs on a slow host (H200, 64/4, T 4096).
 PRODUCTS_OF_A_STEP = LeastWork(flops=1_100_000_000_000, flops_per_byte=600)

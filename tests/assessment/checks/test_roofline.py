@@ -23,6 +23,27 @@ def test_honest_times_pass(make_row, ms):
     assert check([make_row(median_ms=ms)], H200) == []
 
 
+def test_among_others_nobody_is_faster_than_the_arithmetic(make_row):
+    """Who waits for the device is slow alone: 0.378 ms on a slow host, and 0.14 in a row."""
+    limits = Limits("measured in this run", tflop_s={"float16": 100.0})
+    row = make_row(L=1024, median_ms=0.045)  # 4.3 GFLOP: 0.043 ms
+    assert check([replace(row, queued_ms=0.0391)], limits) == []  # within the margin
+    (finding,) = check([replace(row, queued_ms=0.02)], limits)
+    assert finding.effect is Effect.IMPLAUSIBLE
+    assert "0.02 ms a call, one behind the other, is 2.15 times faster" in finding.sentence
+    assert check([replace(row, queued_ms=0.02, status=Status.WRONG)], limits) == []
+    both = replace(row, median_ms=0.02, queued_ms=0.02)
+    assert "0.02 ms is 2.15 times faster" in check([both], limits)[0].sentence
+
+
+def test_among_others_inputs_may_come_from_l2(make_row):
+    row = make_row(median_ms=0.14)  # 541 MB: 0.127 ms from memory, and 0.087 through L2
+    assert check([replace(row, queued_ms=0.1)], H200) == []
+    assert "through an L2" in check([replace(row, queued_ms=0.07)], H200)[0].sentence
+    unknown = Limits(memory_gb_s=4250.0)  # how fast its L2 is, it does not say
+    assert check([replace(row, queued_ms=0.01)], unknown) == []
+
+
 def test_a_flushed_l2_gives_nothing_and_a_warm_one_its_size(make_row):
     small = make_row(N=256, L=512, median_ms=0.020)  # 68 MB in 72 MiB of L2
     assert check([small], RTX4090) == []
