@@ -158,6 +158,9 @@ def scores(kind: str, t: int, blocks: int) -> torch.Tensor:
         (370, 5, 16, RowTiles(8, 2, 2)),
         (640, 3, 9, RowTiles(64, 1, 1)),
         (700, 4, 40, RowTiles(32, 1, 1)),
+        # As many groups as members.
+        (100, 4, 8, RowTiles(4, 2, 1)),
+        (4600, 3, 20, RowTiles(32, 2, 1)),
     ],
 )
 def test_chosen_blocks_are_those_of_a_stable_sort(kind, first, t, count, tiles) -> None:

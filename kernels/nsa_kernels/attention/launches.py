@@ -143,7 +143,7 @@ def launch_whole(
     room = backward_workspace if kept else forward_workspace
     chunk = room(shape, WORKSPACE_BYTES).chunk
     # What an operator returns must not depend on what was in its memory.
-    plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept)
+    plan = build_plan(chosen, cu_seqlens, sizes.block_size, chunk, cleared=kept, unique=True)
     # Without a backward nobody needs the window's output once it is in the sum.
     out = empty(near.shape, near.dtype, near.device) if kept else near
     if kept:

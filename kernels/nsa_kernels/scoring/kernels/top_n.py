@@ -76,6 +76,10 @@ def _choose(
         chosen = tl.min(tl.where(rank == best, block, 0x7FFFFFFF), 0)
         rest = tl.max(tl.where(block == chosen, -1, rank), 0)
         highest = tl.where(groups == group, rest, highest)
+        if GROUPS == MEMBERS:
+            # Changes nothing: no rank is below -1. But what meets ``rank`` is laid out as it is,
+            # one a lane, where two of the reductions of the next round are one instruction each.
+            highest = tl.maximum(highest, tl.minimum(rank, -1))
         last = best
         _store(out_ptr, i, chosen, position, base, True, SIZE, SPANS)
     for i in range(tl.minimum(held, COUNT), COUNT):

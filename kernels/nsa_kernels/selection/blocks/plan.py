@@ -120,6 +120,7 @@ def build_plan(
     block_size: int,
     chunk: int,
     cleared: bool,
+    unique: bool = False,
 ) -> BlockPlan:
     """The inverted index of ``block_indices`` int32 [B, T, H, S], tokens in chunks of ``chunk``.
 
@@ -128,6 +129,7 @@ def build_plan(
         chunk: a multiple of 32.
         cleared: what no token chose is 0, and not what was in that memory, as the results of an
             operator must be; no kernel reads it.
+        unique: no token chooses a block twice, as ``launch_top_n`` gives them: nobody looks.
     """
     batch, length, heads, chosen = block_indices.shape
     device, tokens = block_indices.device, batch * length
@@ -187,6 +189,7 @@ def build_plan(
             S=chosen,
             BLOCK_S=block_s,
             BLOCK_SIZE=block_size,
+            UNIQUE=unique,
             PACKED=packed,
             STEPS=max(1, sequences.bit_length()),
             TOKENS=program_tokens,

@@ -42,13 +42,15 @@ def bins_kernel(
     S: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    UNIQUE: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """Program (tokens, head): the bin of every choice into its place, and its bit.
 
-    PACKED: sequences are as ``cu`` says, else all of ``length`` tokens.
+    UNIQUE: no token chooses a block twice. PACKED: sequences are as ``cu`` says, else all of
+    ``length`` tokens.
     """
     t = first_token + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     h = tl.program_id(1)
@@ -66,11 +68,12 @@ def bins_kernel(
     held = (t < end_token)[:, None] & (s[None, :] < S)
     block = tl.load(row[:, None] + s[None, :] * i_ss, mask=held & seen[:, None], other=-1)
     valid = (block >= 0) & (block <= ((t - begin) // BLOCK_SIZE)[:, None])
-    for first in range(0, S, UNROLLED):
-        for step in tl.static_range(S if S < UNROLLED else UNROLLED):
-            earlier = first + step
-            same = tl.load(row + earlier * i_ss, mask=seen & (earlier < S), other=-1)
-            valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
+    if not UNIQUE:
+        for first in range(0, S, UNROLLED):
+            for step in tl.static_range(S if S < UNROLLED else UNROLLED):
+                earlier = first + step
+                same = tl.load(row + earlier * i_ss, mask=seen & (earlier < S), other=-1)
+                valid = valid & ((s[None, :] <= earlier) | (block != same[:, None]))
     chosen = (begin // BLOCK_SIZE + sequence)[:, None] + block
     offset = (t.to(tl.int64) * H + h) * S
     tl.store(
