@@ -159,7 +159,7 @@ def scores(kind: str, t: int, blocks: int) -> torch.Tensor:
         (640, 3, 9, RowTiles(64, 1, 1)),
         (700, 4, 40, RowTiles(32, 1, 1)),
         # As many groups as members.
-        (100, 4, 8, RowTiles(4, 2, 1)),
+        (100, 4, 13, RowTiles(4, 2, 1)),
         (4600, 3, 20, RowTiles(32, 2, 1)),
     ],
 )
