@@ -9,6 +9,7 @@ from nsa_kernels.attention.branches import launch_gates_backward, launch_sum
 from nsa_kernels.attention.means import key_offsets, keys_of, launch_means, means_of_blocks
 from nsa_kernels.scoring.naive import naive_select_blocks
 from nsa_kernels.scoring.top_n import RowTiles, launch_top_n
+from nsa_kernels.selection.blocks.plan import build_plan
 from torch.library import opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -183,6 +184,20 @@ def test_blocks_with_another_number_of_last_ones(local) -> None:
     got = nsa_kernels.select_blocks(given, 7, block_size=4, local=local)
     want = naive_select_blocks(given, 7, block_size=4, local=local)
     assert torch.equal(torch.where(got[..., 1] > 0, got[..., 0] // 4, -1).long(), want)
+
+
+@pytest.mark.parametrize("kind", ["any", "few values", "hostile", "all equal"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_plan_of_what_a_top_n_chose_needs_no_look_for_repetitions(kind, packed) -> None:
+    given = scores(kind, 70, 9)[: 1 if packed else 2]
+    cu = torch.tensor([0, 5, 40, 66], dtype=torch.int32, device=DEVICE) if packed else None
+    chosen = choose_blocks(given, 7, 8, cu)
+    looked, not_looked = (
+        build_plan(chosen, cu, 8, 32, cleared=True, unique=unique) for unique in (False, True)
+    )
+    for name in ("entries", "places", "first", "count", "edges"):
+        assert torch.equal(getattr(looked, name), getattr(not_looked, name)), name
+    assert looked.count.sum() > 0
 
 
 def test_blocks_behind_a_query_are_never_read() -> None:

@@ -118,8 +118,8 @@ def beaten(row: Row, limits: Limits) -> Bound | None:
 
 
 def beaten_in_a_burst(row: Row, limits: Limits) -> Bound | None:
-    """The same of the time of a call among others, which all that it reads may have come from L2
-    for: nothing was flushed between them."""
+    """The same of the time of a call among others. Nothing was flushed between them: all that it
+    reads may have come from L2."""
     return _beaten(replace(row, l2=L2.WARM), row.queued_ms, limits)
 
 

@@ -78,7 +78,7 @@ def _choose(
         highest = tl.where(groups == group, rest, highest)
         if GROUPS == MEMBERS:
             # Changes nothing: no rank is below -1. But what meets ``rank`` is laid out as it is,
-            # one a lane, where two of the reductions of the next round are one instruction each.
+            # one a lane, where all four reductions of a round are one instruction each.
             highest = tl.maximum(highest, tl.minimum(rank, -1))
         last = best
         _store(out_ptr, i, chosen, position, base, True, SIZE, SPANS)
