@@ -92,7 +92,7 @@ gpu-packages *arguments: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
-# Two GPUs at once beside one alone: how long each takes, and whether they say the same (2 x CUDA)
+# Two GPUs at once, balanced by what single ones took: how long, and do they say the same? (2 x CUDA)
 gpu-two: install
     #!/bin/sh
     set -eu
@@ -102,13 +102,13 @@ gpu-two: install
         "$@" >"results/two/$name.log" 2>&1 || [ $? = 1 ]
         echo "$name: $(($(date +%s) - begun)) s"
     }
-    both() { timed both .venv/bin/nsabench all selection_rows selection_blocks --devices 0,1 --out results/two/both; }
     one() { CUDA_VISIBLE_DEVICES="$2" timed "$1" .venv/bin/nsabench all "selection_$1" --device cuda --out "results/two/$1"; }
     compared() { .venv/bin/nsabench compare results/two/both "results/two/$1" --intersection --json >"results/two/$1.json" || [ $? = 1 ]; }
-    both
     one rows 0 & rows=$!
     one blocks 1
     wait $rows
+    timed both .venv/bin/nsabench all selection_rows selection_blocks --devices 0,1 \
+        --balance results/two/rows --balance results/two/blocks --out results/two/both
     compared rows
     compared blocks
     {{ python }} -m tests.gpu.agreement results/two/rows.json results/two/blocks.json

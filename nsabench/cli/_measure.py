@@ -16,7 +16,6 @@ from nsabench.fleet import balance
 from nsabench.machine.memory import memory_of
 from nsabench.model.vocabulary import MARGIN
 from nsabench.output import events, terminal
-from nsabench.planning.cost import by_work
 from nsabench.planning.narrow import Narrowed
 
 
@@ -52,7 +51,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         raise UsageError("--keep-lines is of a run that is resumed", "name it with --resume RUN.")
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
-    by = balance.of_run(asked.balance) if asked.balance is not None else None
+    by = balance.of_runs(asked.balance)
     plan = run.make_plan(
         ["quick"] if asked.quick else asked.matrices,
         run.choose_device(asked.device),
@@ -63,8 +62,8 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         narrowed=Narrowed(asked.where, asked.only),
         tag=asked.tag,
         sandboxed=not asked.no_sandbox,
-        costs=by.costs if by is not None else by_work,
-        balance=by.run_id if by is not None else "",
+        costs=by.costs,
+        balance=by.run_ids,
         neighbours=beside.count,
     )
     if plan.device == "cpu":
@@ -86,7 +85,7 @@ def _resuming(asked: Measuring) -> Measuring:
         kernels=None,
         ops_file=None,
         shard="1/1",
-        balance=None,
+        balance=(),
         margin=MARGIN,
         where=(),
         only=(),

@@ -43,9 +43,10 @@ shard = click.option(
 balance = click.option(
     "--balance",
     type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
     metavar="RUN",
-    help="Balance the shards by the times of an earlier run, the same for all. Default: by the "
-    "work of the cases.",
+    help="Balance the shards by the times of an earlier run, the same for all. Repeat it for cases "
+    "that no one run has. Default: by the work of the cases.",
 )
 margin = click.option(
     "--margin",
@@ -139,7 +140,7 @@ class Measuring:
     kernels: Path | None
     ops_file: Path | None
     shard: str
-    balance: Path | None
+    balance: tuple[Path, ...]
     margin: float
     where: tuple[str, ...]
     only: tuple[str, ...]
@@ -158,12 +159,15 @@ def asked_again(asked: Measuring) -> list[str]:
     for name, value in (
         ("--kernels", asked.kernels),
         ("--ops", asked.ops_file),
-        ("--balance", asked.balance),
         ("--tag", asked.tag),
     ):
         words += [name, str(value)] if value else []
-    for name, values in (("--where", asked.where), ("--only", asked.only)):
-        words += [word for value in values for word in (name, value)]
+    for name, values in (
+        ("--balance", asked.balance),
+        ("--where", asked.where),
+        ("--only", asked.only),
+    ):
+        words += [word for value in values for word in (name, str(value))]
     for name, flag in (
         ("--quick", asked.quick),
         ("--no-sandbox", asked.no_sandbox),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,7 @@ def _make(out: Path, shards: int, given: dict[str, Any], results: str = "") -> F
     files = [Path(name) for name in asked.matrices if Path(name).is_file()]
     files += [file for file in (asked.kernels, asked.ops_file) if file is not None]
     folders.refuse_cut(names, Narrowed(asked.where, asked.only), shards, asked.ops_file)
-    if asked.balance is not None:
-        given = {**given, "balance": asked.balance.absolute()}
-        asked = Measuring(**{**vars(asked), "balance": asked.balance.absolute()})
+    asked = replace(asked, balance=tuple(run.absolute() for run in asked.balance))
     return folders.make(out, shards, asked_again(asked), files, results)
 
 
@@ -183,7 +182,7 @@ def slurm_(
     """
     if results:
         _refuse_no_bucket(results)
-        if given["balance"] is not None:
+        if given["balance"]:
             raise UsageError(
                 "nodes that share no folder have not the run of --balance", "leave it away."
             )

@@ -13,10 +13,9 @@ from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.execution import estimate, run
-from nsabench.fleet.balance import of_run
+from nsabench.fleet.balance import of_runs
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import ImplementationInfo, Plan
-from nsabench.planning.cost import by_work
 from nsabench.planning.narrow import Narrowed
 
 
@@ -36,7 +35,7 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
-    balance: Path | None,
+    balance: tuple[Path, ...],
     where: tuple[str, ...],
     only: tuple[str, ...],
     as_json: bool,
@@ -48,7 +47,7 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
-    by = of_run(balance) if balance is not None else None
+    by = of_runs(balance)
     plan = run.make_plan(
         matrices,
         run.choose_device(device),
@@ -56,8 +55,8 @@ def command(
         shard,
         ops_file,
         narrowed=Narrowed(where, only),
-        costs=by.costs if by is not None else by_work,
-        balance=by.run_id if by is not None else "",
+        costs=by.costs,
+        balance=by.run_ids,
     )
     estimate.refuse_unfitting(plan, memory_of(plan.device))
     takes = estimate.of_plan(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,18 +18,27 @@ from nsabench.planning.cost import by_work
 
 @dataclass(frozen=True)
 class Balance:
-    """run_id: of the earlier run; seconds: that its passes took for each case, by id."""
+    """run_ids: of the earlier runs, with commas; none where there was none. seconds: that their
+    passes took for each case, by id."""
 
-    run_id: str
+    run_ids: str
     seconds: dict[str, float]
 
     def costs(self, cases: list[PlannedCase]) -> dict[str, float]:
-        """The seconds of each case; one that the run did not have is estimated by its work, in
-        proportion to those that it had."""
+        """The seconds of each case; one that no run had is estimated by its work, in proportion to
+        those that they had."""
         estimated = by_work(cases)
         known = [c.id for c in cases if c.id in self.seconds]
         ratio = median(self.seconds[i] / estimated[i] for i in known) if known else 1.0
         return {i: self.seconds.get(i, estimated[i] * ratio) for i in estimated}
+
+
+def of_runs(paths: Sequence[Path]) -> Balance:
+    """What the runs took; of a case that several have, what the last of them took. Raises as
+    `of_run` does."""
+    runs = [of_run(path) for path in paths]
+    seconds = {case_id: s for one in runs for case_id, s in one.seconds.items()}
+    return Balance(", ".join(one.run_ids for one in runs), seconds)
 
 
 def of_run(path: Path) -> Balance:

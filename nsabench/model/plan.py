@@ -132,7 +132,7 @@ class Plan(BaseModel):
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
     # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.
     whole: str = ""
-    balance: str = ""  # the run by whose times its shards are balanced; else by their work
+    balance: str = ""  # the runs by whose times shards are balanced; else by work
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
     neighbours: int = Field(0, ge=0)  # shards beside it, measured at once on its host
     shards: tuple[MergedShard, ...] = ()  # that the run was merged of

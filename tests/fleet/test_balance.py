@@ -8,7 +8,7 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.execution.journal import Journal
-from nsabench.fleet.balance import of_run
+from nsabench.fleet.balance import of_run, of_runs
 from nsabench.model.plan import Plan
 from nsabench.planning.cost import by_work
 from tests.runs import Made, first_look, make_plan, make_run
@@ -24,7 +24,7 @@ def test_a_case_costs_what_all_passes_took_for_it(tmp_path: Path) -> None:
         journal.append(first_look(case_id=case.id, wall_s=seconds))
     journal.close()
     balance = of_run(run)
-    assert balance.run_id == Plan.read(run / "plan.yaml").run_id
+    assert balance.run_ids == Plan.read(run / "plan.yaml").run_id
     assert balance.seconds == {first.id: 3.0, second.id: 5.0}
 
 
@@ -49,3 +49,21 @@ def test_a_run_that_measured_nothing_balances_nothing(tmp_path: Path) -> None:
     (run / "journal.jsonl").write_text("")
     with pytest.raises(UsageError, match="has measured nothing"):
         of_run(run)
+
+
+def test_several_runs_balance_together(tmp_path: Path) -> None:
+    plan = make_plan(Made())
+    first, second, *_ = plan.cases
+    for name, measured in (("a", [(first, 2.0), (second, 5.0)]), ("b", [(second, 7.0)])):
+        run = make_run(tmp_path / name)
+        (run / "journal.jsonl").unlink()
+        journal = Journal(run / "journal.jsonl")
+        for case, seconds in measured:
+            journal.append(first_look(case_id=case.id, wall_s=seconds))
+        journal.close()
+    one = of_run(tmp_path / "a")
+    both = of_runs([tmp_path / "a", tmp_path / "b"])
+    assert both.seconds == {first.id: 2.0, second.id: 7.0}  # the last one's
+    assert both.run_ids == f"{one.run_ids}, {of_run(tmp_path / 'b').run_ids}"
+    none = of_runs([])
+    assert (none.run_ids, none.costs(list(plan.cases))) == ("", by_work(list(plan.cases)))

@@ -45,7 +45,7 @@ def asked(matrix: Path, out: Path) -> Measuring:
         kernels=None,
         ops_file=None,
         shard="1/1",
-        balance=None,
+        balance=(),
         margin=MARGIN,
         where=("D=32",),
         only=(),
