@@ -13,6 +13,8 @@ from nsabench.errors import UsageError
 from nsabench.planning.yaml_document import nearest
 
 REPOSITORY = "nsabench"
+# In C, where PyYAML has it: ten times as fast.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Combo(BaseModel):
@@ -85,7 +87,7 @@ class Checkout:
         """Raises `UsageError` when the file is not as it must be."""
         path = self.docker / "combos.yaml"
         try:
-            return Combos.model_validate(yaml.safe_load(path.read_bytes()))
+            return Combos.model_validate(yaml.load(path.read_bytes(), Loader=_LOADER))
         except (yaml.YAMLError, ValidationError) as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}", "mend the file.") from None
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -75,7 +76,12 @@ def split(checkout: Checkout, name: str) -> tuple[str, str]:
 
 def entries(lock: Path) -> list[str]:
     """The packages of a lock, each with its hashes, as they stand there."""
-    return re.split(r"^(?=[A-Za-z0-9])", lock.read_text(), flags=re.MULTILINE)[1:]
+    return list(_entries(lock.read_text()))
+
+
+@cache
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:])
 
 
 def _is_pinned(wheel: Path, lock: Path) -> bool:

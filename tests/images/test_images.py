@@ -37,6 +37,7 @@ from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
 from nsabench.signing import run_keys
 from nsabench.signing.signer import load_signer
+from tests import forked
 
 CHECKOUT = combos.checkout()
 COMBOS = CHECKOUT.combos()
@@ -338,12 +339,7 @@ COMMANDS = ("list", "lock", "wheelhouse", "build", "sbom", "run", "matrix")
 
 @pytest.mark.parametrize("name", [*COMMANDS, "venv", "apptainer", "verify"])
 def test_every_command_has_help_with_an_example(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsabench", "images", name, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = forked.run(["images", name, "--help"], Path.cwd(), os.environ, 60)
     assert done.returncode == 0 and f"nsabench images {name}" in done.stdout
 
 
