@@ -154,6 +154,10 @@ def ratio_of_independent_medians(
     )
 
 
+# Of sorted samples, for each resample: the lower and, of an even number, the upper middle one.
+_Picks = tuple[NDArray[np.intp], NDArray[np.intp] | None]
+
+
 @dataclass(frozen=True)
 class Arm:
     """Samples that were taken together. less: what is taken off their median, in their unit."""
@@ -170,20 +174,21 @@ def ratio_of_independent_arms(
     A percentile bootstrap that resamples each arm by itself. Raises `ValueError` when an arm has no
     sample, or nothing is left of a median.
     """
-    rng = np.random.default_rng(seed)
     if not all(np.size(arm.samples) for arm in (*above, *below)):
         raise ValueError(
             "samples of all arms needed, got "
             + " and ".join(str(np.size(arm.samples)) for arm in (*above, *below))
         )
-    value, drawn = _product(above, resamples, rng)
-    under, drawn_under = _product(below, resamples, rng)
+    sizes = tuple(int(np.size(arm.samples)) for arm in (*above, *below))
+    picks = _middle_picks(sizes, resamples, seed)
+    value, drawn = _product(above, picks[: len(above)], resamples)
+    under, drawn_under = _product(below, picks[len(above) :], resamples)
     lo, hi = np.quantile(drawn / drawn_under, [0.025, 0.975])
     return Ratio(value / under, float(lo), float(hi))
 
 
 def _product(
-    arms: Sequence[Arm], resamples: int, rng: np.random.Generator
+    arms: Sequence[Arm], picks: Sequence[_Picks], resamples: int
 ) -> tuple[float, NDArray[np.float64]]:
     """The product of the medians of arms, and of the medians of their resamples [resamples].
 
@@ -191,10 +196,13 @@ def _product(
     """
     value = 1.0
     drawn = np.ones(resamples)
-    for arm in arms:
+    for arm, (lower, upper) in zip(arms, picks, strict=True):
         ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
-        median = float(np.median(ordered)) - arm.less
-        resampled = _resampled_medians(ordered, resamples, rng) - arm.less
+        median = _middle(ordered) - arm.less
+        resampled = ordered[lower]
+        if upper is not None:
+            resampled = (resampled + ordered[upper]) / 2
+        resampled = resampled - arm.less
         if median <= 0 or resampled.min() <= 0:
             raise ValueError("nothing is left of a median")
         value *= median
@@ -202,25 +210,35 @@ def _product(
     return value, drawn
 
 
-def _resampled_medians(
-    ordered: NDArray[np.float64], count: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Medians of `count` bootstrap resamples of sorted samples [n], without drawing them.
+def _middle(ordered: NDArray[np.float64]) -> float:
+    """The median of sorted samples, as `np.median` has it, which sorts them once more."""
+    n = ordered.size
+    if np.isnan(ordered[-1]):  # those come last
+        return float("nan")
+    return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+
+
+@lru_cache(maxsize=64)  # of 0.1 MB; most arms of a comparison are of a few sizes
+def _middle_picks(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Picks, ...]:
+    """Of arms of so many samples [n], for each of `count` bootstrap resamples: which of the sorted
+    samples is its median, or which two are around it, without drawing the rest.
 
     The k-th smallest of n uniform picks is Beta(k, n + 1 - k) (David & Nagaraja, Order Statistics,
     2.1), and the next one the smallest of the n - k that are left above it; so the picks in the
     middle are drawn at once, exactly as if all n had been.
     """
-    n = ordered.size
-    k = (n + 1) // 2
-    rank = rng.beta(k, n + 1 - k, count)
-    lower: NDArray[np.float64] = ordered[np.minimum((rank * n).astype(np.intp), n - 1)]
-    if n % 2:
-        return lower
-    rank += (1 - rank) * (1 - rng.random(count) ** (1 / (n - k)))
-    upper: NDArray[np.float64] = ordered[np.minimum((rank * n).astype(np.intp), n - 1)]
-    middle: NDArray[np.float64] = (lower + upper) / 2
-    return middle
+    rng = np.random.default_rng(seed)
+    picks: list[_Picks] = []
+    for n in sizes:
+        k = (n + 1) // 2
+        rank = rng.beta(k, n + 1 - k, count)
+        lower = np.minimum((rank * n).astype(np.intp), n - 1)
+        upper = None
+        if n % 2 == 0:
+            rank += (1 - rank) * (1 - rng.random(count) ** (1 / (n - k)))
+            upper = np.minimum((rank * n).astype(np.intp), n - 1)
+        picks.append((lower, upper))
+    return tuple(picks)
 
 
 def paired(
