@@ -17,6 +17,9 @@ import triton.language as tl
 SHORT_CUTS = "NSA_KERNELS_SHORT_CUTS"  # the variable
 _PLAIN = frozenset({"int1", "int32", "int64", "fp16", "bf16", "fp32", "fp64"})
 _LIMITS = {"int32": 1 << 31, "int64": 1 << 63, "fp32": 1 << 63}
+_OFFSETS = frozenset({"int32", "int64"})
+_MOST_KEPT = 1 << 12  # constants, each of one number
+_LARGEST_KEPT = 1 << 12  # elements
 
 
 def prepare_operands_at_once() -> None:
@@ -34,9 +37,28 @@ def prepare_operands_at_once() -> None:
         or hasattr(semantic.cast, "__wrapped__")
     ):
         return
+    _remember_types(interpreter)
     _skip_unread_checks(semantic)
     _prepare_operands(interpreter, semantic)
     _convert_by_shifts(interpreter)
+
+
+def _remember_types(interpreter: Any) -> None:
+    """An eighth of the interpreter's time went into the same table, made anew an operand."""
+    own = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    @wraps(own)
+    def numpy_dtype(dtype: Any) -> Any:
+        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        if isinstance(element, tl.pointer_type):
+            return own(dtype)
+        found = known.get(element.name)
+        if found is None:
+            found = known[element.name] = own(element)
+        return found
+
+    interpreter._get_np_dtype = numpy_dtype
 
 
 def _skip_unread_checks(semantic: Any) -> None:
@@ -61,6 +83,7 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
     own_broadcast = semantic.broadcast_impl_value
     own_cast = semantic.cast
     shapes: dict[tuple[int, ...], list[int]] = {}
+    kept: dict[tuple[Any, ...], Any] = {}
 
     @wraps(own_check)
     def check(lhs: Any, rhs: Any, *rules: Any, **named: Any) -> Any:
@@ -72,11 +95,32 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
                 if type(rhs) is tensor:
                     if name == rhs.dtype.name and name in _PLAIN:
                         return broadcast(lhs, rhs)
+                    if rules and rules[0] and rhs.dtype.name in _OFFSETS and lhs.dtype.is_ptr():
+                        return broadcast(lhs, rhs)
                 elif _becomes(rhs, name):
-                    return broadcast(lhs, semantic.scalar_constant(rhs, lhs.dtype))
+                    return lhs, constant(rhs, lhs)
             elif type(rhs) is tensor and _becomes(lhs, rhs.dtype.name):
-                return broadcast(semantic.scalar_constant(lhs, rhs.dtype), rhs)
+                return constant(lhs, rhs), rhs
         return own_check(lhs, rhs, *rules, **named)
+
+    def constant(number: Any, beside: Any) -> Any:
+        """That number in the type and the shape of a tensor. Most are a few small ones, which are
+        kept; nothing is written where they lie."""
+        of = beside.type
+        is_block = type(of) is block_type
+        shape = tuple(of.shape.values) if is_block else ()
+        key = (number, type(number), beside.dtype.name, shape)
+        found = kept.get(key)
+        if found is None:
+            found = semantic.scalar_constant(number, beside.dtype)
+            if is_block:
+                found = fill(found, of.shape)
+            # Zeros of both signs are one key, and what is no number is not even its own.
+            is_one_key = type(number) is int or (number == number and number != 0)
+            if is_one_key and len(kept) < _MOST_KEPT and found.handle.data.size <= _LARGEST_KEPT:
+                found.handle.data.flags.writeable = False
+                kept[key] = found
+        return found
 
     @wraps(own_broadcast)
     def broadcast(lhs: Any, rhs: Any) -> Any:
@@ -107,7 +151,8 @@ def _prepare_operands(interpreter: Any, semantic: Any) -> None:
     def fill(value: Any, shape: Any) -> Any:
         # The type of a handle is not always that of its tensor: a comparison's is its operands'.
         handle = value.handle
-        data = np.full(shape.values, handle.data, interpreter._get_np_dtype(handle.dtype))
+        data = np.empty(shape.values, interpreter._get_np_dtype(handle.dtype))
+        data[...] = handle.data
         return tensor(handle_of(data, handle.dtype.scalar), block_type(value.dtype, shape))
 
     @wraps(own_cast)
