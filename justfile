@@ -92,7 +92,7 @@ gpu-packages *arguments: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
-# Two GPUs at once, balanced by what single ones took: how long, and do they say the same? (2 x CUDA)
+# Two GPUs at once, balanced by what single ones took: how long, and do they agree? (2 x CUDA)
 gpu-two: install
     #!/bin/sh
     set -eu

@@ -155,7 +155,7 @@ def ratio_of_independent_medians(
 
 
 # Of sorted samples, for each resample: the lower and, of an even number, the upper middle one.
-_Picks = tuple[NDArray[np.intp], NDArray[np.intp] | None]
+_Middles = tuple[NDArray[np.intp], NDArray[np.intp] | None]
 
 
 @dataclass(frozen=True)
@@ -180,15 +180,15 @@ def ratio_of_independent_arms(
             + " and ".join(str(np.size(arm.samples)) for arm in (*above, *below))
         )
     sizes = tuple(int(np.size(arm.samples)) for arm in (*above, *below))
-    picks = _middle_picks(sizes, resamples, seed)
-    value, drawn = _product(above, picks[: len(above)], resamples)
-    under, drawn_under = _product(below, picks[len(above) :], resamples)
+    middles = _middles_of(sizes, resamples, seed)
+    value, drawn = _product(above, middles[: len(above)], resamples)
+    under, drawn_under = _product(below, middles[len(above) :], resamples)
     lo, hi = np.quantile(drawn / drawn_under, [0.025, 0.975])
     return Ratio(value / under, float(lo), float(hi))
 
 
 def _product(
-    arms: Sequence[Arm], picks: Sequence[_Picks], resamples: int
+    arms: Sequence[Arm], middles: Sequence[_Middles], resamples: int
 ) -> tuple[float, NDArray[np.float64]]:
     """The product of the medians of arms, and of the medians of their resamples [resamples].
 
@@ -196,7 +196,7 @@ def _product(
     """
     value = 1.0
     drawn = np.ones(resamples)
-    for arm, (lower, upper) in zip(arms, picks, strict=True):
+    for arm, (lower, upper) in zip(arms, middles, strict=True):
         ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
         median = _middle(ordered) - arm.less
         resampled = ordered[lower]
@@ -219,7 +219,7 @@ def _middle(ordered: NDArray[np.float64]) -> float:
 
 
 @lru_cache(maxsize=64)  # of 0.1 MB; most arms of a comparison are of a few sizes
-def _middle_picks(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Picks, ...]:
+def _middles_of(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Middles, ...]:
     """Of arms of so many samples [n], for each of `count` bootstrap resamples: which of the sorted
     samples is its median, or which two are around it, without drawing the rest.
 
@@ -228,7 +228,7 @@ def _middle_picks(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Picks
     middle are drawn at once, exactly as if all n had been.
     """
     rng = np.random.default_rng(seed)
-    picks: list[_Picks] = []
+    middles: list[_Middles] = []
     for n in sizes:
         k = (n + 1) // 2
         rank = rng.beta(k, n + 1 - k, count)
@@ -237,8 +237,10 @@ def _middle_picks(sizes: tuple[int, ...], count: int, seed: int) -> tuple[_Picks
         if n % 2 == 0:
             rank += (1 - rank) * (1 - rng.random(count) ** (1 / (n - k)))
             upper = np.minimum((rank * n).astype(np.intp), n - 1)
-        picks.append((lower, upper))
-    return tuple(picks)
+            upper.flags.writeable = False  # all callers have the same
+        lower.flags.writeable = False
+        middles.append((lower, upper))
+    return tuple(middles)
 
 
 def paired(

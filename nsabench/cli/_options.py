@@ -45,8 +45,8 @@ balance = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     multiple=True,
     metavar="RUN",
-    help="Balance the shards by the times of an earlier run, the same for all. Repeat it for cases "
-    "that no one run has. Default: by the work of the cases.",
+    help="Balance the shards by the times of an earlier run, the same for all. May be given again: "
+    "of a case in several runs the last one counts. Default: by the work of the cases.",
 )
 margin = click.option(
     "--margin",

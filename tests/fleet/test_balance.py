@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from nsabench.cli._options import asked_again
 from nsabench.errors import UsageError
 from nsabench.execution.journal import Journal
 from nsabench.fleet.balance import of_run, of_runs
 from nsabench.model.plan import Plan
 from nsabench.planning.cost import by_work
+from tests.fleet.test_devices import asked
 from tests.runs import Made, first_look, make_plan, make_run
 
 
@@ -67,3 +71,10 @@ def test_several_runs_balance_together(tmp_path: Path) -> None:
     assert both.run_ids == f"{one.run_ids}, {of_run(tmp_path / 'b').run_ids}"
     none = of_runs([])
     assert (none.run_ids, none.costs(list(plan.cases))) == ("", by_work(list(plan.cases)))
+
+
+def test_every_shard_is_told_all_the_runs(tmp_path: Path) -> None:
+    runs = (tmp_path / "a", tmp_path / "b")
+    words = asked_again(replace(asked(tmp_path / "m.yaml", tmp_path / "out"), balance=runs))
+    given = [word for flag, word in pairwise(words) if flag == "--balance"]
+    assert given == [str(run) for run in runs]

@@ -18,17 +18,18 @@ SHORT_CUTS = "NSA_KERNELS_SHORT_CUTS"  # the variable
 _PLAIN = frozenset({"int1", "int32", "int64", "fp16", "bf16", "fp32", "fp64"})
 _LIMITS = {"int32": 1 << 31, "int64": 1 << 63, "fp32": 1 << 63}
 _OFFSETS = frozenset({"int32", "int64"})
-_MOST_KEPT = 1 << 12  # constants, each of one number
-_LARGEST_KEPT = 1 << 12  # elements
+_MOST_KEPT = 1 << 10  # constants
+_LARGEST_KEPT = 1 << 12  # elements of one
 
 
 def prepare_operands_at_once() -> None:
     """Do so from now on in this process, with a Triton that restores the language after a launch.
 
-    Older ones keep their semantic elsewhere, and are left as they are.
+    Older ones keep their semantic elsewhere, and are left as they are but for the table of types.
     """
     from triton.runtime import interpreter
 
+    _remember_types(interpreter)
     semantic = getattr(interpreter, "interpreter_semantic", None)
     if (
         semantic is None
@@ -37,7 +38,6 @@ def prepare_operands_at_once() -> None:
         or hasattr(semantic.cast, "__wrapped__")
     ):
         return
-    _remember_types(interpreter)
     _skip_unread_checks(semantic)
     _prepare_operands(interpreter, semantic)
     _convert_by_shifts(interpreter)
@@ -46,6 +46,8 @@ def prepare_operands_at_once() -> None:
 def _remember_types(interpreter: Any) -> None:
     """An eighth of the interpreter's time went into the same table, made anew an operand."""
     own = interpreter._get_np_dtype
+    if hasattr(own, "__wrapped__"):
+        return
     known: dict[str, Any] = {}
 
     @wraps(own)
