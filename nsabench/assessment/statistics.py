@@ -198,7 +198,7 @@ def _product(
     drawn = np.ones(resamples)
     for arm, (lower, upper) in zip(arms, middles, strict=True):
         ordered = np.sort(np.asarray(arm.samples, dtype=np.float64), axis=None)
-        median = _middle(ordered) - arm.less
+        median = float(np.median(ordered)) - arm.less
         resampled = ordered[lower]
         if upper is not None:
             resampled = (resampled + ordered[upper]) / 2
@@ -208,14 +208,6 @@ def _product(
         value *= median
         drawn *= resampled
     return value, drawn
-
-
-def _middle(ordered: NDArray[np.float64]) -> float:
-    """The median of sorted samples, as `np.median` has it, which sorts them once more."""
-    n = ordered.size
-    if np.isnan(ordered[-1]):  # those come last
-        return float("nan")
-    return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
 
 
 @lru_cache(maxsize=64)  # of 0.1 MB; most arms of a comparison are of a few sizes

@@ -74,9 +74,9 @@ def split(checkout: Checkout, name: str) -> tuple[str, str]:
     return "".join(common), "".join(own)
 
 
-def entries(lock: Path) -> list[str]:
+def entries(lock: Path) -> tuple[str, ...]:
     """The packages of a lock, each with its hashes, as they stand there."""
-    return list(_entries(lock.read_text()))
+    return _entries(lock.read_text())
 
 
 @cache
