@@ -26,14 +26,15 @@ MOST = 16  # processes
 _work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 
 
-def each(do: Callable[[A], B], things: Sequence[A]) -> Iterator[B]:
+def each(do: Callable[[A], B], things: Sequence[A], worth_it: int = WORTH_IT) -> Iterator[B]:
     """What is answered for each, in their order. Raises what `do` raises, for the first of them,
     and `EnvironmentRefused` when a process was killed.
 
-    Only answers pass from process to process, so `do` may be any function.
+    Only answers pass from process to process, so `do` may be any function. worth_it: fewer things
+    than that are done by this process.
     """
     processes = min(len(os.sched_getaffinity(0)), MOST)
-    if len(things) < WORTH_IT or processes < 2:
+    if len(things) < worth_it or processes < 2:
         yield from map(do, things)
         return
     context = multiprocessing.get_context("fork")

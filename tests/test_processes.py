@@ -26,6 +26,13 @@ def test_the_answers_come_in_order(count: int) -> None:
     assert here == (count < WORTH_IT or few_cores)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core does it in this process")
+def test_few_large_things_are_worth_a_process_each() -> None:
+    answers = list(each(_square, range(2), 2))
+    assert [answer for answer, _ in answers] == [0, 1]
+    assert os.getpid() not in {process for _, process in answers}
+
+
 def test_what_one_raises_is_raised_with_its_remedy() -> None:
     with pytest.raises(UsageError, match="one too many") as raised:
         list(each(_square, range(3 * WORTH_IT)))

@@ -64,6 +64,31 @@ def test_unsplit_rows_keep_memory_busy(rows: int, monkeypatch) -> None:
     assert got.splits == 1 and max(rows // 132, 1) * ahead >= 60_000
 
 
+def of_spans(rows: int, keys: int, monkeypatch) -> config.Config:
+    """Of an H200's multiprocessors, 16 heads on spans of so many keys together."""
+    monkeypatch.setattr(
+        "nsa_kernels.selection.ranges.config.device_limits", lambda device: Device(132, 227 << 10)
+    )
+    return ranges_config.__wrapped__(rows, 16, 16, 65536, 128, 128, keys, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "splits"),
+    [(4, 1024, 16), (4, 256, 4), (32, 1024, 4), (64, 1024, 2), (88, 1024, 2), (89, 1024, 1)],
+)
+def test_few_rows_of_spans_are_split_to_one_program_a_multiprocessor(
+    rows: int, keys: int, splits: int, monkeypatch
+) -> None:
+    assert of_spans(rows, keys, monkeypatch).splits == splits
+
+
+@pytest.mark.parametrize("rows", [89, 96, 128, 132, 160, 256, 384])
+def test_unsplit_spans_keep_memory_busy(rows: int, monkeypatch) -> None:
+    got = of_spans(rows, 2048, monkeypatch)
+    ahead = (got.num_stages - 1) * got.block_l * (128 + 128) * 2
+    assert got.splits == 1 and min(rows, 264) / 132 * ahead >= 60_000
+
+
 @pytest.mark.parametrize("rows", [1, 8, 33, 40, 66])
 def test_two_short_shares_are_not_made(rows: int, monkeypatch) -> None:
     monkeypatch.setattr(

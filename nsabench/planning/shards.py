@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
+from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 from nsabench.planning.cost import by_work
 
 ALL = "1/1"
 _UNIT = 1e6  # of a second
+ROOM = 1.02  # of the time of the last shard, that compiling less is worth
 
 
 def share(
@@ -22,8 +24,9 @@ def share(
     """The cases of the shard `i/n`, in the order of the plan.
 
     A ladder stays whole: what looks along a length would not find in a part what it finds in the
-    whole. The dearest ladder goes first, each to the shard that has cost least so far; so no two
-    hosts see another plan. costs: seconds of each case by id; None: those that
+    whole. So do all cases of the same sizes, where that leaves the shards in balance, since each
+    shard compiles what it needs. The dearest goes first, each to the shard that has cost least so
+    far; so no two hosts see another plan. costs: seconds of each case by id; None: those that
     `planning.cost` estimates.
 
     Raises `UsageError` when `shard` is not `i/n`, or has no ladder.
@@ -45,16 +48,44 @@ def share(
         )
     costs = by_work(cases) if costs is None else costs
     # Whole numbers: the sum of a shard is the same in whatever order, on every host.
-    whole = {key: sum(round(costs[p.id] * _UNIT) for p in rungs) for key, rungs in ladders.items()}
-    spent = [0] * min(count, len(ladders))  # of the shards; further ones would be empty
-    mine: set[str] = set()
-    for key, ladder in sorted(ladders.items(), key=lambda one: -whole[one[0]]):
-        least = spent.index(min(spent))
-        # A ladder counts also where it costs nothing: else one shard had them all.
-        spent[least] += max(whole[key], 1)
-        if least == index - 1:
-            mine.update(planned.id for planned in ladder)
+    units = {planned.id: round(costs[planned.id] * _UNIT) for planned in cases}
+    alike: dict[Hashable, list[PlannedCase]] = defaultdict(list)
+    for planned in cases:
+        alike[_compiled_alike(planned.case)].append(planned)
+    shards, together = (_dealt(kept.values(), units, count) for kept in (ladders, alike))
+    in_balance = _longest(together, units) <= ROOM * _longest(shards, units)
+    if in_balance and len(together) == len(shards):
+        shards = together
+    mine = shards[index - 1]
     return [planned for planned in cases if planned.id in mine]
+
+
+def _compiled_alike(case: Case) -> Hashable:
+    """The same for ladders that share most of their kernels."""
+    return case.op, ops.sizes_but_length(case), case.dtype
+
+
+def _dealt(
+    kept: Collection[list[PlannedCase]], units: Mapping[str, int], count: int
+) -> list[set[str]]:
+    """The ids of the cases of each shard; what is kept together is in one. units: of time, by id.
+
+    Of more shards than there is to deal, further ones would be empty, and are left away.
+    """
+    whole = [(sum(units[planned.id] for planned in cases), cases) for cases in kept]
+    spent = [0] * min(count, len(whole))
+    shards: list[set[str]] = [set() for _ in spent]
+    for cost, cases in sorted(whole, key=lambda one: -one[0]):
+        least = spent.index(min(spent))
+        # What costs nothing counts as well: else one shard had it all.
+        spent[least] += max(cost, 1)
+        shards[least].update(planned.id for planned in cases)
+    return shards
+
+
+def _longest(shards: Sequence[Collection[str]], units: Mapping[str, int]) -> int:
+    """How long the last shard takes."""
+    return max(sum(units[case_id] for case_id in shard) for shard in shards)
 
 
 def canary(

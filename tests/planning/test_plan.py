@@ -15,7 +15,7 @@ from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
-from nsabench.model.vocabulary import Role, Runs
+from nsabench.model.vocabulary import Direction, Role, Runs
 from nsabench.planning import matrix, resolve
 from nsabench.planning.cost import by_work
 from nsabench.planning.shards import share
@@ -115,6 +115,27 @@ def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
     ]
     assert heads_of(cases, 2, None) == [[1, 4], [2, 3]]
     assert heads_of([*heavy, *cases[2:]], 2, None) == [[1], [2, 3, 4]]
+
+
+def both_directions(sizes: int) -> list[PlannedCase]:
+    forward = [planned_case(ladder, n) for ladder in range(sizes) for n in range(2)]
+    fields = [c.case.model_dump(exclude={"id"}) for c in forward]
+    backward = [Case(**{**one, "direction": Direction.BACKWARD}) for one in fields]
+    return [*forward, *(PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in backward)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "together"), [(4, 2, True), (3, 2, False), (2, 4, False)]
+)
+def test_what_shares_kernels_stays_together_where_that_keeps_the_balance(
+    sizes: int, count: int, together: bool
+) -> None:
+    cases = both_directions(sizes)
+    costs = dict.fromkeys((c.id for c in cases), 1.0)
+    heads = heads_of(cases, count, costs)
+    assert (sum(map(len, heads)) == sizes) is together
+    lengths = [len(share(cases, f"{i}/{count}", costs)) for i in range(1, count + 1)]
+    assert max(lengths) == min(lengths)
 
 
 def test_controls_do_not_outweigh_the_work_of_a_case() -> None:

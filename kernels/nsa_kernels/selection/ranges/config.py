@@ -26,18 +26,21 @@ def ranges_config(
 ) -> Config:
     """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
 
-    How many keys a row selects is known on the device only: a launch may have more splits than a
-    row has shares of 128 keys, and the programs left over end at once.
+    Rows that are few are split until there is about one program a multiprocessor, but into shares
+    of 64 keys at least. How many keys a row selects is known on the device only: a launch may have
+    more splits than a row has such shares, and the programs left over end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)
     bound = s_kv if selected_len is None else min(selected_len, s_kv)
-    splits = 1
-    if 2 * programs < 3 * limits.processors:
-        splits = max(1, min(2 * limits.processors // programs, cdiv(bound, 128), 64))
+    # To the nearest: two thirds of the multiprocessors read as fast as all do.
+    wanted = (2 * limits.processors + programs) // (2 * programs)
+    splits = max(1, min(wanted, cdiv(bound, 64), 64))
     narrow, crowd = is_narrow(d, dv), crowd_of(programs, limits.processors)
     if splits > 1:
-        crowd, rule = "split", (32, 2, 4)
+        crowd, rule = "split", (32, 4, 4)
+    elif programs <= limits.processors:
+        crowd, rule = "one", (64, 4, 4)
     elif crowd == "many":
         rule = (32, 1, 3) if narrow else (64, 4, 2)
     else:

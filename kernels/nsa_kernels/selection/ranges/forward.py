@@ -19,7 +19,7 @@ from .kernels.forward import ranges_kernel
 from .spans import kernel_spans
 
 MIN_SHARE = 128
-"""Keys of a share at least, a multiple of every tile size used with splits."""
+"""Keys of a share at least, or two tiles, where those are fewer."""
 
 
 @replayed
@@ -105,7 +105,7 @@ def range_shares(
         BLOCK_L=config.block_l,
         SPANS=given.padded,
         SEARCH_STEPS=given.search_steps,
-        MIN_SHARE=max(config.block_l, MIN_SHARE),
+        MIN_SHARE=max(config.block_l, min(2 * config.block_l, MIN_SHARE)),
         SPLIT=config.splits > 1,
         LATE=config.late,
         LENGTHS=lengths is not None,
