@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 from nsabench import ops
 from nsabench.errors import UsageError
-from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
 from nsabench.planning.cost import by_work
 
 ALL = "1/1"
 _UNIT = 1e6  # of a second
-ROOM = 1.02  # of the time of the last shard, that compiling less is worth
+ROOM = 1.02  # times as long as needs be the last shard may take, to compile less
 
 
 def share(
@@ -24,10 +23,10 @@ def share(
     """The cases of the shard `i/n`, in the order of the plan.
 
     A ladder stays whole: what looks along a length would not find in a part what it finds in the
-    whole. So do all cases of the same sizes, where that leaves the shards in balance, since each
-    shard compiles what it needs. The dearest goes first, each to the shard that has cost least so
-    far; so no two hosts see another plan. costs: seconds of each case by id; None: those that
-    `planning.cost` estimates.
+    whole. Where that leaves the shards in balance, so do the cases of an op, as far as they fit, or
+    else those of the same sizes: each shard measures the controls of its ops, and compiles. What
+    is dealt depends on the plan and its costs alone, so no two hosts see another plan. costs:
+    seconds of each case by id; None: those that `planning.cost` estimates.
 
     Raises `UsageError` when `shard` is not `i/n`, or has no ladder.
     """
@@ -49,20 +48,46 @@ def share(
     costs = by_work(cases) if costs is None else costs
     # Whole numbers: the sum of a shard is the same in whatever order, on every host.
     units = {planned.id: round(costs[planned.id] * _UNIT) for planned in cases}
-    alike: dict[Hashable, list[PlannedCase]] = defaultdict(list)
-    for planned in cases:
-        alike[_compiled_alike(planned.case)].append(planned)
-    shards, together = (_dealt(kept.values(), units, count) for kept in (ladders, alike))
-    in_balance = _longest(together, units) <= ROOM * _longest(shards, units)
-    if in_balance and len(together) == len(shards):
-        shards = together
+    shards = _dealt(ladders.values(), units, count)
+    for dealt in (_filled(cases, units, count), _dealt(_alike(cases), units, count)):
+        in_balance = _longest(dealt, units) <= ROOM * _longest(shards, units)
+        if in_balance and len(dealt) == len(shards) and all(dealt):
+            shards = dealt
+            break
     mine = shards[index - 1]
     return [planned for planned in cases if planned.id in mine]
 
 
-def _compiled_alike(case: Case) -> Hashable:
-    """The same for ladders that share most of their kernels."""
-    return case.op, ops.sizes_but_length(case), case.dtype
+def _alike(cases: Iterable[PlannedCase]) -> list[list[PlannedCase]]:
+    """Ladders that share most of their kernels, together."""
+    alike: dict[Hashable, list[PlannedCase]] = defaultdict(list)
+    for planned in cases:
+        case = planned.case
+        alike[case.op, ops.sizes_but_length(case), case.dtype].append(planned)
+    return list(alike.values())
+
+
+def _filled(cases: Iterable[PlannedCase], units: Mapping[str, int], count: int) -> list[set[str]]:
+    """The ids of the cases of each shard; op after op, a shard is filled before the next is begun.
+    units: of time, by id.
+
+    The dearest op comes last, and of an op what is dearest first: what fits into none goes to the
+    shard that has cost least.
+    """
+    of_ops: dict[str, int] = defaultdict(int)
+    for planned in cases:
+        of_ops[planned.case.op] += units[planned.id]
+    whole = [(_cost(alike, units), alike) for alike in _alike(cases)]
+    whole.sort(key=lambda one: (of_ops[one[1][0].case.op], one[1][0].case.op, -one[0]))
+    room = sum(of_ops.values()) / count
+    shards: list[set[str]] = [set() for _ in range(count)]
+    spent = [0] * count
+    for cost, alike in whole:
+        fitting = (i for i in range(count) if spent[i] + cost <= room)
+        place = next(fitting, spent.index(min(spent)))
+        spent[place] += cost
+        shards[place].update(planned.id for planned in alike)
+    return shards
 
 
 def _dealt(
@@ -70,17 +95,21 @@ def _dealt(
 ) -> list[set[str]]:
     """The ids of the cases of each shard; what is kept together is in one. units: of time, by id.
 
-    Of more shards than there is to deal, further ones would be empty, and are left away.
+    The dearest goes first, each to the shard that has cost least so far. Of more shards than there
+    is to deal, further ones would be empty, and are left away.
     """
-    whole = [(sum(units[planned.id] for planned in cases), cases) for cases in kept]
-    spent = [0] * min(count, len(whole))
-    shards: list[set[str]] = [set() for _ in spent]
-    for cost, cases in sorted(whole, key=lambda one: -one[0]):
+    shards: list[set[str]] = [set() for _ in range(min(count, len(kept)))]
+    spent = [0] * len(shards)
+    for cases in sorted(kept, key=lambda cases: -_cost(cases, units)):
         least = spent.index(min(spent))
         # What costs nothing counts as well: else one shard had it all.
-        spent[least] += max(cost, 1)
+        spent[least] += max(_cost(cases, units), 1)
         shards[least].update(planned.id for planned in cases)
     return shards
+
+
+def _cost(cases: Iterable[PlannedCase], units: Mapping[str, int]) -> int:
+    return sum(units[planned.id] for planned in cases)
 
 
 def _longest(shards: Sequence[Collection[str]], units: Mapping[str, int]) -> int:

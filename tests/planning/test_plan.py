@@ -120,7 +120,7 @@ def test_a_ladder_of_much_work_has_a_shard_of_its_own() -> None:
 def both_directions(sizes: int) -> list[PlannedCase]:
     forward = [planned_case(ladder, n) for ladder in range(sizes) for n in range(2)]
     fields = [c.case.model_dump(exclude={"id"}) for c in forward]
-    backward = [Case(**{**one, "direction": Direction.BACKWARD}) for one in fields]
+    backward = [_case({**one, "direction": Direction.BACKWARD}) for one in fields]
     return [*forward, *(PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in backward)]
 
 
@@ -136,6 +136,22 @@ def test_what_shares_kernels_stays_together_where_that_keeps_the_balance(
     assert (sum(map(len, heads)) == sizes) is together
     lengths = [len(share(cases, f"{i}/{count}", costs)) for i in range(1, count + 1)]
     assert max(lengths) == min(lengths)
+
+
+def test_an_op_stays_together_as_far_as_it_fits() -> None:
+    rows = [planned_case(ladder, 0) for ladder in range(4)]
+    fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
+    spans = [PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in map(_case, fields)]
+    costs = {c.id: 1.0 for c in rows} | {c.id: 2.0 for c in spans}
+    parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
+    assert [[c.case.op for c in part] for part in parts] == [
+        ["selection_ranges", *["selection_rows"] * 4],
+        ["selection_ranges"] * 3,
+    ]
+
+
+def _case(fields: dict[str, Any]) -> Case:
+    return Case(**fields)
 
 
 def test_controls_do_not_outweigh_the_work_of_a_case() -> None:

@@ -26,19 +26,22 @@ def ranges_config(
 ) -> Config:
     """The configuration of ``selection_ranges``; its splits share a row's keys evenly.
 
-    Rows that are few are split until there is about one program a multiprocessor, but into shares
-    of 64 keys at least. How many keys a row selects is known on the device only: a launch may have
-    more splits than a row has such shares, and the programs left over end at once.
+    Rows that are few are split until there is one program a multiprocessor, more of them until
+    there are two, and three quarters of the multiprocessors read as fast as all do. How many keys a
+    row selects is known on the device only: a launch may have more splits than a row has shares of
+    64 keys, and the programs left over end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)
     bound = s_kv if selected_len is None else min(selected_len, s_kv)
-    # To the nearest: two thirds of the multiprocessors read as fast as all do.
-    wanted = (2 * limits.processors + programs) // (2 * programs)
-    splits = max(1, min(wanted, cdiv(bound, 64), 64))
+    few = 4 * programs <= limits.processors
+    splits = 1
+    if 4 * programs < 3 * limits.processors:
+        wanted = (1 if few else 2) * limits.processors // programs
+        splits = max(1, min(wanted, cdiv(bound, 64), 64))
     narrow, crowd = is_narrow(d, dv), crowd_of(programs, limits.processors)
     if splits > 1:
-        crowd, rule = "split", (32, 4, 4)
+        crowd, rule = "split", (32, 4 if few or h <= 8 else 2, 4)
     elif programs <= limits.processors:
         crowd, rule = "one", (64, 4, 4)
     elif crowd == "many":
