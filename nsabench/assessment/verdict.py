@@ -267,7 +267,7 @@ def _beside_nobody(
     few = [
         name
         for name in (best, judgement.best_baseline)
-        if regime is not Regime.QUEUE and len(timed.get(name, ())) < MIN_ROUNDS_EVER
+        if regime is not Regime.QUEUE and name in timed and len(timed[name]) < MIN_ROUNDS_EVER
     ]
     if few:  # it looked hopeless there, and is not, or was not beside the candidate
         return _unknown(judgement, f"{few[0]} {untimed}", "it was called a few times only")

@@ -302,6 +302,27 @@ def test_who_was_left_out_as_hopeless_decides_nothing(
     assert {j.why for j in judgements.values()} == {why}
 
 
+def test_a_best_baseline_that_comes_with_the_candidate_is_not_looked_for_apart(
+    tmp_path: Path,
+) -> None:
+    """No process is without it, and the others say that it was not slowed: a kernel 15 times as
+    fast was `inconclusive` for that."""
+    make_run(tmp_path, ONE)
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "own")
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        entry.outcomes.append(timed("own", 0.19, ONE, rng))
+        apart = [timed("sdpa_gqa", 0.2, ONE, rng)]
+        contents.add(isolated(case_id=entry.case_id, outcomes=apart))
+    judgements = assess(plan, contents).judgements(contents)
+    assert {(j.verdict, j.best_baseline, j.why) for j in judgements.values()} == {
+        (Verdict.FASTER, "own", "")
+    }
+
+
 @pytest.mark.parametrize(
     ("update", "median_ms", "reason"),
     [
