@@ -319,11 +319,11 @@ class _Run:
 
     def _look(self, pass_: Pass) -> None:
         """Measure the cases of one pass that it has not journaled yet."""
-        if not pass_.goes_on:
-            self._executor = None
-            self._started.close()
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
         lacking = not cells.keys() <= self.journal.done(pass_.name)
+        if lacking and not pass_.goes_on:
+            self._executor = None
+            self._started.close()
         if pass_.beside is Beside.ANYTHING:
             if lacking:
                 with self._ready(pass_, cells) as executor:

@@ -276,9 +276,20 @@ def test_a_shard_has_compiled_and_has_a_worker_before_it_says_that_it_has_come(
     assert did == ["is described", "compiles", "is lent", "is described", "measures"]
 
 
-def test_the_first_look_goes_on_with_the_worker_that_measured_beside_the_neighbours() -> None:
+SECOND = ("that of together is closed", "second_look starts", "second_look", "canary")
+NO_SECOND = ("canary",)
+
+
+@pytest.mark.parametrize(
+    ("doubtful", "then", "last"),
+    [(True, SECOND, "second_look"), (False, NO_SECOND, "together")],
+)
+def test_a_pass_goes_on_with_the_worker_of_the_one_before(
+    doubtful: bool, then: tuple[str, ...], last: str
+) -> None:
     """It has imported all that there is. Beside the neighbours all begin anew: of one that imports
-    while the others measure nobody would see what it does to them."""
+    while the others measure nobody would see what it does to them. The canary takes the worker of
+    the second look, or of the first where nothing is looked at twice."""
     did: list[str] = []
 
     class Executor:
@@ -308,15 +319,30 @@ def test_the_first_look_goes_on_with_the_worker_that_measured_beside_the_neighbo
 
     def named(pass_: Pass) -> Pass:
         start = cast("Callable[..., WorkerExecutor]", lambda *_: Executor(pass_.name))
-        return replace(pass_, start=start, cells=lambda *_: {"a": ["b"]})
+        cells = {"a": ["b"]} if doubtful or pass_ is not SECOND_LOOK else {}
+        return replace(pass_, start=start, cells=lambda *_: cells)
 
-    passes = [named(pass_) for pass_ in PASSES[: PASSES.index(SECOND_LOOK) + 1]]
-    looked(run, *passes)
+    looked(run, *map(named, PASSES))
     assert did == [
         *("alone starts", "alone", "that of alone is closed"),
-        *("together starts", "together", "first_look", "that of together is closed"),
-        *("second_look starts", "second_look"),
+        *("together starts", "together", "first_look", *then),
+        *(f"that of {last} is closed", "isolated_baselines starts", "isolated_baselines"),
     ]
+
+
+def test_what_neighbours_do_is_asked_of_a_few_baselines() -> None:
+    """All shards wait for it, one after another, and what a candidate takes says nothing."""
+    plan = make_plan(SHARD)
+    assert plan.canary is not None
+    more = [f"other_{i}" for i in range(5)]
+    [one] = [i for i in plan.implementations if i.name == "sdpa_gqa"]
+    infos = [*plan.implementations, *(one.model_copy(update={"name": name}) for name in more)]
+    names = ("mine", *more, *plan.canary.implementations[1:])
+    canary = plan.canary.model_copy(update={"implementations": names})
+    plan = plan.model_copy(update={"implementations": infos, "canary": canary})
+    for pass_ in (ALONE, TOGETHER):
+        assert pass_.cells(plan, dict) == {canary.id: more[:4]}
+    assert CANARY.cells(plan, dict) == {canary.id: list(names)}
 
 
 @pytest.fixture(scope="module")

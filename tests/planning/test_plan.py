@@ -142,12 +142,17 @@ def test_an_op_stays_together_as_far_as_it_fits() -> None:
     rows = [planned_case(ladder, 0) for ladder in range(4)]
     fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
     spans = [PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in map(_case, fields)]
-    costs = {c.id: 1.0 for c in rows} | {c.id: 2.0 for c in spans}
-    parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
-    assert [[c.case.op for c in part] for part in parts] == [
-        ["selection_ranges", *["selection_rows"] * 4],
-        ["selection_ranges"] * 3,
-    ]
+    cases = [*spans, *rows]
+
+    def dealt(each_s: float) -> list[list[str]]:
+        costs = {c.id: each_s for c in rows} | {c.id: 2 * each_s for c in spans}
+        parts = [share(cases, f"{i}/2", costs) for i in (1, 2)]
+        return [[c.case.op for c in part] for part in parts]
+
+    one, three = ["selection_ranges", *["selection_rows"] * 4], ["selection_ranges"] * 3
+    assert dealt(100.0) == [one, three]
+    # What takes no longer than to begin with its op has a shard for each.
+    assert dealt(1.0) == [["selection_rows"] * 4, ["selection_ranges"] * 4]
 
 
 def _case(fields: dict[str, Any]) -> Case:
