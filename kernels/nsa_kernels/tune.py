@@ -63,13 +63,14 @@ def fitting(d: int, dv: int, shared_bytes: int) -> list[Tile]:
 
 
 def trials(device: torch.device) -> Iterator[Trial]:
-    """A shape of each class: rows to be split, one a multiprocessor, some, and many."""
+    """A shape of each class: rows to be split, few and more; one a multiprocessor, some, many."""
     processors = device_limits(device).processors
 
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(size, device=device, dtype=torch.float32).to(DTYPE)
 
-    for n in (max(processors // 8, 1), processors, 2 * processors, 8 * processors):
+    few, more = max(processors // 8, 1), max(processors // 2, 1)
+    for n in (few, more, processors, 2 * processors, 8 * processors):
         for d in (64, 128):
             q = draw(n, HEADS, d)
             for length in (64, 128, 256, 512, 1024, 2048):

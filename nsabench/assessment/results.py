@@ -76,10 +76,9 @@ class Assessed:
         self, second_looks: Mapping[str, Entry], isolated_baselines: Mapping[str, Entry]
     ) -> dict[Key, Judgement]:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
-            timings = {key: self.outcomes[key].timings(regime) for key in first}
-            return look_again(
-                first, timings, second_looks, isolated_baselines, self.plan.margin, regime
-            )
+            timings = {key: one.timings(regime) for key, one in self.outcomes.items()}
+            timed = {key: one for key, one in timings.items() if one.time_ms}
+            return look_again(first, timed, second_looks, isolated_baselines, self.plan, regime)
 
         own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
         queue = seen(self.first_in_queue, Regime.QUEUE)

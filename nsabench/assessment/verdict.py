@@ -21,6 +21,7 @@ from nsabench.assessment.statistics import (
 )
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outside, Samples
+from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
@@ -101,12 +102,13 @@ def look_again(
     timings: Mapping[Key, Samples | Bursts],
     second_looks: Mapping[str, Entry],
     isolated_baselines: Mapping[str, Entry],
-    margin: float = MARGIN,
+    plan: Plan,
     regime: Regime = Regime.DEVICE,
 ) -> dict[Key, Judgement]:
     """The judgements of a regime after what other processes saw of the same cases, by case id.
 
-    margin: that of the plan, which the second looks were chosen by.
+    plan: whose margin the second looks were chosen by, and that says where implementations come
+    from.
     """
     judged = {}
     for (case_id, name), judgement in judgements.items():
@@ -115,10 +117,13 @@ def look_again(
             failed = _failing(name, second)
             if failed is not None and judgement.verdict is not None:
                 judgement = failed
-            elif hangs_on_little(judgement, margin):
-                judgement = _confirmed(judgement, name, second, margin, regime)
+            elif hangs_on_little(judgement, plan.margin):
+                judgement = _confirmed(judgement, name, second, plan.margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
-            judgement = _beside_nobody(judgement, timings[case_id, name], isolated, regime)
+            beside = {who: taken for (of, who), taken in timings.items() if of == case_id}
+            op = plan.by_id[case_id].case.op
+            is_own = plan.info(op, judgement.best_baseline).source == plan.info(op, name).source
+            judgement = _beside_nobody(judgement, name, beside, isolated, is_own, regime)
         judged[case_id, name] = judgement
     return judged
 
@@ -242,40 +247,60 @@ def _confirmed(
 
 
 def _beside_nobody(
-    judgement: Judgement, candidate: Samples | Bursts, isolated: Entry, regime: Regime
+    judgement: Judgement,
+    name: str,
+    beside: Mapping[str, Samples | Bursts],
+    isolated: Entry,
+    is_own: bool,
+    regime: Regime,
 ) -> Judgement:
     """The judgement, if the baselines were not slower beside the candidate than without it.
 
-    Else the ratio to the best of them in a process that never imported it is what counts.
+    Else the ratio to the best of them in a process that never imported it is what counts. name: of
+    the candidate; beside: what it and the baselines took together. is_own: the best baseline comes
+    with it, so that no process has the one without the other; then the best of the others says
+    whether they were slowed.
     """
     untimed = "could not be timed apart from the candidates"
     disturbance = next(disturbances(isolated.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, f"the baselines {untimed}", disturbance)
     taken = {o.implementation: o.timings(regime).time_ms for o in isolated.outcomes}
-    timed = {name: times for name, times in taken.items() if times}
+    timed = {who: times for who, times in taken.items() if times}
     lost = [o for o in isolated.outcomes if o.implementation not in timed]
     failed = {o.implementation: o.reason for o in lost}
-    if judgement.best_baseline in failed:
+    leader = judgement.best_baseline
+    asked = {o.implementation for o in isolated.outcomes}
+    if leader not in asked:
+        if not is_own:
+            why = "it comes with another candidate: leave that one out of the run"
+            return _unknown(judgement, f"{leader} {untimed}", why)
+        both = sorted(asked & beside.keys())
+        leader = min(both, key=lambda who: quantile(beside[who].time_ms, 0.5), default="")
+        if not leader:
+            why = "none of them was timed beside it"
+            return _unknown(judgement, f"the baselines {untimed}", why)
+    if leader in failed:
         # Slower ones do not show that it was not slowed.
-        why = failed[judgement.best_baseline] or "it was not timed there"
-        return _unknown(judgement, f"{judgement.best_baseline} {untimed}", why)
-    best = min(timed, key=lambda name: quantile(timed[name], 0.5), default=None)
+        why = failed[leader] or "it was not timed there"
+        return _unknown(judgement, f"{leader} {untimed}", why)
+    best = min(timed, key=lambda who: quantile(timed[who], 0.5), default=None)
     if best is None:
         why = isolated.reason or "none of them was timed there"
         return _unknown(judgement, f"the baselines {untimed}", why)
     few = [
-        name
-        for name in (best, judgement.best_baseline)
-        if regime is not Regime.QUEUE and name in timed and len(timed[name]) < MIN_ROUNDS_EVER
+        who
+        for who in (best, leader)
+        if regime is not Regime.QUEUE and len(timed.get(who, ())) < MIN_ROUNDS_EVER
     ]
     if few:  # it looked hopeless there, and is not, or was not beside the candidate
         return _unknown(judgement, f"{few[0]} {untimed}", "it was called a few times only")
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
-    beside = judgement.speedup * quantile(candidate.time_ms, 0.5)
+    candidate = beside[name]
+    beside_ms = judgement.speedup * quantile(candidate.time_ms, 0.5)
     spread = clock_spread([*isolated.conditions_that_count, judgement.conditions])
-    if beside <= isolated_ms / spread * (1 + DRIFT):
+    if beside_ms <= isolated_ms / spread * (1 + DRIFT):
         return judgement
     moved = ratio_of_independent_medians(timed[best], candidate.time_ms).widened(spread)
     # They come from two processes, and two processes differ by that much without a reason.
@@ -287,7 +312,7 @@ def _beside_nobody(
         speedup_lo=lo,
         speedup_hi=moved.hi,
         why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and "
-        f"the best baseline beside it {beside:.3g} ms: the ratio to the former counts; to the "
+        f"the best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
         f"latter would be {judgement.speedup:.3f}",
     )
 

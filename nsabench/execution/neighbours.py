@@ -152,12 +152,13 @@ def _keeps_busy(pass_: Pass, plan: Plan, executor: WorkerExecutor) -> Callable[[
     sessions = count(pass_.first_session + BUSY)
     planned = plan.canary
     assert planned is not None
+    names = pass_.cells(plan, dict).get(planned.id, list(planned.implementations))
     lost = 0
 
     def measure() -> bool:
         nonlocal lost
         try:
-            executor.measure(planned.case, list(planned.implementations), next(sessions))
+            executor.measure(planned.case, names, next(sessions))
         except GroupLost:  # the shards that listen are none the worse for it
             lost += 1
         return lost < LOSSES

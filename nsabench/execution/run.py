@@ -24,7 +24,7 @@ from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.neighbours import Neighbours, tell_what_they_do
-from nsabench.execution.passes import PASSES, Beside, Pass, first_look
+from nsabench.execution.passes import PASSES, Beside, Pass, canary, first_look
 from nsabench.execution.protocol import Step
 from nsabench.execution.same_machine import described_as_before
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -319,11 +319,11 @@ class _Run:
 
     def _look(self, pass_: Pass) -> None:
         """Measure the cases of one pass that it has not journaled yet."""
-        cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
-        lacking = not cells.keys() <= self.journal.done(pass_.name)
-        if lacking and not pass_.goes_on:
+        if not pass_.goes_on:
             self._executor = None
             self._started.close()
+        cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
+        lacking = not cells.keys() <= self.journal.done(pass_.name)
         if pass_.beside is Beside.ANYTHING:
             if lacking:
                 with self._ready(pass_, cells) as executor:
@@ -371,11 +371,16 @@ class _Run:
             described_as_before(executor, self.journal.contents.headers)
 
     def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """The cells of a pass that are not journaled yet; and of the first look, before anything
-        for which the neighbours wait: each would wait for the compilers of all others."""
-        left = self._left(pass_, cells)
+        """The cells of a pass that are not journaled yet, and the canary's, which comes last; and
+        of the first look, before anything for which the neighbours wait: each would wait for the
+        compilers of all others."""
+        later = [canary.PASS]
         if pass_.beside is not Beside.ANYTHING:
-            left |= self._left(first_look.PASS, first_look.PASS.cells(self.plan, dict))
+            later.append(first_look.PASS)
+        left = self._left(pass_, cells)
+        for other in later:
+            for case_id, names in self._left(other, other.cells(self.plan, dict)).items():
+                left[case_id] = list(dict.fromkeys([*left.get(case_id, ()), *names]))
         return left
 
     def _left(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:

@@ -14,11 +14,8 @@ from nsabench.planning.cost import by_work
 
 ALL = "1/1"
 _UNIT = 1e6  # of a second
-# Seconds before the first case of an op is measured, on each shard that has one: its imports, what
-# its baselines trace, and controls. An H200 took 8 for dense rows and 22 for block selection.
-BEGIN_S = 15.0
 Cases = list[PlannedCase]
-ROOM = 1.02  # times as long as needs be the last shard may take, to compile less
+ROOM = 1.02  # times as long the last shard may take, to keep together what compiles together
 
 
 def share(
@@ -52,12 +49,18 @@ def share(
     costs = by_work(cases) if costs is None else costs
     # Whole numbers: the sum of a shard is the same in whatever order, on every host.
     units = {planned.id: round(costs[planned.id] * _UNIT) for planned in cases}
-    shards = _dealt(ladders.values(), units, count)
-    for dealt in (_filled(cases, units, count), _dealt(_alike(cases), units, count)):
-        in_balance = _longest(dealt, units) <= ROOM * _longest(shards, units)
-        if in_balance and len(dealt) == len(shards) and all(dealt):
-            shards = dealt
-            break
+    ladder_by_ladder = _dealt(ladders.values(), units, count)
+    longest = ROOM * _longest(ladder_by_ladder, units)
+    shards = next(
+        (
+            dealt
+            for dealt in (_filled(cases, units, count), _dealt(_alike(cases), units, count))
+            if len(dealt) == len(ladder_by_ladder)
+            and all(dealt)
+            and _longest(dealt, units) <= longest
+        ),
+        ladder_by_ladder,
+    )
     mine = {planned.id for planned in shards[index - 1]}
     return [planned for planned in cases if planned.id in mine]
 
@@ -76,22 +79,20 @@ def _filled(cases: Iterable[PlannedCase], units: Mapping[str, int], count: int) 
     time, by id.
 
     The dearest op comes last, and of an op what is dearest first: what fits into none goes to the
-    shard that is done first.
+    shard that has cost least.
     """
     of_ops: dict[str, int] = defaultdict(int)
     for planned in cases:
         of_ops[planned.case.op] += units[planned.id]
-    begin = round(BEGIN_S * _UNIT)
-    room = sum(cost + begin for cost in of_ops.values()) / count
+    room = sum(of_ops.values()) / count
     whole = [(alike[0].case.op, _cost(alike, units), alike) for alike in _alike(cases)]
     whole.sort(key=lambda one: (of_ops[one[0]], one[0], -one[1]))
     shards: list[Cases] = [[] for _ in range(count)]
-    spent: list[dict[str, int]] = [{} for _ in range(count)]  # by op
-    for op, cost, alike in whole:
-        then = [sum(one.values()) + cost + (0 if op in one else begin) for one in spent]
-        fitting = (i for i, after in enumerate(then) if after <= room)
-        place = next(fitting, then.index(min(then)))
-        spent[place][op] = spent[place].get(op, begin) + cost
+    spent = [0] * count
+    for _, cost, alike in whole:
+        fitting = (i for i, before in enumerate(spent) if before + cost <= room)
+        place = next(fitting, spent.index(min(spent)))
+        spent[place] += cost
         shards[place] += alike
     return shards
 
@@ -116,10 +117,9 @@ def _cost(cases: Cases, units: Mapping[str, int]) -> int:
     return sum(units[planned.id] for planned in cases)
 
 
-def _longest(shards: Iterable[Cases], units: Mapping[str, int]) -> float:
+def _longest(shards: Iterable[Cases], units: Mapping[str, int]) -> int:
     """How long the last shard takes."""
-    begin = BEGIN_S * _UNIT
-    return max(_cost(one, units) + begin * len({p.case.op for p in one}) for one in shards)
+    return max(_cost(one, units) for one in shards)
 
 
 def canary(

@@ -91,7 +91,7 @@ def _computed(item: Implementation, op: Op) -> Op:
 
 def _tells(call: Callable[..., Any]) -> tuple[object, ...]:
     """What its signature hangs on: a control is one function, around a baseline of each op."""
-    if type(call) is partial:
+    if type(call) is partial and not vars(call):  # else it may say another one
         return id(call.func), len(call.args), *call.keywords
     return (id(call),)
 

@@ -23,7 +23,7 @@ from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Bursts, Ceilings, Conditions, Samples
+from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Role, Runs, Status, Verdict
@@ -302,25 +302,50 @@ def test_who_was_left_out_as_hopeless_decides_nothing(
     assert {j.why for j in judgements.values()} == {why}
 
 
-def test_a_best_baseline_that_comes_with_the_candidate_is_not_looked_for_apart(
-    tmp_path: Path,
+OTHERS = "own could not be timed apart from the candidates: it comes with another candidate"
+FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of memory"
+
+
+@pytest.mark.parametrize(
+    ("source", "alone", "verdict", "why"),
+    [
+        ("mine.py", {"sdpa_gqa": 0.2}, Verdict.FASTER, ""),
+        # It was slowed, and what took less beside the candidate than it did says so.
+        ("mine.py", {"sdpa_gqa": 0.1}, Verdict.INCONCLUSIVE, "sdpa_gqa takes 0.1 ms in a process"),
+        ("mine.py", {"slow": 0.4}, Verdict.INCONCLUSIVE, FAILED),
+        # Nobody else may be slowed by the one that is judged, and not be looked at.
+        ("theirs", {"sdpa_gqa": 0.2}, Verdict.INCONCLUSIVE, OTHERS),
+    ],
+)
+def test_a_best_baseline_that_no_process_has_without_candidates(
+    tmp_path: Path, source: Source, alone: dict[str, float], verdict: Verdict, why: str
 ) -> None:
-    """No process is without it, and the others say that it was not slowed: a kernel 15 times as
-    fast was `inconclusive` for that."""
+    """Where it comes with the candidate, the best of the others says whether they were slowed: a
+    kernel 15 times as fast was `inconclusive`, since its own baseline was looked for."""
     make_run(tmp_path, ONE)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "own")
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "own", "slow")
+    infos = [
+        i.model_copy(update={"source": source}) if i.name == "own" else i
+        for i in plan.implementations
+    ]
+    plan = plan.model_copy(update={"implementations": infos})
     contents = journal.read(tmp_path / "journal.jsonl")
     for header in contents.headers:
         header.plan_sha256 = ""
     rng = np.random.default_rng(0)
     for entry in contents.of(PassName.FIRST_LOOK):
-        entry.outcomes.append(timed("own", 0.19, ONE, rng))
-        apart = [timed("sdpa_gqa", 0.2, ONE, rng)]
+        entry.outcomes += [timed("own", 0.19, ONE, rng), timed("slow", 0.4, ONE, rng)]
+        apart = [timed(name, ms, ONE, rng) for name, ms in alone.items()]
+        if "sdpa_gqa" not in alone:
+            lost = Outcome(
+                implementation="sdpa_gqa", status=Status.CRASHED, reason="it is out of memory"
+            )
+            apart.append(lost)
         contents.add(isolated(case_id=entry.case_id, outcomes=apart))
-    judgements = assess(plan, contents).judgements(contents)
-    assert {(j.verdict, j.best_baseline, j.why) for j in judgements.values()} == {
-        (Verdict.FASTER, "own", "")
-    }
+    for judgement in assess(plan, contents).judgements(contents).values():
+        assert judgement.verdict is verdict
+        assert judgement.best_baseline == "own"
+        assert judgement.why.startswith(why) if why else judgement.why == ""
 
 
 @pytest.mark.parametrize(

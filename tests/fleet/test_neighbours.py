@@ -162,10 +162,12 @@ def test_a_shard_waits_with_a_limit() -> None:
 
 def test_a_device_that_cannot_be_kept_busy_is_not_tried_again_and_again() -> None:
     tried: list[int] = []
+    asked: list[list[str]] = []
 
     class Lost:
         def measure(self, case: Case, names: list[str], session: int) -> None:
             tried.append(session)
+            asked.append(names)
             raise GroupLost("mine", Status.CRASHED, "it crashed", "")
 
     busy = _keeps_busy(TOGETHER, make_plan(SHARD), cast("WorkerExecutor", Lost()))
@@ -177,6 +179,8 @@ def test_a_device_that_cannot_be_kept_busy_is_not_tried_again_and_again() -> Non
         Neighbours(1, ours).together(None, busy)
         told.join()
     assert len(set(tried)) == len(tried) == 3
+    # What it has called before: else it would compile, and its device be idle.
+    assert asked == 3 * list(TOGETHER.cells(make_plan(SHARD), dict).values())
 
 
 def looked(run: SimpleNamespace, *passes: Pass) -> None:
@@ -230,7 +234,20 @@ def test_before_neighbours_wait_for_each_other_all_have_compiled() -> None:
     assert compiled_before(CANARY) == {canary}
     left = min(first - {canary})
     done = {PassName.ALONE: {canary}, PassName.FIRST_LOOK: first - {left}}
+    assert compiled_before(ALONE) == {left, canary}
+    done[PassName.CANARY] = {canary}
     assert compiled_before(ALONE) == {left}
+
+
+def test_of_the_canary_all_is_compiled_ahead() -> None:
+    """The neighbours' passes have a part of it, and come first."""
+    plan = make_plan(SHARD)
+    assert plan.canary is not None
+    run = _Run.__new__(_Run)
+    run.plan, run.journal = plan, cast("Journal", SimpleNamespace(done=lambda name: set()))
+    left = run._compiled_before(ALONE, ALONE.cells(plan, dict))
+    assert "mine" not in ALONE.cells(plan, dict)[plan.canary.id]
+    assert set(left[plan.canary.id]) >= set(plan.canary.implementations)
 
 
 def test_a_shard_has_compiled_and_has_a_worker_before_it_says_that_it_has_come(
@@ -276,20 +293,9 @@ def test_a_shard_has_compiled_and_has_a_worker_before_it_says_that_it_has_come(
     assert did == ["is described", "compiles", "is lent", "is described", "measures"]
 
 
-SECOND = ("that of together is closed", "second_look starts", "second_look", "canary")
-NO_SECOND = ("canary",)
-
-
-@pytest.mark.parametrize(
-    ("doubtful", "then", "last"),
-    [(True, SECOND, "second_look"), (False, NO_SECOND, "together")],
-)
-def test_a_pass_goes_on_with_the_worker_of_the_one_before(
-    doubtful: bool, then: tuple[str, ...], last: str
-) -> None:
+def test_the_first_look_goes_on_with_the_worker_that_measured_beside_the_neighbours() -> None:
     """It has imported all that there is. Beside the neighbours all begin anew: of one that imports
-    while the others measure nobody would see what it does to them. The canary takes the worker of
-    the second look, or of the first where nothing is looked at twice."""
+    while the others measure nobody would see what it does to them."""
     did: list[str] = []
 
     class Executor:
@@ -319,30 +325,26 @@ def test_a_pass_goes_on_with_the_worker_of_the_one_before(
 
     def named(pass_: Pass) -> Pass:
         start = cast("Callable[..., WorkerExecutor]", lambda *_: Executor(pass_.name))
-        cells = {"a": ["b"]} if doubtful or pass_ is not SECOND_LOOK else {}
-        return replace(pass_, start=start, cells=lambda *_: cells)
+        return replace(pass_, start=start, cells=lambda *_: {"a": ["b"]})
 
-    looked(run, *map(named, PASSES))
+    passes = [named(pass_) for pass_ in PASSES[: PASSES.index(SECOND_LOOK) + 1]]
+    looked(run, *passes)
     assert did == [
         *("alone starts", "alone", "that of alone is closed"),
-        *("together starts", "together", "first_look", *then),
-        *(f"that of {last} is closed", "isolated_baselines starts", "isolated_baselines"),
+        *("together starts", "together", "first_look", "that of together is closed"),
+        *("second_look starts", "second_look"),
     ]
 
 
-def test_what_neighbours_do_is_asked_of_a_few_baselines() -> None:
-    """All shards wait for it, one after another, and what a candidate takes says nothing."""
+def test_what_neighbours_do_is_asked_of_the_baselines() -> None:
+    """What a candidate takes says nothing of it, and one after another all shards wait."""
     plan = make_plan(SHARD)
     assert plan.canary is not None
-    more = [f"other_{i}" for i in range(5)]
-    [one] = [i for i in plan.implementations if i.name == "sdpa_gqa"]
-    infos = [*plan.implementations, *(one.model_copy(update={"name": name}) for name in more)]
-    names = ("mine", *more, *plan.canary.implementations[1:])
-    canary = plan.canary.model_copy(update={"implementations": names})
-    plan = plan.model_copy(update={"implementations": infos, "canary": canary})
+    baselines = [name for name in plan.canary.implementations if name != "mine"]
+    assert "mine" in plan.canary.implementations
     for pass_ in (ALONE, TOGETHER):
-        assert pass_.cells(plan, dict) == {canary.id: more[:4]}
-    assert CANARY.cells(plan, dict) == {canary.id: list(names)}
+        assert pass_.cells(plan, dict) == {plan.canary.id: baselines}
+    assert CANARY.cells(plan, dict) == {plan.canary.id: list(plan.canary.implementations)}
 
 
 @pytest.fixture(scope="module")

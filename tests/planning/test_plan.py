@@ -142,17 +142,43 @@ def test_an_op_stays_together_as_far_as_it_fits() -> None:
     rows = [planned_case(ladder, 0) for ladder in range(4)]
     fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
     spans = [PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in map(_case, fields)]
-    cases = [*spans, *rows]
+    costs = {c.id: 1.0 for c in rows} | {c.id: 2.0 for c in spans}
+    parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
+    assert [[c.case.op for c in part] for part in parts] == [
+        ["selection_ranges", *["selection_rows"] * 4],
+        ["selection_ranges"] * 3,
+    ]
 
-    def dealt(each_s: float) -> list[list[str]]:
-        costs = {c.id: each_s for c in rows} | {c.id: 2 * each_s for c in spans}
-        parts = [share(cases, f"{i}/2", costs) for i in (1, 2)]
-        return [[c.case.op for c in part] for part in parts]
 
-    one, three = ["selection_ranges", *["selection_rows"] * 4], ["selection_ranges"] * 3
-    assert dealt(100.0) == [one, three]
-    # What takes no longer than to begin with its op has a shard for each.
-    assert dealt(1.0) == [["selection_rows"] * 4, ["selection_ranges"] * 4]
+OPS = ("selection_rows", "selection_ranges", "selection_varlen")
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=14),
+    count=st.integers(1, 6),
+)
+def test_shards_of_several_ops_are_a_partition_in_balance(
+    sizes: list[tuple[int, int]], count: int
+) -> None:
+    """Each case is there once, no shard is empty, and ladders are whole."""
+    costs: dict[str, float] = {}
+    cases = []
+    for ladder, (op, cost_s) in enumerate(sizes):
+        for n in range(2):
+            fields = planned_case(ladder, n).case.model_dump(exclude={"id"})
+            case = _case({**fields, "op": OPS[op]})
+            costs[case.id] = float(cost_s)
+            cases.append(PlannedCase(id=case.id, case=case, implementations=("mine",)))
+    count = min(count, len(sizes))
+    parts = [share(cases, f"{i}/{count}", costs) for i in range(1, count + 1)]
+    assert all(parts)
+    assert sorted(c.id for part in parts for c in part) == sorted(costs)
+    heads = [{c.case.shape["H"] for c in part} for part in parts]
+    assert sum(map(len, heads)) == len(sizes)
+    longest = max(sum(costs[c.id] for c in part) for part in parts)
+    # Dealt by the dearest first, no shard is over the mean by more than one ladder.
+    at_most = sum(costs.values()) / count + 2 * max(cost_s for _, cost_s in sizes)
+    assert longest <= 1.02 * at_most + 1e-4
 
 
 def _case(fields: dict[str, Any]) -> Case:

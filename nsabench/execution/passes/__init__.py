@@ -19,8 +19,8 @@ PASSES: tuple[Pass, ...] = (
     neighbours.TOGETHER,
     first_look.PASS,
     second_look.PASS,
-    canary.PASS,
     isolated_baselines.PASS,
+    canary.PASS,
 )
 
 __all__ = ["PASSES", "Beside", "Pass"]

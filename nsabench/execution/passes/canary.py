@@ -25,5 +25,4 @@ PASS = Pass(
     on_loss=give_up,
     first_session=3_000_000,
     announcement="the case that all shards measure: {case}",
-    goes_on=True,
 )

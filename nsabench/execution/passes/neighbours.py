@@ -7,25 +7,21 @@ measured ends before the others have spent hours (`execution.neighbours`).
 
 from __future__ import annotations
 
-from nsabench.assessment.neighbours import CONFIRMED_BY
 from nsabench.execution.passes.contract import Beside, Judge, Pass
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import give_up
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName, Role
 
-# Twice as many as must agree on it (`assessment.neighbours`): one after another all shards wait.
-MOST = 2 * CONFIRMED_BY
-
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
-    """The canary of a shard that has neighbours, and the first baselines of it: what they take is
-    what counts."""
+    """The canary of a shard that has neighbours, and the baselines of it: what they take is what
+    counts, and one after another all shards wait."""
     if not plan.neighbours or plan.canary is None:
         return {}
     case, names = plan.canary.case, plan.canary.implementations
     baselines = [n for n in names if plan.info(case.op, n).role is Role.BASELINE]
-    return {plan.canary.id: baselines[:MOST] or list(names)}
+    return {plan.canary.id: baselines or list(names)}
 
 
 ALONE = Pass(

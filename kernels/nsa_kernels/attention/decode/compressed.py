@@ -15,7 +15,6 @@ from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import cdiv, head_dims, scale_log2, strides
 from ...launch.tape import empty
 from ...launch.tuned import Tile
-from ...selection.ranges.forward import MIN_SHARE
 from ...selection.rows.api import selection_rows
 from ...selection.rows.config import rows_config
 from .kernels.compressed import decode_compressed_kernel
@@ -24,6 +23,9 @@ TILE: Tile = (64, 4, 4)
 """Keys, warps, stages: more loads under way than ``rows`` has, for the stores come between."""
 LINE = 16
 """Logits of a head begin at multiples of this, so that they are written and read as vectors."""
+
+LEAST_SHARE = 128
+"""Keys of a share at least, a multiple of every tile that is used with splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def launch_compressed(
         LATE=config.late,
         LOGITS=with_logits,
         LENGTHS=lengths is not None,
-        MIN_SHARE=max(config.block_l, MIN_SHARE),
+        MIN_SHARE=max(config.block_l, LEAST_SHARE),
         BLOCK=1 if lengths is None else lengths.block,
         STRIDE=1 if lengths is None else lengths.stride,
         PDL=dependent_launch(q.device),

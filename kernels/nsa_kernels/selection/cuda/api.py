@@ -26,6 +26,8 @@ SPANS = (32, 128)
 """Spans a row that the range kernel is compiled for; a row may have fewer."""
 HEADS = 16
 """Heads of a block: rows of the tensor cores' product."""
+LEAST_SHARE = 128
+"""Keys of a share of spans at least, as ``ranges.cu`` has it."""
 
 
 class Tile(NamedTuple):
@@ -90,8 +92,10 @@ def plan_ranges(
             f"selection_ranges: the CUDA C++ kernel takes {SPANS[-1]} spans a row, not {n}"
         )
     config = ranges_config(rows, h, n, k.shape[2], d, dv, selected_len, q.dtype, q.device)
-    few = _few(rows * config.splits * cdiv(h, HEADS), q.device)
-    return Plan(choose_tile(d, dv, spans, few), config.splits, 0, spans)
+    bound = k.shape[2] if selected_len is None else min(selected_len, k.shape[2])
+    splits = max(1, min(config.splits, cdiv(bound, LEAST_SHARE)))
+    few = _few(rows * splits * cdiv(h, HEADS), q.device)
+    return Plan(choose_tile(d, dv, spans, few), splits, 0, spans)
 
 
 def _few(blocks: int, device: torch.device) -> bool:

@@ -10,6 +10,9 @@ from ...launch.config import Config, Given, class_name, class_tile, crowd_of, fi
 from ...launch.device import device_limits
 from ...launch.sizes import cdiv
 
+LEAST_SHARE = 64
+"""Keys of a share at least: to merge smaller ones would cost more than it saves."""
+
 
 @functools.lru_cache(maxsize=4096)
 def ranges_config(
@@ -28,8 +31,8 @@ def ranges_config(
 
     Rows that are few are split until there is one program a multiprocessor, more of them until
     there are two, and three quarters of the multiprocessors read as fast as all do. How many keys a
-    row selects is known on the device only: a launch may have more splits than a row has shares of
-    64 keys, and the programs left over end at once.
+    row selects is known on the device only: a launch may have more splits than a row has shares,
+    and the programs left over end at once.
     """
     limits = device_limits(device)
     programs = max(rows * cdiv(h, 64), 1)
@@ -38,10 +41,11 @@ def ranges_config(
     splits = 1
     if 4 * programs < 3 * limits.processors:
         wanted = (1 if few else 2) * limits.processors // programs
-        splits = max(1, min(wanted, cdiv(bound, 64), 64))
+        splits = max(1, min(wanted, cdiv(bound, LEAST_SHARE), 64))
     narrow, crowd = is_narrow(d, dv), crowd_of(programs, limits.processors)
     if splits > 1:
-        crowd, rule = "split", (32, 4 if few or h <= 8 else 2, 4)
+        crowd = "few" if few else "split"
+        rule = (32, 4 if few or h <= 8 else 2, 4)
     elif programs <= limits.processors:
         crowd, rule = "one", (64, 4, 4)
     elif crowd == "many":

@@ -14,12 +14,14 @@ from ...launch.shares import Shares, merge, workspace
 from ...launch.sizes import head_dims, scale_log2, strides
 from ...launch.tape import empty
 from .checks import check_ranges
-from .config import ranges_config
+from .config import LEAST_SHARE, ranges_config
 from .kernels.forward import ranges_kernel
 from .spans import kernel_spans
 
-MIN_SHARE = 128
-"""Keys of a share at least, or two tiles, where those are fewer."""
+
+def least_share(block_l: int) -> int:
+    """Keys of a share at least: two tiles, if these are 64 to 128 keys; always whole tiles."""
+    return max(block_l, min(max(2 * block_l, LEAST_SHARE), 2 * LEAST_SHARE))
 
 
 @replayed
@@ -105,7 +107,7 @@ def range_shares(
         BLOCK_L=config.block_l,
         SPANS=given.padded,
         SEARCH_STEPS=given.search_steps,
-        MIN_SHARE=max(config.block_l, min(2 * config.block_l, MIN_SHARE)),
+        MIN_SHARE=least_share(config.block_l),
         SPLIT=config.splits > 1,
         LATE=config.late,
         LENGTHS=lengths is not None,
