@@ -78,7 +78,14 @@ class Assessed:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: one.timings(regime) for key, one in self.outcomes.items()}
             timed = {key: one for key, one in timings.items() if one.time_ms}
-            return look_again(first, timed, second_looks, isolated_baselines, self.plan, regime)
+            return look_again(
+                first, timed, second_looks, isolated_baselines, self.plan.margin, regime, sources
+            )
+
+        sources = {
+            (row.case_id, row.implementation): self.plan.info(row.op, row.implementation).source
+            for row in self.rows
+        }
 
         own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
         queue = seen(self.first_in_queue, Regime.QUEUE)

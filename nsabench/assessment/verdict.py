@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
@@ -21,7 +23,7 @@ from nsabench.assessment.statistics import (
 )
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outside, Samples
-from nsabench.model.plan import Plan
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
@@ -35,6 +37,7 @@ SAME_BAND_IN_QUEUE = 0.02
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
+NO_SOURCES: Mapping[Key, Source] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -102,28 +105,31 @@ def look_again(
     timings: Mapping[Key, Samples | Bursts],
     second_looks: Mapping[str, Entry],
     isolated_baselines: Mapping[str, Entry],
-    plan: Plan,
+    margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
+    sources: Mapping[Key, Source] = NO_SOURCES,
 ) -> dict[Key, Judgement]:
     """The judgements of a regime after what other processes saw of the same cases, by case id.
 
-    plan: whose margin the second looks were chosen by, and that says where implementations come
-    from.
+    margin: that of the plan, which the second looks were chosen by. sources: where implementations
+    come from; of whom none is known, each is taken for one of its own.
     """
     judged = {}
+    beside: dict[str, dict[str, Samples | Bursts]] = defaultdict(dict)
+    for (case_id, name), taken in timings.items():
+        beside[case_id][name] = taken
     for (case_id, name), judgement in judgements.items():
         second, isolated = second_looks.get(case_id), isolated_baselines.get(case_id)
         if second is not None:
             failed = _failing(name, second)
             if failed is not None and judgement.verdict is not None:
                 judgement = failed
-            elif hangs_on_little(judgement, plan.margin):
-                judgement = _confirmed(judgement, name, second, plan.margin, regime)
+            elif hangs_on_little(judgement, margin):
+                judgement = _confirmed(judgement, name, second, margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
-            beside = {who: taken for (of, who), taken in timings.items() if of == case_id}
-            op = plan.by_id[case_id].case.op
-            is_own = plan.info(op, judgement.best_baseline).source == plan.info(op, name).source
-            judgement = _beside_nobody(judgement, name, beside, isolated, is_own, regime)
+            source, its = (sources.get((case_id, who)) for who in (name, judgement.best_baseline))
+            is_own = source is not None and source == its
+            judgement = _beside_nobody(judgement, name, beside[case_id], isolated, is_own, regime)
         judged[case_id, name] = judgement
     return judged
 
@@ -271,7 +277,7 @@ def _beside_nobody(
     failed = {o.implementation: o.reason for o in lost}
     leader = judgement.best_baseline
     asked = {o.implementation for o in isolated.outcomes}
-    if leader not in asked:
+    if leader not in asked and asked:
         if not is_own:
             why = "it comes with another candidate: leave that one out of the run"
             return _unknown(judgement, f"{leader} {untimed}", why)
