@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsabench import ops
 from nsabench.assessment import checks, doubts, neighbours
+from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.caution import caution
 from nsabench.assessment.checks import controls, ordering, outside, parity, roofline
 from nsabench.assessment.checks.cases import by_case
@@ -31,6 +32,7 @@ from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status
 
 
@@ -76,20 +78,43 @@ class Assessed:
         self, second_looks: Mapping[str, Entry], isolated_baselines: Mapping[str, Entry]
     ) -> dict[Key, Judgement]:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
-            timings = {key: one.timings(regime) for key, one in self.outcomes.items()}
-            timed = {key: one for key, one in timings.items() if one.time_ms}
+            timings = {key: self.outcomes[key].timings(regime) for key in first}
+            stand_ins = self._stand_ins(first, isolated_baselines, regime)
             return look_again(
-                first, timed, second_looks, isolated_baselines, self.plan.margin, regime, sources
+                first,
+                timings,
+                second_looks,
+                isolated_baselines,
+                self.plan.margin,
+                regime,
+                stand_ins,
             )
-
-        sources = {
-            (row.case_id, row.implementation): self.plan.info(row.op, row.implementation).source
-            for row in self.rows
-        }
 
         own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
         queue = seen(self.first_in_queue, Regime.QUEUE)
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
+
+    def _stand_ins(
+        self, first: Mapping[Key, Judgement], among: Collection[str], regime: Regime
+    ) -> dict[Key, str]:
+        """Of each candidate of these cases whose best baseline comes with it: the best that comes
+        with no candidate, by the same rules; empty where there is none."""
+        found: dict[Key, str] = {}
+        cases = by_case(row for row in self.rows if row.case_id in among)
+        for rows in cases.values():
+            clean = self.plan.clean_baselines(self.plan.by_id[rows[0].case_id])
+            others = [row for row in rows if row.implementation in clean]
+            for row in rows:
+                key = (row.case_id, row.implementation)
+                leader = first[key].best_baseline if key in first else ""
+                if leader and self._source(row.op, leader) == self._source(row.op, key[1]):
+                    seen = regime if regime is Regime.QUEUE else Regime.of_samples(row.mode)
+                    best = best_baseline(others, beside=row, regime=seen)
+                    found[key] = best.implementation if best else ""
+        return found
+
+    def _source(self, op: str, name: str) -> Source:
+        return self.plan.info(op, name).source
 
     def _by_the_supervisor(self, key: Key, judgement: Judgement) -> Judgement:
         """The judgement in both regimes, held to what the supervisor saw."""

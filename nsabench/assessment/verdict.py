@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -23,7 +22,6 @@ from nsabench.assessment.statistics import (
 )
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Bursts, Conditions, Outside, Samples
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
@@ -37,7 +35,7 @@ SAME_BAND_IN_QUEUE = 0.02
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
-NO_SOURCES: Mapping[Key, Source] = MappingProxyType({})
+NONE: Mapping[Key, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -107,17 +105,14 @@ def look_again(
     isolated_baselines: Mapping[str, Entry],
     margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
-    sources: Mapping[Key, Source] = NO_SOURCES,
+    stand_ins: Mapping[Key, str] = NONE,
 ) -> dict[Key, Judgement]:
     """The judgements of a regime after what other processes saw of the same cases, by case id.
 
-    margin: that of the plan, which the second looks were chosen by. sources: where implementations
-    come from; of whom none is known, each is taken for one of its own.
+    margin: that of the plan, which the second looks were chosen by. stand_ins: of a candidate whose
+    best baseline comes with it, the best that comes with none; empty where there is none.
     """
     judged = {}
-    beside: dict[str, dict[str, Samples | Bursts]] = defaultdict(dict)
-    for (case_id, name), taken in timings.items():
-        beside[case_id][name] = taken
     for (case_id, name), judgement in judgements.items():
         second, isolated = second_looks.get(case_id), isolated_baselines.get(case_id)
         if second is not None:
@@ -127,9 +122,9 @@ def look_again(
             elif hangs_on_little(judgement, margin):
                 judgement = _confirmed(judgement, name, second, margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
-            source, its = (sources.get((case_id, who)) for who in (name, judgement.best_baseline))
-            is_own = source is not None and source == its
-            judgement = _beside_nobody(judgement, name, beside[case_id], isolated, is_own, regime)
+            leader = stand_ins.get((case_id, name), judgement.best_baseline)
+            candidate = timings[case_id, name]
+            judgement = _beside_nobody(judgement, candidate, leader, isolated, regime)
         judged[case_id, name] = judgement
     return judged
 
@@ -254,18 +249,16 @@ def _confirmed(
 
 def _beside_nobody(
     judgement: Judgement,
-    name: str,
-    beside: Mapping[str, Samples | Bursts],
+    candidate: Samples | Bursts,
+    leader: str,
     isolated: Entry,
-    is_own: bool,
     regime: Regime,
 ) -> Judgement:
     """The judgement, if the baselines were not slower beside the candidate than without it.
 
-    Else the ratio to the best of them in a process that never imported it is what counts. name: of
-    the candidate; beside: what it and the baselines took together. is_own: the best baseline comes
-    with it, so that no process has the one without the other; then the best of the others says
-    whether they were slowed.
+    Else the ratio to the best of them in a process that never imported it is what counts. leader:
+    the best of them beside the candidate; of one that comes with it no process has the one without
+    the other, and the best of the others says whether all were slowed.
     """
     untimed = "could not be timed apart from the candidates"
     disturbance = next(disturbances(isolated.conditions_that_count), "")
@@ -275,17 +268,13 @@ def _beside_nobody(
     timed = {who: times for who, times in taken.items() if times}
     lost = [o for o in isolated.outcomes if o.implementation not in timed]
     failed = {o.implementation: o.reason for o in lost}
-    leader = judgement.best_baseline
-    asked = {o.implementation for o in isolated.outcomes}
-    if leader not in asked and asked:
-        if not is_own:
-            why = "it comes with another candidate: leave that one out of the run"
-            return _unknown(judgement, f"{leader} {untimed}", why)
-        both = sorted(asked & beside.keys())
-        leader = min(both, key=lambda who: quantile(beside[who].time_ms, 0.5), default="")
-        if not leader:
-            why = "none of them was timed beside it"
-            return _unknown(judgement, f"the baselines {untimed}", why)
+    if not leader:
+        return _unknown(judgement, f"the baselines {untimed}", "all come with a candidate")
+    if leader not in taken:
+        if isolated.reason:
+            return _unknown(judgement, f"the baselines {untimed}", isolated.reason)
+        why = "it comes with another candidate: leave that one out of the run"
+        return _unknown(judgement, f"{leader} {untimed}", why)
     if leader in failed:
         # Slower ones do not show that it was not slowed.
         why = failed[leader] or "it was not timed there"
@@ -303,7 +292,6 @@ def _beside_nobody(
         return _unknown(judgement, f"{few[0]} {untimed}", "it was called a few times only")
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
-    candidate = beside[name]
     beside_ms = judgement.speedup * quantile(candidate.time_ms, 0.5)
     spread = clock_spread([*isolated.conditions_that_count, judgement.conditions])
     if beside_ms <= isolated_ms / spread * (1 + DRIFT):
@@ -314,7 +302,7 @@ def _beside_nobody(
     return replace(
         judgement,
         verdict=Verdict.FASTER if lo > 1 else Verdict.INCONCLUSIVE,
-        speedup=moved.value,
+        speedup=min(judgement.speedup, moved.value),
         speedup_lo=lo,
         speedup_hi=moved.hi,
         why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and "

@@ -348,6 +348,38 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
         assert judgement.why.startswith(why) if why else judgement.why == ""
 
 
+def test_a_wrong_baseline_stands_for_no_other(tmp_path: Path) -> None:
+    make_run(tmp_path, ONE)
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "own", "sloppy")
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        sloppy = spoilt(timed("sloppy", 0.12, ONE, rng), {"mae": 0.5})
+        entry.outcomes += [timed("own", 0.19, ONE, rng), sloppy]
+        apart = [timed("sdpa_gqa", 0.2, ONE, rng), sloppy]
+        contents.add(isolated(case_id=entry.case_id, outcomes=apart))
+    judgements = assess(plan, contents).judgements(contents).values()
+    assert {(j.verdict, j.why) for j in judgements} == {(Verdict.FASTER, "")}
+
+
+def test_a_process_that_was_lost_says_why_and_accuses_nobody(tmp_path: Path) -> None:
+    make_run(tmp_path, ONE)
+    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "other")
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    skipped = Outcome(implementation="other", status=Status.SKIPPED, reason="it needs Triton")
+    for entry in contents.of(PassName.FIRST_LOOK):
+        lost = isolated(case_id=entry.case_id, outcomes=[skipped], reason="it was killed")
+        contents.add(lost)
+    judgements = assess(plan, contents).judgements(contents).values()
+    assert {j.why for j in judgements} == {
+        "the baselines could not be timed apart from the candidates: it was killed"
+    }
+
+
 @pytest.mark.parametrize(
     ("update", "median_ms", "reason"),
     [
