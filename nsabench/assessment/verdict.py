@@ -35,7 +35,7 @@ SAME_BAND_IN_QUEUE = 0.02
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
-NONE: Mapping[Key, str] = MappingProxyType({})
+NO_STAND_INS: Mapping[Key, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def look_again(
     isolated_baselines: Mapping[str, Entry],
     margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
-    stand_ins: Mapping[Key, str] = NONE,
+    stand_ins: Mapping[Key, str] = NO_STAND_INS,
 ) -> dict[Key, Judgement]:
     """The judgements of a regime after what other processes saw of the same cases, by case id.
 
@@ -266,8 +266,9 @@ def _beside_nobody(
         return _unknown(judgement, f"the baselines {untimed}", disturbance)
     taken = {o.implementation: o.timings(regime).time_ms for o in isolated.outcomes}
     timed = {who: times for who, times in taken.items() if times}
-    lost = [o for o in isolated.outcomes if o.implementation not in timed]
-    failed = {o.implementation: o.reason for o in lost}
+    failed = {
+        o.implementation: o.reason for o in isolated.outcomes if o.implementation not in timed
+    }
     if not leader:
         return _unknown(judgement, f"the baselines {untimed}", "all come with a candidate")
     if leader not in taken:
@@ -279,14 +280,11 @@ def _beside_nobody(
         # Slower ones do not show that it was not slowed.
         why = failed[leader] or "it was not timed there"
         return _unknown(judgement, f"{leader} {untimed}", why)
-    best = min(timed, key=lambda who: quantile(timed[who], 0.5), default=None)
-    if best is None:
-        why = isolated.reason or "none of them was timed there"
-        return _unknown(judgement, f"the baselines {untimed}", why)
+    best = min(timed, key=lambda who: quantile(timed[who], 0.5))
     few = [
         who
         for who in (best, leader)
-        if regime is not Regime.QUEUE and len(timed.get(who, ())) < MIN_ROUNDS_EVER
+        if regime is not Regime.QUEUE and len(timed[who]) < MIN_ROUNDS_EVER
     ]
     if few:  # it looked hopeless there, and is not, or was not beside the candidate
         return _unknown(judgement, f"{few[0]} {untimed}", "it was called a few times only")

@@ -151,7 +151,7 @@ def _make(
     shown = sum(len(planned.implementations) for planned in plan.cases) <= MOST_ON_A_PAGE
     derive = partial(derived, run_id=plan.run_id, sizes=sizes, shown=shown)
     with run.journal.open("wb") as joined, Tables(folder) as tables:
-        for (shard, info, _, _), own in zip(given, each(derive, given, 2), strict=True):
+        for (shard, info, _, _), own in zip(given, each(derive, given, worth_it=2), strict=True):
             joined.write(_keep(folder, shard))
             tables.add(own.records, own.samples, own.bursts)
             for sentence in own.slowed:

@@ -49,12 +49,13 @@ def share(
     costs = by_work(cases) if costs is None else costs
     # Whole numbers: the sum of a shard is the same in whatever order, on every host.
     units = {planned.id: round(costs[planned.id] * _UNIT) for planned in cases}
+    alike = _alike(cases)
     ladder_by_ladder = _dealt(ladders.values(), units, count)
     longest = ROOM * _longest(ladder_by_ladder, units)
     shards = next(
         (
             dealt
-            for dealt in (_filled(cases, units, count), _dealt(_alike(cases), units, count))
+            for dealt in (_filled(alike, units, count), _dealt(alike, units, count))
             if len(dealt) == len(ladder_by_ladder)
             and all(dealt)
             and _longest(dealt, units) <= longest
@@ -74,26 +75,26 @@ def _alike(cases: Iterable[PlannedCase]) -> list[Cases]:
     return list(alike.values())
 
 
-def _filled(cases: Iterable[PlannedCase], units: Mapping[str, int], count: int) -> list[Cases]:
-    """The cases of each shard; op after op, a shard is filled before the next is begun. units: of
-    time, by id.
+def _filled(kept: Collection[Cases], units: Mapping[str, int], count: int) -> list[Cases]:
+    """As `_dealt`, but op after op, a shard is filled before the next is begun; what is kept
+    together is of one op.
 
     The dearest op comes last, and of an op what is dearest first: what fits into none goes to the
     shard that has cost least.
     """
+    whole = [(cases[0].case.op, _cost(cases, units), cases) for cases in kept]
     of_ops: dict[str, int] = defaultdict(int)
-    for planned in cases:
-        of_ops[planned.case.op] += units[planned.id]
-    room = sum(of_ops.values()) / count
-    whole = [(alike[0].case.op, _cost(alike, units), alike) for alike in _alike(cases)]
+    for op, cost, _ in whole:
+        of_ops[op] += cost
     whole.sort(key=lambda one: (of_ops[one[0]], one[0], -one[1]))
+    room = sum(of_ops.values()) / count
     shards: list[Cases] = [[] for _ in range(count)]
     spent = [0] * count
-    for _, cost, alike in whole:
+    for _, cost, cases in whole:
         fitting = (i for i, before in enumerate(spent) if before + cost <= room)
         place = next(fitting, spent.index(min(spent)))
         spent[place] += cost
-        shards[place] += alike
+        shards[place] += cases
     return shards
 
 
@@ -105,10 +106,11 @@ def _dealt(kept: Collection[Cases], units: Mapping[str, int], count: int) -> lis
     """
     shards: list[Cases] = [[] for _ in range(min(count, len(kept)))]
     spent = [0] * len(shards)
-    for cases in sorted(kept, key=lambda cases: -_cost(cases, units)):
+    whole = [(_cost(cases, units), cases) for cases in kept]
+    for cost, cases in sorted(whole, key=lambda one: -one[0]):
         least = spent.index(min(spent))
         # What costs nothing counts as well: else one shard had it all.
-        spent[least] += max(_cost(cases, units), 1)
+        spent[least] += max(cost, 1)
         shards[least] += cases
     return shards
 

@@ -22,7 +22,7 @@ from nsabench.execution.protocol import Measured, Spare
 from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
 from nsabench.model.case import Case, FixedCount, RatioCI
-from nsabench.model.journal import Entry
+from nsabench.model.journal import Contents, Entry
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.source import Source
@@ -55,6 +55,15 @@ def with_baselines(plan: Plan, *more: str) -> Plan:
     ]
     sources = {"mine.py": "a", "pkg": "b"}
     return plan.model_copy(update={"implementations": infos, "cases": cases, "sources": sources})
+
+
+def first_looked(folder: Path, *more: str) -> tuple[Plan, Contents]:
+    """The plan of a run with more baselines, and its journal, which has no times of those yet."""
+    make_run(folder, ONE)
+    contents = journal.read(folder / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    return with_baselines(Plan.read(folder / "plan.yaml"), *more), contents
 
 
 class Alone:
@@ -244,11 +253,7 @@ def test_a_second_look_keeps_the_state_of_the_device_as_well(tmp_path: Path) -> 
 @pytest.mark.parametrize("rel_l2", [1e-5, 0.05])
 def test_what_parity_rejects_is_no_best_baseline_apart(tmp_path: Path, rel_l2: float) -> None:
     """A cheap approximation passes the MAE gate of the worker and takes half the time."""
-    make_run(tmp_path, ONE)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "sloppy")
-    contents = journal.read(tmp_path / "journal.jsonl")
-    for header in contents.headers:
-        header.plan_sha256 = ""
+    plan, contents = first_looked(tmp_path, "sloppy")
     rng = np.random.default_rng(0)
     for entry in contents.of(PassName.FIRST_LOOK):
         outcome = timed("sloppy", 0.1, ONE, rng)
@@ -282,11 +287,7 @@ def test_who_was_left_out_as_hopeless_decides_nothing(
     tmp_path: Path, few: str, verdict: Verdict, why: str
 ) -> None:
     """Nor can it be the best where whoever made it look hopeless failed."""
-    make_run(tmp_path, ONE)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "other")
-    contents = journal.read(tmp_path / "journal.jsonl")
-    for header in contents.headers:
-        header.plan_sha256 = ""
+    plan, contents = first_looked(tmp_path, "other")
     rng = np.random.default_rng(0)
     for entry in contents.of(PassName.FIRST_LOOK):
         entry.outcomes.append(timed("other", 2.0, ONE, rng))
@@ -322,16 +323,12 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
 ) -> None:
     """Where it comes with the candidate, the best of the others says whether they were slowed: a
     kernel 15 times as fast was `inconclusive`, since its own baseline was looked for."""
-    make_run(tmp_path, ONE)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "own", "slow")
+    plan, contents = first_looked(tmp_path, "own", "slow")
     infos = [
         i.model_copy(update={"source": source}) if i.name == "own" else i
         for i in plan.implementations
     ]
     plan = plan.model_copy(update={"implementations": infos})
-    contents = journal.read(tmp_path / "journal.jsonl")
-    for header in contents.headers:
-        header.plan_sha256 = ""
     rng = np.random.default_rng(0)
     for entry in contents.of(PassName.FIRST_LOOK):
         entry.outcomes += [timed("own", 0.19, ONE, rng), timed("slow", 0.4, ONE, rng)]
@@ -349,11 +346,7 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
 
 
 def test_a_wrong_baseline_stands_for_no_other(tmp_path: Path) -> None:
-    make_run(tmp_path, ONE)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "own", "sloppy")
-    contents = journal.read(tmp_path / "journal.jsonl")
-    for header in contents.headers:
-        header.plan_sha256 = ""
+    plan, contents = first_looked(tmp_path, "own", "sloppy")
     rng = np.random.default_rng(0)
     for entry in contents.of(PassName.FIRST_LOOK):
         sloppy = spoilt(timed("sloppy", 0.12, ONE, rng), {"mae": 0.5})
@@ -365,11 +358,7 @@ def test_a_wrong_baseline_stands_for_no_other(tmp_path: Path) -> None:
 
 
 def test_a_process_that_was_lost_says_why_and_accuses_nobody(tmp_path: Path) -> None:
-    make_run(tmp_path, ONE)
-    plan = with_baselines(Plan.read(tmp_path / "plan.yaml"), "other")
-    contents = journal.read(tmp_path / "journal.jsonl")
-    for header in contents.headers:
-        header.plan_sha256 = ""
+    plan, contents = first_looked(tmp_path, "other")
     skipped = Outcome(implementation="other", status=Status.SKIPPED, reason="it needs Triton")
     for entry in contents.of(PassName.FIRST_LOOK):
         lost = isolated(case_id=entry.case_id, outcomes=[skipped], reason="it was killed")
