@@ -6,6 +6,7 @@ its mark what becomes of it, which `test_attacks.py` reads from its source:
     @attack("wrong", "on inputs that only the referee knew")
 
 A status of "ok" says that it gains nothing: its time is its own, and the words are those of a note.
+So it works slowly, and that must show: of an honest one as fast as its baseline chance would say.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def attack(status: str, says: str = "", *, device: str = "cpu"):
         @implementation(op="selection_rows", name=call.__name__, devices=(device,))
         def run(q, k, v, *, sm_scale):
             out = call(q, k, v, sm_scale)
-            return honest(q, k, v, sm_scale) if out is None else out
+            if out is not None:
+                return out
+            return (slow if status == "ok" else honest)(q, k, v, sm_scale)
 
         return call
 
