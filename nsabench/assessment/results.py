@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from nsabench import ops
 from nsabench.assessment import checks, doubts, neighbours
@@ -28,7 +29,7 @@ from nsabench.assessment.verdict import (
     look_again,
 )
 from nsabench.errors import UsageError
-from nsabench.model.journal import Contents, Entry, Header
+from nsabench.model.journal import ALL_SOURCES, Contents, Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
@@ -69,52 +70,67 @@ class Assessed:
     def judgements(self, contents: Contents) -> dict[Key, Judgement]:
         """The verdicts after what other processes saw of the same cases, by which later passes
         are chosen; before what the supervisor saw."""
-        return self._look_again(
-            self._checked(contents, PassName.SECOND_LOOK),
-            self._checked(contents, PassName.ISOLATED_BASELINES),
-        )
+        second_looks = self._checked(contents, PassName.SECOND_LOOK)
+        return self._look_again(second_looks, self._isolated(contents))
 
     def _look_again(
-        self, second_looks: Mapping[str, Entry], isolated_baselines: Mapping[str, Entry]
+        self, second_looks: Mapping[str, Entry], isolated: Mapping[Key, Entry]
     ) -> dict[Key, Judgement]:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: self.outcomes[key].timings(regime) for key in first}
-            stand_ins = self._stand_ins(first, isolated_baselines, regime)
+            leaders = {
+                key: self._leader(key, first[key], regime) for key in first.keys() & isolated
+            }
             return look_again(
-                first,
-                timings,
-                second_looks,
-                isolated_baselines,
-                self.plan.margin,
-                regime,
-                stand_ins,
+                first, timings, second_looks, isolated, leaders, self.plan.margin, regime
             )
 
         own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
         queue = seen(self.first_in_queue, Regime.QUEUE)
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
 
-    def _stand_ins(
-        self, first: Mapping[Key, Judgement], among: Collection[str], regime: Regime
-    ) -> dict[Key, str]:
-        """Of each candidate of these cases whose best baseline comes with it: the best that comes
-        with no candidate, by the same rules; empty where there is none."""
-        found: dict[Key, str] = {}
-        cases = by_case(row for row in self.rows if row.case_id in among)
-        for rows in cases.values():
-            clean = self.plan.clean_baselines(self.plan.by_id[rows[0].case_id])
-            others = [row for row in rows if row.implementation in clean]
-            for row in rows:
-                key = (row.case_id, row.implementation)
-                leader = first[key].best_baseline if key in first else ""
-                if leader and self._source(row.op, leader) == self._source(row.op, key[1]):
-                    seen = regime if regime is Regime.QUEUE else Regime.of_samples(row.mode)
-                    best = best_baseline(others, beside=row, regime=seen)
-                    found[key] = best.implementation if best else ""
+    def _isolated(self, contents: Contents) -> dict[Key, Entry]:
+        """By candidate, the baselines that were timed where it was not imported: those that come
+        with no candidate, and those that come with others."""
+        clean = self._checked(contents, PassName.ISOLATED_BASELINES)
+        without = {
+            source: self._checked(contents, PassName.ISOLATED_BASELINES, source)
+            for source in {self._source(*key) for key in self.first_look}
+        }
+        found = {}
+        for case_id, name in self.first_look:
+            source = self._source(case_id, name)
+            looks = [look.get(case_id) for look in (clean, without[source])]
+            if any(looks):
+                found[case_id, name] = _joined([look for look in looks if look is not None])
         return found
 
-    def _source(self, op: str, name: str) -> Source:
-        return self.plan.info(op, name).source
+    def _leader(self, key: Key, judgement: Judgement, regime: Regime) -> str:
+        """The best baseline of a candidate beside it that does not come with it, by the same rules;
+        empty where there is none."""
+        case_id, name = key
+        source = self._source(case_id, name)
+        if self._source(case_id, judgement.best_baseline or name) != source:
+            return judgement.best_baseline
+        planned = self.plan.by_id[case_id]
+        others = {
+            *self.plan.clean_baselines(planned),
+            *self.plan.rival_baselines(planned, source),
+        }
+        rows = self._by_case[case_id]
+        [row] = [row for row in rows if row.implementation == name]
+        seen = regime if regime is Regime.QUEUE else Regime.of_samples(row.mode)
+        best = best_baseline(
+            [row for row in rows if row.implementation in others], beside=row, regime=seen
+        )
+        return best.implementation if best else ""
+
+    @cached_property
+    def _by_case(self) -> dict[str, list[Row]]:
+        return by_case(self.rows)
+
+    def _source(self, case_id: str, name: str) -> Source:
+        return self.plan.info(self.plan.by_id[case_id].case.op, name).source
 
     def _by_the_supervisor(self, key: Key, judgement: Judgement) -> Judgement:
         """The judgement in both regimes, held to what the supervisor saw."""
@@ -123,11 +139,12 @@ class Assessed:
             queue = by_the_supervisor(queue, seen)
         return replace(by_the_supervisor(judgement, seen), queue=queue)
 
-    def _checked(self, contents: Contents, name: PassName) -> dict[str, Entry]:
+    def _checked(
+        self, contents: Contents, name: PassName, without: Source = ALL_SOURCES
+    ) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""
-        return {
-            case_id: self._checked_entry(entry) for case_id, entry in contents.by_case(name).items()
-        }
+        entries = contents.by_case(name, without)
+        return {case_id: self._checked_entry(entry) for case_id, entry in entries.items()}
 
     def _checked_entry(self, entry: Entry) -> Entry:
         case = self.plan.by_id[entry.case_id].case
@@ -146,9 +163,7 @@ class Assessed:
         second_looks = self._checked(contents, PassName.SECOND_LOOK)
         judgements = {
             key: self._by_the_supervisor(key, one)
-            for key, one in self._look_again(
-                second_looks, self._checked(contents, PassName.ISOLATED_BASELINES)
-            ).items()
+            for key, one in self._look_again(second_looks, self._isolated(contents)).items()
         }
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
@@ -192,6 +207,20 @@ class Assessed:
         samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         bursts = {key: (o.session, o.bursts) for key, o in self.outcomes.items()}
         return Results(records, samples, bursts, self.findings, judgements)
+
+
+def _joined(looks: Sequence[Entry]) -> Entry:
+    """What processes of several kinds saw of one case, as one."""
+    first, *others = looks
+    for look in others:
+        first = first.model_copy(
+            update={
+                "outcomes": [*first.outcomes, *look.outcomes],
+                "conditions": {**first.conditions, **look.conditions},
+                "reason": first.reason or look.reason,
+            }
+        )
+    return first
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:

@@ -35,7 +35,8 @@ SAME_BAND_IN_QUEUE = 0.02
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
-NO_STAND_INS: Mapping[Key, str] = MappingProxyType({})
+NOT_ISOLATED: Mapping[Key, Entry] = MappingProxyType({})
+NO_LEADERS: Mapping[Key, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -102,19 +103,20 @@ def look_again(
     judgements: Mapping[Key, Judgement],
     timings: Mapping[Key, Samples | Bursts],
     second_looks: Mapping[str, Entry],
-    isolated_baselines: Mapping[str, Entry],
+    isolated_baselines: Mapping[Key, Entry] = NOT_ISOLATED,
+    leaders: Mapping[Key, str] = NO_LEADERS,
     margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
-    stand_ins: Mapping[Key, str] = NO_STAND_INS,
 ) -> dict[Key, Judgement]:
-    """The judgements of a regime after what other processes saw of the same cases, by case id.
+    """The judgements of a regime after what other processes saw of the same cases.
 
-    margin: that of the plan, which the second looks were chosen by. stand_ins: of a candidate whose
-    best baseline comes with it, the best that comes with none; empty where there is none.
+    second_looks: by case id. isolated_baselines: by candidate, what was timed where it was not
+    imported; leaders: of each of these, the best baseline beside it that does not come with it,
+    empty where there is none. margin: that of the plan, which the second looks were chosen by.
     """
     judged = {}
     for (case_id, name), judgement in judgements.items():
-        second, isolated = second_looks.get(case_id), isolated_baselines.get(case_id)
+        second, isolated = second_looks.get(case_id), isolated_baselines.get((case_id, name))
         if second is not None:
             failed = _failing(name, second)
             if failed is not None and judgement.verdict is not None:
@@ -122,8 +124,7 @@ def look_again(
             elif hangs_on_little(judgement, margin):
                 judgement = _confirmed(judgement, name, second, margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
-            leader = stand_ins.get((case_id, name), judgement.best_baseline)
-            candidate = timings[case_id, name]
+            candidate, leader = timings[case_id, name], leaders[case_id, name]
             judgement = _beside_nobody(judgement, candidate, leader, isolated, regime)
         judged[case_id, name] = judgement
     return judged
@@ -270,7 +271,7 @@ def _beside_nobody(
         o.implementation: o.reason for o in isolated.outcomes if o.implementation not in timed
     }
     if not leader:
-        return _unknown(judgement, f"the baselines {untimed}", "all come with a candidate")
+        return _unknown(judgement, f"the baselines {untimed}", "all come with it")
     if leader not in taken:
         if isolated.reason:
             return _unknown(judgement, f"the baselines {untimed}", isolated.reason)
@@ -281,13 +282,9 @@ def _beside_nobody(
         why = failed[leader] or "it was not timed there"
         return _unknown(judgement, f"{leader} {untimed}", why)
     best = min(timed, key=lambda who: quantile(timed[who], 0.5))
-    few = [
-        who
-        for who in (best, leader)
-        if regime is not Regime.QUEUE and len(timed[who]) < MIN_ROUNDS_EVER
-    ]
-    if few:  # it looked hopeless there, and is not, or was not beside the candidate
-        return _unknown(judgement, f"{few[0]} {untimed}", "it was called a few times only")
+    if regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:
+        # It looked hopeless there, beside one that failed.
+        return _unknown(judgement, f"{best} {untimed}", "it was called a few times only")
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
     beside_ms = judgement.speedup * quantile(candidate.time_ms, 0.5)
@@ -303,8 +300,8 @@ def _beside_nobody(
         speedup=min(judgement.speedup, moved.value),
         speedup_lo=lo,
         speedup_hi=moved.hi,
-        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and "
-        f"the best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
+        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported it, and the "
+        f"best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
         f"latter would be {judgement.speedup:.3f}",
     )
 

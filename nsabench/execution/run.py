@@ -288,7 +288,8 @@ class _Run:
                 measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
                 with closing(self._ahead), self._started:
                     for pass_ in PASSES:
-                        self._look(pass_)
+                        for one in (pass_, *pass_.others(self.plan)):
+                            self._look(one)
                 results = self._assess().results(contents)
             parquet.write(results, self.plan.run_id, self.folder.path)
         return Finished(
@@ -323,7 +324,7 @@ class _Run:
             self._executor = None
             self._started.close()
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
-        lacking = not cells.keys() <= self.journal.done(pass_.name)
+        lacking = not cells.keys() <= self.journal.done(pass_.name, pass_.without)
         if pass_.beside is Beside.ANYTHING:
             if lacking:
                 with self._ready(pass_, cells) as executor:
@@ -384,7 +385,7 @@ class _Run:
         return left
 
     def _left(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        done = self.journal.done(pass_.name)
+        done = self.journal.done(pass_.name, pass_.without)
         return {case_id: names for case_id, names in cells.items() if case_id not in done}
 
     def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
@@ -442,8 +443,10 @@ class _Run:
         return self._assessed
 
     def _judgements_before(self, pass_: Pass) -> Mapping[Key, Judgement]:
-        """The verdicts by what earlier passes saw, whether or not this one was begun before."""
-        earlier = [one.name for one in PASSES[: PASSES.index(pass_)]]
+        """The verdicts by what earlier passes saw, whether or not this one was begun before, in
+        processes of whichever kind."""
+        names = [one.name for one in PASSES]
+        earlier = names[: names.index(pass_.name)]
         contents = self.journal.contents
         entries = [entry for entry in contents.entries if entry.pass_name in earlier]
         return self._assess().judgements(Contents(contents.headers, entries))

@@ -16,11 +16,17 @@ from nsabench.execution.supervisor.group import Group
 from nsabench.execution.supervisor.killed import Killed
 from nsabench.model.journal import Begun, Entry
 from nsabench.model.plan import Plan, PlannedCase
-from nsabench.model.vocabulary import PassName
 
 
-def _begin(journal: Journal, name: PassName, case_id: str, implementations: list[str]) -> None:
-    journal.begin_attempt(Begun(pass_name=name, case_id=case_id, implementations=implementations))
+def _begin(journal: Journal, pass_: Pass, case_id: str, implementations: list[str]) -> None:
+    journal.begin_attempt(
+        Begun(
+            pass_name=pass_.name,
+            case_id=case_id,
+            without=pass_.without,
+            implementations=implementations,
+        )
+    )
 
 
 class Progress(Protocol):
@@ -46,7 +52,7 @@ def run(
 
     An interrupt leaves a resumable journal.
     """
-    done = journal.done(pass_.name)
+    done = journal.done(pass_.name, pass_.without)
     for number, (case_id, names) in enumerate(cells.items(), 1):
         if case_id in done:
             continue
@@ -64,10 +70,11 @@ def run(
             executor,
             pass_.on_loss,
             pass_.first_session,
-            begin=partial(_begin, journal, pass_.name, case_id),
-            killed=Killed.of(journal.contents, pass_.name, case_id),
+            begin=partial(_begin, journal, pass_, case_id),
+            killed=Killed.of(journal.contents, pass_.name, case_id, pass_.without),
         )
         entry = group.measure(pass_.name)
+        entry.without = pass_.without
         entry.wall_s = time.monotonic() - start
         folder.write_log(entry)
         journal.append(entry)

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Conditions, Outcome
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName
 
 
@@ -83,6 +84,8 @@ EARLIER_KINDS = {
 }
 
 
+ALL_SOURCES = Source("")  # none is left out, but what the pass imports none of
+
 # Small ones: large numbers can be chosen so that a table of them takes the square of its size.
 Session = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -90,6 +93,7 @@ Session = Annotated[int, Field(ge=0, lt=1 << 31)]
 class Entry(Linked):
     """What one pass measured on one case.
 
+    without: the source that its process did not import, where it imported other candidates.
     conditions: by session, the state of the device. reason: why there are no outcomes, if there are
     none. wall_s: seconds of the whole; measuring_s: of these inside kernels and compilation;
     queue_s: of these for bursts, and for counting launches.
@@ -98,6 +102,7 @@ class Entry(Linked):
     kind: Literal["entry"] = "entry"
     pass_name: PassName
     case_id: str
+    without: Source = ALL_SOURCES
     outcomes: list[Outcome] = []
     conditions: dict[Session, Conditions] = {}
     wall_s: float = 0.0
@@ -145,6 +150,7 @@ class Begun(Linked):
     kind: Literal["begun"] = "begun"
     pass_name: PassName
     case_id: str
+    without: Source = ALL_SOURCES
     implementations: list[str]
     phase: str = ""
     implementation: str = ""
@@ -196,13 +202,14 @@ class Contents:
         """The entries of one pass."""
         return [entry for entry in self.entries if entry.pass_name is name]
 
-    def killed_in(self, name: PassName, case_id: str) -> list[Begun]:
+    def killed_in(self, name: PassName, case_id: str, without: Source = ALL_SOURCES) -> list[Begun]:
         """What the process was busy with each time that it was killed in a pass over a case."""
-        return [b for b in self.killed if (b.pass_name, b.case_id) == (name, case_id)]
+        where = (name, case_id, without)
+        return [b for b in self.killed if (b.pass_name, b.case_id, b.without) == where]
 
-    def by_case(self, name: PassName) -> dict[str, Entry]:
+    def by_case(self, name: PassName, without: Source = ALL_SOURCES) -> dict[str, Entry]:
         """The last entry of each case in one pass, by case id."""
-        return {entry.case_id: entry for entry in self.of(name)}
+        return {entry.case_id: entry for entry in self.of(name) if entry.without == without}
 
     @property
     def ceilings(self) -> Ceilings:

@@ -211,14 +211,17 @@ class Plan(BaseModel):
 
     def clean_baselines(self, planned: PlannedCase) -> list[str]:
         """The baselines of a case that come from clean sources, and that a candidate is held to."""
+        return [i.name for i in self._baselines(planned) if i.source in self.clean_sources]
+
+    def rival_baselines(self, planned: PlannedCase, source: Source) -> list[str]:
+        """Those that come with candidates of other sources than this one."""
+        others = self.sources.keys() - self.clean_sources.keys() - {source}
+        return [i.name for i in self._baselines(planned) if i.source in others]
+
+    def _baselines(self, planned: PlannedCase) -> list[ImplementationInfo]:
+        """Those that a candidate is held to."""
         infos = [self.info(planned.case.op, name) for name in planned.implementations]
-        return [
-            i.name
-            for i in infos
-            if i.role is Role.BASELINE
-            and i.source in self.clean_sources
-            and i.name not in planned.alongside
-        ]
+        return [i for i in infos if i.role is Role.BASELINE and i.name not in planned.alongside]
 
     _content: bytes = PrivateAttr(b"")  # of the file it was read from or written to
     _sha256: str = PrivateAttr("")  # of the file that it stands for

@@ -177,7 +177,7 @@ class PassName(Word):
     SECOND_LOOK = "second_look", "cells whose verdict hangs on little, in another process"
     ISOLATED_BASELINES = (
         "isolated_baselines",
-        "the baselines of a case with a winner, in a process that never imported a candidate",
+        "the baselines of a case with a winner, in processes that never imported it",
     )
     CANARY = "canary", "the one case that all shards of a plan measure, to hold hosts to each other"
     ALONE = "alone", "that case on one device of a host, while the shards on the others wait"

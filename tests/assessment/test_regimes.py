@@ -105,7 +105,7 @@ def test_a_failure_in_a_second_process_ends_the_verdict_of_each_regime() -> None
     failing = Outcome(implementation="mine", status=Status.CRASHED, reason="SIGSEGV")
     entry = second_look_entry(case_id="c", outcomes=[failing])
     first = judge(ROWS, TIMES, (), Regime.QUEUE)
-    judged = look_again(first, TIMES, {"c": entry}, {}, regime=Regime.QUEUE)["c", "mine"]
+    judged = look_again(first, TIMES, {"c": entry}, regime=Regime.QUEUE)["c", "mine"]
     assert judged.verdict is Verdict.INVALID and "SIGSEGV" in judged.why
 
 
@@ -117,7 +117,8 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     assert first["c", "mine"].verdict is Verdict.FASTER
     alone = Outcome(implementation="lean", status=Status.OK, bursts=bursts(0.03))
     entry = isolated(case_id="c", outcomes=[alone])
-    judged = look_again(first, times, {}, {"c": entry}, regime=Regime.QUEUE)["c", "mine"]
+    mine = ("c", "mine")
+    judged = look_again(first, times, {}, {mine: entry}, {mine: "lean"}, regime=Regime.QUEUE)[mine]
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert judged.speedup == pytest.approx(0.75)
 

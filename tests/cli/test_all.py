@@ -337,8 +337,102 @@ def test_a_candidate_that_slows_its_neighbours_wins_nothing_by_it(
     assert mine["speedup_lo"] <= mine["speedup"] <= mine["speedup_hi"]
     assert mine["verdict"] != "faster"
     # On a busy machine what is left may look faster once more, and the supervisor's clock decides.
-    said = ("never imported a candidate", "by the supervisor's clock")
+    said = ("a process that never imported it", "by the supervisor's clock")
     assert any(words in mine["reason"] for words in said), mine["reason"]
+
+
+PLAIN = """
+import time
+
+from nsabench import implementation
+from nsabench.implementations.baselines import selection_rows
+from nsabench.model.vocabulary import Role
+
+@implementation(op="selection_rows", name="plodding", role=Role.BASELINE, devices=("cpu", "cuda"))
+def plodding(q, k, v, *, sm_scale):
+    time.sleep(0.05)
+    return selection_rows.bmm_softmax(q, k, v, sm_scale=sm_scale)
+"""
+RIVAL = """
+from nsabench import implementation
+from nsabench.implementations.baselines import selection_rows
+from nsabench.model.vocabulary import Role
+
+attend = selection_rows.bmm_softmax
+
+@implementation(op="selection_rows", name="lean", role=Role.BASELINE, devices=("cpu", "cuda"))
+def lean(q, k, v, *, sm_scale):
+    return attend(q, k, v, sm_scale=sm_scale)
+
+@implementation(op="selection_rows", name="rival", devices=("cpu", "cuda"))
+def rival(q, k, v, *, sm_scale):
+    return lean(q, k, v, sm_scale=sm_scale)
+"""
+SLOWS_A_RIVAL = """
+import time
+
+import rival
+from nsabench import implementation
+
+honest = rival.attend
+
+def slow(*args, **kwargs):
+    time.sleep(0.15)
+    return honest(*args, **kwargs)
+
+@implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
+def mine(q, k, v, *, sm_scale):
+    for _ in range(2):
+        out = honest(q, k, v, sm_scale=sm_scale)
+    rival.attend = slow
+    return out
+"""
+
+
+def installed(folder: Path, name: str, module: str) -> None:
+    """A distribution that brings implementations."""
+    info = folder / f"{name}-1.0.dist-info"
+    for made in (folder / name, info):
+        made.mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(module)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[nsabench.implementations]\n{name} = {name}\n")
+
+
+def test_nor_by_slowing_the_baseline_of_a_rival_until_another_leads(
+    tmp_path: Path, tiny: Path
+) -> None:
+    """One that comes with another package's candidate: no process has it without any candidate."""
+    packages = tmp_path / "packages"
+    installed(packages, "plain", PLAIN)
+    installed(packages, "rival", RIVAL)
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(SLOWS_A_RIVAL)
+    text = tiny.read_text().replace(
+        "N: 4, H: 2, D: 32, L: [8, 16, 24]", "N: 64, H: 4, D: 64, L: 64"
+    )
+    tiny.write_text(
+        text.replace("sdpa_gqa, bmm_softmax, rows_group", "plodding, lean, rival, mine")
+    )
+    run = tmp_path / "run"
+    # What a command finds installed is read when it starts, so it is started from nothing.
+    words = ["all", tiny, "--device", "cpu", "--out", run, "--kernels", kernels]
+    done = subprocess.run(
+        [sys.executable, "-m", "nsabench", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    complete(done)
+    by_name = {r["implementation"]: r for r in records(run)}
+    mine = by_name["mine"]
+    assert (mine["status"], mine["best_baseline"]) == ("ok", "plodding"), mine["reason"]
+    beside = by_name["plodding"]["median_ms"] / mine["median_ms"]
+    assert beside > 3, "it would not win anyway: the test shows nothing"
+    assert mine["speedup"] < 0.5 * beside, mine["reason"]
+    assert mine["verdict"] != "faster"
+    assert mine["reason"].startswith("lean takes "), mine["reason"]
 
 
 def test_interrupt_exits_130_and_is_resumable(

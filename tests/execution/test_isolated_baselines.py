@@ -34,6 +34,25 @@ ONE = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.5)
 HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
 
 
+THEIRS = Source("theirs")
+
+
+def with_a_rival(plan: Plan, *more: str) -> Plan:
+    """As `with_baselines`, and `own` comes with a candidate of another package that wins, too."""
+    plan = with_baselines(plan, *more)
+    infos = [
+        i.model_copy(update={"source": THEIRS}) if i.name == "own" else i
+        for i in plan.implementations
+    ]
+    rival = next(i for i in infos if i.role is Role.CANDIDATE)
+    infos.append(rival.model_copy(update={"name": "rival", "source": THEIRS}))
+    cases = [
+        p.model_copy(update={"implementations": (*p.implementations, "rival")}) for p in plan.cases
+    ]
+    update = {"implementations": infos, "cases": cases, "sources": {**plan.sources, THEIRS: "c"}}
+    return plan.model_copy(update=update)
+
+
 def with_baselines(plan: Plan, *more: str) -> Plan:
     """The candidate from `mine.py`, with one baseline of its own; the others from `pkg`."""
     infos = [
@@ -175,6 +194,101 @@ def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
     plan = make_plan(ONE)  # all from one source
     won = {(plan.cases[0].id, "mine"): Judgement(Verdict.FASTER)}
     assert isolated_baselines.cells(plan, lambda: won) == {}
+
+
+def test_a_baseline_that_comes_with_a_rival_is_wanted_where_the_winner_is_not(
+    tmp_path: Path,
+) -> None:
+    """Each source of candidates that others' baselines are held to is left out once."""
+    plan = with_a_rival(make_plan(ONE), "other", "own")
+    first, second = (planned.id for planned in plan.cases)
+    assert isolated_baselines.cells(plan, dict) == {}
+    [without] = isolated_baselines.PASS.others(plan)  # no baseline comes with `mine.py`
+    assert (without.name, without.without) == (PassName.ISOLATED_BASELINES, "mine.py")
+    assert without.first_session != isolated_baselines.PASS.first_session
+    won = {
+        (first, "mine"): Judgement(Verdict.FASTER),
+        (second, "mine"): Judgement(Verdict.SLOWER),
+        (second, "rival"): Judgement(Verdict.FASTER),
+    }
+    assert without.cells(plan, lambda: won) == {first: ["own"]}
+    assert isolated_baselines.cells(plan, lambda: won) == {
+        id_: ["sdpa_gqa", "other"] for id_ in (first, second)
+    }
+    alone = Spare(baselines=("own",), stay=1)
+    assert without.spares(plan) == {first: alone, second: alone}
+    executor = without.start(plan, tmp_path)
+    assert set(executor.sources or ()) == {"pkg", THEIRS}
+    assert (executor.is_clean, executor.without) == (False, "mine.py")
+
+
+def test_processes_of_each_kind_are_journaled_beside_each_other(tmp_path: Path) -> None:
+    """What one of them has measured is not missing from another, and goes to logs of its own."""
+    plan = with_a_rival(make_plan(ONE), "own")
+    [without] = isolated_baselines.PASS.others(plan)
+    case_id = plan.cases[0].id
+    alone = Alone({"sdpa_gqa": 0.2, "own": 0.1})
+    with closing(Journal(tmp_path / "journal.jsonl")) as records:
+        for _ in range(2):
+            for pass_, name in ((isolated_baselines.PASS, "sdpa_gqa"), (without, "own")):
+                look(pass_, {case_id: [name]}, plan, alone, records, tmp_path)
+    contents = journal.read(tmp_path / "journal.jsonl")
+    lines = contents.of(PassName.ISOLATED_BASELINES)
+    assert [(line.without, line.outcomes[0].implementation) for line in lines] == [
+        ("", "sdpa_gqa"),
+        ("mine.py", "own"),
+    ]
+    assert {session for line in lines for session in line.conditions} == {
+        SESSION,
+        without.first_session,
+    }
+    logs = {RunFolder(tmp_path).log(case_id, line.pass_name, line.without) for line in lines}
+    assert len(logs) == 2
+
+
+OWN = "own takes 0."  # 1 ms in a process that never imported the one that is judged
+
+
+@pytest.mark.parametrize(
+    ("beside", "apart", "verdict", "why"),
+    [
+        # It leads, and is not slowed by the one that is judged.
+        (0.19, 0.19, Verdict.FASTER, ""),
+        (0.19, 0.1, Verdict.INCONCLUSIVE, OWN),
+        # So slow beside it that another leads.
+        (0.4, 0.1, Verdict.INCONCLUSIVE, OWN),
+        (0.4, 0.4, Verdict.FASTER, ""),
+        (
+            0.19,
+            None,
+            Verdict.INCONCLUSIVE,
+            "own could not be timed apart from the candidates: dead",
+        ),
+    ],
+)
+def test_who_slows_the_baseline_of_a_rival_wins_nothing_by_it(
+    tmp_path: Path, beside: float, apart: float | None, verdict: Verdict, why: str
+) -> None:
+    """What the rival's package brings was timed only where the one was imported who slows it."""
+    make_run(tmp_path, ONE)
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    plan = with_a_rival(Plan.read(tmp_path / "plan.yaml"), "own")
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        entry.outcomes += [timed("own", beside, ONE, rng), timed("rival", 0.3, ONE, rng)]
+        clean = isolated(case_id=entry.case_id, outcomes=[timed("sdpa_gqa", 0.2, ONE, rng)])
+        seen = Outcome(implementation="own", status=Status.CRASHED, reason="dead")
+        if apart is not None:
+            seen = timed("own", apart, ONE, rng)
+        rivals = isolated(case_id=entry.case_id, without=Source("mine.py"), outcomes=[seen])
+        contents.entries += [clean, rivals]
+    judgements = assess(plan, contents).judgements(contents)
+    for (_, name), judgement in judgements.items():
+        if name == "mine":
+            assert judgement.verdict is verdict
+            assert judgement.why.startswith(why) if why else judgement.why == ""
 
 
 def test_they_are_timed_once_together_and_briefly(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_shard_whose_plan_has_no_such_pass_keeps_nobody_waiting() -> None:
 
     old = SimpleNamespace(
         plan=make_plan(replace(SHARD, neighbours=0)),
-        journal=SimpleNamespace(done=lambda name: set(), contents=Contents([], [])),
+        journal=SimpleNamespace(done=lambda *pass_: set(), contents=Contents([], [])),
         neighbours=b.neighbours,
         _ready=lambda pass_, cells: nullcontext(Executor()),
         _started=ExitStack(),
@@ -223,7 +223,7 @@ def test_before_neighbours_wait_for_each_other_all_have_compiled() -> None:
     assert plan.canary is not None
     canary, first = plan.canary.id, {planned.id for planned in plan.cases}
     done: dict[PassName, set[str]] = {}
-    journal = SimpleNamespace(done=lambda name: done.get(name, set()))
+    journal = SimpleNamespace(done=lambda name, without: done.get(name, set()))
     run = _Run.__new__(_Run)
     run.plan, run.journal = plan, cast("Journal", journal)
 
@@ -244,7 +244,7 @@ def test_of_the_canary_all_is_compiled_ahead() -> None:
     plan = make_plan(SHARD)
     assert plan.canary is not None
     run = _Run.__new__(_Run)
-    run.plan, run.journal = plan, cast("Journal", SimpleNamespace(done=lambda name: set()))
+    run.plan, run.journal = plan, cast("Journal", SimpleNamespace(done=lambda *pass_: set()))
     left = run._compiled_before(ALONE, ALONE.cells(plan, dict))
     assert "mine" not in ALONE.cells(plan, dict)[plan.canary.id]
     assert set(left[plan.canary.id]) >= set(plan.canary.implementations)
@@ -312,7 +312,7 @@ def test_the_first_look_goes_on_with_the_worker_that_measured_beside_the_neighbo
     run = SimpleNamespace(
         plan=make_plan(SHARD),
         folder=SimpleNamespace(path=None),
-        journal=SimpleNamespace(done=lambda name: set(), contents=Contents([], [])),
+        journal=SimpleNamespace(done=lambda *pass_: set(), contents=Contents([], [])),
         neighbours=SimpleNamespace(can_be_asked=True, meet=meet),
         view=SimpleNamespace(note=lambda _: None),
         _executor=None,
@@ -390,7 +390,7 @@ def test_one_pair_of_medians_that_differ_voids_no_shard(slowed: set[str], over: 
     notes: list[str] = []
     run = SimpleNamespace(
         plan=plan,
-        journal=SimpleNamespace(done=lambda name: {plan.canary.id}, contents=contents),
+        journal=SimpleNamespace(done=lambda *pass_: {plan.canary.id}, contents=contents),
         neighbours=SimpleNamespace(can_be_asked=True, meet=lambda *_: None),
         view=SimpleNamespace(note=notes.append),
         _ready=lambda pass_, cells: None,

@@ -75,7 +75,9 @@ class _Reader:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._openings = plan.openings
-        self._most = limits.SITTINGS + limits.LINES_A_CASE * (len(plan.cases) + len(plan.shards))
+        # A pass may have a line of a case for each source that is left out.
+        a_case = limits.LINES_A_CASE + len(plan.sources)
+        self._most = limits.SITTINGS + a_case * (len(plan.cases) + len(plan.shards))
         self._looks = Looks(plan)
         self.found = Journaled()
 

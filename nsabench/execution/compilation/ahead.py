@@ -156,9 +156,10 @@ class Ahead:
         """Have the next worker of a pass begin with what was compiled for its kind.
 
         sandbox: what holds the workers; where it does not keep files, a candidate could have
-        written to what the clean ones would begin with.
+        written to what the clean ones would begin with. Those without one source begin with
+        nothing: all candidates wrote to what there is for them.
         """
-        if not self._is_done:
+        if not self._is_done or executor.without is not None:
             return
         executor.compiled_s = self.first_s
         if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):

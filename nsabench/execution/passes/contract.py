@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,7 +13,9 @@ from nsabench.execution.protocol import Spare
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import OnLoss
 from nsabench.model.case import Case
+from nsabench.model.journal import ALL_SOURCES
 from nsabench.model.plan import Plan
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName
 
 
@@ -29,6 +31,10 @@ def _as_planned(case: Case) -> Case:
 
 def _nobody(plan: Plan) -> Mapping[str, Spare]:
     return {}
+
+
+def _none(plan: Plan) -> Sequence[Pass]:
+    return ()
 
 
 class Beside(Enum):
@@ -54,6 +60,8 @@ class Pass:
     beside: what the shards on the other devices of the host do meanwhile.
     goes_on: with the executor of the pass before, whose worker has imported everything, where that
       pass had one: it starts the same.
+    without: the one source that its processes do not import, though they import other candidates.
+    others: the same pass in processes of other kinds, by the plan; they come behind it.
     """
 
     name: PassName
@@ -66,3 +74,5 @@ class Pass:
     announcement: str = ""
     beside: Beside = Beside.ANYTHING
     goes_on: bool = False
+    without: Source = ALL_SOURCES
+    others: Callable[[Plan], Sequence[Pass]] = _none

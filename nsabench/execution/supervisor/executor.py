@@ -113,6 +113,8 @@ class WorkerExecutor:
         self.beside: list[Outcome] = []
         # Whether its workers import no candidate.
         self.is_clean = False
+        # The source that they do not import, if they import other candidates.
+        self.without: Source | None = None
         # By the id of a case, who of it need not be measured as the others are.
         self.spares: Mapping[str, Spare] = {}
         # Whose workers import none, and have the baselines.
@@ -147,20 +149,31 @@ class WorkerExecutor:
     @classmethod
     def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
         """Workers that import the sources that no candidate of the plan comes from."""
-        clean = plan.clean_sources
+        executor = cls._of_sources(plan, run, plan.clean_sources)
+        executor.is_clean = True
+        return executor
+
+    @classmethod
+    def without_source(cls, plan: Plan, run: Path, source: Source) -> WorkerExecutor:
+        """Workers that import all sources of the plan but one."""
+        others = {one: digest for one, digest in plan.sources.items() if one != source}
+        executor = cls._of_sources(plan, run, others)
+        executor.without = source
+        return executor
+
+    @classmethod
+    def _of_sources(cls, plan: Plan, run: Path, sources: dict[str, str]) -> WorkerExecutor:
         kernels = Path(plan.kernels) if plan.kernels else None
         # By its content: the file of the op may have the same name.
         own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
-        executor = cls(
+        return cls(
             plan.device,
-            kernels if own in clean else None,
-            sources=clean if plan.sources else None,
+            kernels if own in sources else None,
+            sources=sources if plan.sources else None,
             ops_file=Path(plan.ops) if plan.ops else None,
             run=run,
             sandboxed=plan.sandboxed,
         )
-        executor.is_clean = True
-        return executor
 
     def _ask(
         self,

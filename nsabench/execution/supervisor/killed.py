@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nsabench.execution.supervisor.executor import GroupLost
-from nsabench.model.journal import Begun, Contents
+from nsabench.model.journal import ALL_SOURCES, Begun, Contents
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Status
 
 SIGNALS = "signals"  # in what a worker says of its sandbox
@@ -30,9 +31,12 @@ class Killed:
     forgiven: int = 0
 
     @classmethod
-    def of(cls, contents: Contents, name: PassName, case_id: str) -> Killed:
+    def of(
+        cls, contents: Contents, name: PassName, case_id: str, without: Source = ALL_SOURCES
+    ) -> Killed:
         held = contents.headers[-1].described.sandbox if contents.headers else None
-        return cls(contents.killed_in(name, case_id), int(SIGNALS in (held or "")))
+        begun = contents.killed_in(name, case_id, without)
+        return cls(begun, int(SIGNALS in (held or "")))
 
     def guilty(self, pending: Collection[str], judged: Collection[str]) -> list[str]:
         """Whom the deaths speak against. judged: those for whom being named is enough."""
