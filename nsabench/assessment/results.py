@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from nsabench.assessment.recording import record
 from nsabench.assessment.rows import of_case, of_entries, with_findings, without_times
 from nsabench.assessment.verdict import (
     NOT_JUDGED,
+    Aside,
     Judgement,
     Key,
     by_the_supervisor,
@@ -29,12 +30,14 @@ from nsabench.assessment.verdict import (
     look_again,
 )
 from nsabench.errors import UsageError
-from nsabench.model.journal import ALL_SOURCES, Contents, Entry, Header
+from nsabench.model.journal import NO_RIVAL, Contents, Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status
+from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status, Verdict
+
+ALL_OWN = "all its baselines come with it: none was timed where it was not imported"
 
 
 @dataclass(frozen=True)
@@ -70,40 +73,66 @@ class Assessed:
     def judgements(self, contents: Contents) -> dict[Key, Judgement]:
         """The verdicts after what other processes saw of the same cases, by which later passes
         are chosen; before what the supervisor saw."""
-        second_looks = self._checked(contents, PassName.SECOND_LOOK)
-        return self._look_again(second_looks, self._isolated(contents))
+        second_looks = self._checked(contents.by_case(PassName.SECOND_LOOK))
+        return self._look_again(second_looks, contents)
 
     def _look_again(
-        self, second_looks: Mapping[str, Entry], isolated: Mapping[Key, Entry]
+        self, second_looks: Mapping[str, Entry], contents: Contents
     ) -> dict[Key, Judgement]:
+        isolated = self._isolated(contents)
+
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: self.outcomes[key].timings(regime) for key in first}
-            leaders = {
-                key: self._leader(key, first[key], regime) for key in first.keys() & isolated
+            asides = {
+                key: Aside(entry, self._leader(key, first[key], regime), self._valid(key, names))
+                for key, (entry, names) in isolated.items()
+                if key in first
             }
-            return look_again(
-                first, timings, second_looks, isolated, leaders, self.plan.margin, regime
-            )
+            judged = look_again(first, timings, second_looks, asides, self.plan.margin, regime)
+            return {key: self._with_own_alone(key, one) for key, one in judged.items()}
 
         own = seen(self.first_look, Regime.DEVICE)  # of graphs, too: what was sampled
         queue = seen(self.first_in_queue, Regime.QUEUE)
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
 
-    def _isolated(self, contents: Contents) -> dict[Key, Entry]:
-        """By candidate, the baselines that were timed where it was not imported: those that come
-        with no candidate, and those that come with others."""
-        clean = self._checked(contents, PassName.ISOLATED_BASELINES)
-        without = {
-            source: self._checked(contents, PassName.ISOLATED_BASELINES, source)
-            for source in {self._source(*key) for key in self.first_look}
-        }
+    def _isolated(self, contents: Contents) -> dict[Key, tuple[Entry, list[str]]]:
+        """By candidate, what was seen where it was not imported, and which baselines were to be
+        seen there: those that come with no candidate, and those that come with others."""
+        seen = contents.by_rival(PassName.ISOLATED_BASELINES)
         found = {}
-        for case_id, name in self.first_look:
-            source = self._source(case_id, name)
-            looks = [look.get(case_id) for look in (clean, without[source])]
-            if any(looks):
-                found[case_id, name] = _joined([look for look in looks if look is not None])
-        return found
+        for key in self.first_look:
+            source, planned = self._source(*key), self.plan.by_id[key[0]]
+            looks = {r: look for r, look in seen.get(key[0], {}).items() if r != source}
+            if looks:
+                names = self.plan.clean_baselines(planned) if NO_RIVAL in looks else []
+                for rival in looks.keys() - {NO_RIVAL}:
+                    names += self.plan.baselines_of(rival, planned)
+                found[key] = _joined(list(looks.values())), names
+        checked = {id(entry): self._checked_entry(entry) for entry, _ in found.values()}
+        return {key: (checked[id(entry)], names) for key, (entry, names) in found.items()}
+
+    def _valid(self, key: Key, names: Collection[str]) -> list[str]:
+        """Who of them was right and timed beside a candidate."""
+        rows = self._by_case[key[0]]
+        ok = [r.implementation for r in rows if r.status is Status.OK and r.timed_ms is not None]
+        return [name for name in ok if name in names]
+
+    def _with_own_alone(self, key: Key, judgement: Judgement) -> Judgement:
+        """The judgement, which says so where no baseline could be timed apart from a winner."""
+        if judgement.verdict is not Verdict.FASTER or judgement.why or not self.plan.sources:
+            return judgement
+        return judgement if self._others(key) else replace(judgement, why=ALL_OWN)
+
+    def _others(self, key: Key) -> set[str]:
+        """The baselines that a candidate is held to and that do not come with it."""
+        planned, source = self.plan.by_id[key[0]], self._source(*key)
+        rivals = [
+            name
+            for rival in self.plan.rivals
+            if rival != source
+            for name in self.plan.baselines_of(rival, planned)
+        ]
+        return {*self.plan.clean_baselines(planned), *rivals}
 
     def _leader(self, key: Key, judgement: Judgement, regime: Regime) -> str:
         """The best baseline of a candidate beside it that does not come with it, by the same rules;
@@ -112,16 +141,13 @@ class Assessed:
         source = self._source(case_id, name)
         if self._source(case_id, judgement.best_baseline or name) != source:
             return judgement.best_baseline
-        planned = self.plan.by_id[case_id]
-        others = {
-            *self.plan.clean_baselines(planned),
-            *self.plan.rival_baselines(planned, source),
-        }
         rows = self._by_case[case_id]
         [row] = [row for row in rows if row.implementation == name]
         seen = regime if regime is Regime.QUEUE else Regime.of_samples(row.mode)
         best = best_baseline(
-            [row for row in rows if row.implementation in others], beside=row, regime=seen
+            [other for other in rows if other.implementation in self._others(key)],
+            beside=row,
+            regime=seen,
         )
         return best.implementation if best else ""
 
@@ -139,11 +165,8 @@ class Assessed:
             queue = by_the_supervisor(queue, seen)
         return replace(by_the_supervisor(judgement, seen), queue=queue)
 
-    def _checked(
-        self, contents: Contents, name: PassName, without: Source = ALL_SOURCES
-    ) -> dict[str, Entry]:
+    def _checked(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""
-        entries = contents.by_case(name, without)
         return {case_id: self._checked_entry(entry) for case_id, entry in entries.items()}
 
     def _checked_entry(self, entry: Entry) -> Entry:
@@ -160,10 +183,10 @@ class Assessed:
 
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
-        second_looks = self._checked(contents, PassName.SECOND_LOOK)
+        second_looks = self._checked(contents.by_case(PassName.SECOND_LOOK))
         judgements = {
             key: self._by_the_supervisor(key, one)
-            for key, one in self._look_again(second_looks, self._isolated(contents)).items()
+            for key, one in self._look_again(second_looks, contents).items()
         }
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
@@ -211,16 +234,15 @@ class Assessed:
 
 def _joined(looks: Sequence[Entry]) -> Entry:
     """What processes of several kinds saw of one case, as one."""
-    first, *others = looks
-    for look in others:
-        first = first.model_copy(
-            update={
-                "outcomes": [*first.outcomes, *look.outcomes],
-                "conditions": {**first.conditions, **look.conditions},
-                "reason": first.reason or look.reason,
-            }
-        )
-    return first
+    if len(looks) == 1:
+        return looks[0]
+    return looks[0].model_copy(
+        update={
+            "outcomes": [outcome for look in looks for outcome in look.outcomes],
+            "conditions": {n: state for look in looks for n, state in look.conditions.items()},
+            "reason": "; ".join(look.reason for look in looks if look.reason),
+        }
+    )
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:

@@ -35,8 +35,6 @@ SAME_BAND_IN_QUEUE = 0.02
 NEAR = 0.01  # of the margin or of a verdict's own bound: a second process decides
 
 Key = tuple[str, str]  # case id, implementation
-NOT_ISOLATED: Mapping[Key, Entry] = MappingProxyType({})
-NO_LEADERS: Mapping[Key, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,22 @@ class Judgement:
 
 
 NOT_JUDGED = Judgement()
+
+
+@dataclass(frozen=True)
+class Aside:
+    """What processes that never imported a candidate saw of the baselines in its case.
+
+    leader: the best baseline beside it that does not come with it; empty where there is none.
+    valid: the baselines that were right and timed beside it and should have been so there.
+    """
+
+    entry: Entry
+    leader: str
+    valid: Sequence[str] = ()
+
+
+NO_ASIDES: Mapping[Key, Aside] = MappingProxyType({})
 
 
 def judge(
@@ -103,16 +117,14 @@ def look_again(
     judgements: Mapping[Key, Judgement],
     timings: Mapping[Key, Samples | Bursts],
     second_looks: Mapping[str, Entry],
-    isolated_baselines: Mapping[Key, Entry] = NOT_ISOLATED,
-    leaders: Mapping[Key, str] = NO_LEADERS,
+    isolated_baselines: Mapping[Key, Aside] = NO_ASIDES,
     margin: float = MARGIN,
     regime: Regime = Regime.DEVICE,
 ) -> dict[Key, Judgement]:
     """The judgements of a regime after what other processes saw of the same cases.
 
-    second_looks: by case id. isolated_baselines: by candidate, what was timed where it was not
-    imported; leaders: of each of these, the best baseline beside it that does not come with it,
-    empty where there is none. margin: that of the plan, which the second looks were chosen by.
+    second_looks: by case id. isolated_baselines: by candidate. margin: that of the plan, which the
+    second looks were chosen by.
     """
     judged = {}
     for (case_id, name), judgement in judgements.items():
@@ -124,8 +136,7 @@ def look_again(
             elif hangs_on_little(judgement, margin):
                 judgement = _confirmed(judgement, name, second, margin, regime)
         if isolated is not None and judgement.verdict is Verdict.FASTER:
-            candidate, leader = timings[case_id, name], leaders[case_id, name]
-            judgement = _beside_nobody(judgement, candidate, leader, isolated, regime)
+            judgement = _beside_nobody(judgement, timings[case_id, name], isolated, regime)
         judged[case_id, name] = judgement
     return judged
 
@@ -249,37 +260,35 @@ def _confirmed(
 
 
 def _beside_nobody(
-    judgement: Judgement,
-    candidate: Samples | Bursts,
-    leader: str,
-    isolated: Entry,
-    regime: Regime,
+    judgement: Judgement, candidate: Samples | Bursts, aside: Aside, regime: Regime
 ) -> Judgement:
     """The judgement, if the baselines were not slower beside the candidate than without it.
 
-    Else the ratio to the best of them in a process that never imported it is what counts. leader:
-    the best of them beside the candidate; of one that comes with it no process has the one without
-    the other, and the best of the others says whether all were slowed.
+    Else the ratio to the best of them in a process that never imported it is what counts. Of one
+    that comes with it no process has the one without the other, and the best of the others says
+    whether all were slowed.
     """
-    untimed = "could not be timed apart from the candidates"
+    isolated, leader = aside.entry, aside.leader
+    untimed = "could not be timed apart from it"
     disturbance = next(disturbances(isolated.conditions_that_count), "")
     if disturbance:
         return _unknown(judgement, f"the baselines {untimed}", disturbance)
-    taken = {o.implementation: o.timings(regime).time_ms for o in isolated.outcomes}
+    outcomes = {o.implementation: o for o in isolated.outcomes}
+    taken = {who: o.timings(regime).time_ms for who, o in outcomes.items()}
     timed = {who: times for who, times in taken.items() if times}
-    failed = {
-        o.implementation: o.reason for o in isolated.outcomes if o.implementation not in timed
-    }
     if not leader:
         return _unknown(judgement, f"the baselines {untimed}", "all come with it")
-    if leader not in taken:
-        if isolated.reason:
-            return _unknown(judgement, f"the baselines {untimed}", isolated.reason)
-        why = "it comes with another candidate: leave that one out of the run"
+    if isolated.reason and not {leader, *aside.valid} <= outcomes.keys():
+        return _unknown(judgement, f"the baselines {untimed}", isolated.reason)
+    if leader not in outcomes:
+        why = "it comes with another candidate: measure it again"
         return _unknown(judgement, f"{leader} {untimed}", why)
-    if leader in failed:
-        # Slower ones do not show that it was not slowed.
-        why = failed[leader] or "it was not timed there"
+    for who in (leader, *aside.valid):
+        # What others take does not show that it was not slowed until they led.
+        if who in outcomes and outcomes[who].status is not Status.OK:
+            return _unknown(judgement, f"{who} {untimed}", outcomes[who].reason)
+    if leader not in timed:
+        why = "it was far behind there, and not called so"
         return _unknown(judgement, f"{leader} {untimed}", why)
     best = min(timed, key=lambda who: quantile(timed[who], 0.5))
     if regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:

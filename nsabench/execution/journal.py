@@ -20,7 +20,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution import chain
 from nsabench.execution.chain import Origin, Sealer
 from nsabench.files import fresh
-from nsabench.model.journal import ALL_SOURCES, LINE, Begun, Contents, Line
+from nsabench.model.journal import LINE, NO_RIVAL, Begun, Contents, Line
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName
 
@@ -71,9 +71,9 @@ class Journal:
             fresh(aside)
             aside.write_bytes(rest)
 
-    def done(self, name: PassName, without: Source = ALL_SOURCES) -> set[str]:
+    def done(self, name: PassName, rival: Source = NO_RIVAL) -> set[str]:
         """The ids of the cases that a pass has journaled."""
-        return set(self.contents.by_case(name, without))
+        return {entry.case_id for entry in self.contents.of(name) if entry.rival == rival}
 
     @property
     def end(self) -> str:

@@ -23,7 +23,7 @@ def _begin(journal: Journal, pass_: Pass, case_id: str, implementations: list[st
         Begun(
             pass_name=pass_.name,
             case_id=case_id,
-            without=pass_.without,
+            rival=pass_.rival,
             implementations=implementations,
         )
     )
@@ -52,7 +52,7 @@ def run(
 
     An interrupt leaves a resumable journal.
     """
-    done = journal.done(pass_.name, pass_.without)
+    done = journal.done(pass_.name, pass_.rival)
     for number, (case_id, names) in enumerate(cells.items(), 1):
         if case_id in done:
             continue
@@ -71,10 +71,10 @@ def run(
             pass_.on_loss,
             pass_.first_session,
             begin=partial(_begin, journal, pass_, case_id),
-            killed=Killed.of(journal.contents, pass_.name, case_id, pass_.without),
+            killed=Killed.of(journal.contents, pass_.name, case_id, pass_.rival),
         )
         entry = group.measure(pass_.name)
-        entry.without = pass_.without
+        entry.rival = pass_.rival
         entry.wall_s = time.monotonic() - start
         folder.write_log(entry)
         journal.append(entry)

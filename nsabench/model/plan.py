@@ -168,7 +168,7 @@ class Plan(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, which derives anew what this one has derived of what was changed."""
         copy = super().model_copy(update=update, deep=deep)
-        for derived in ("by_id", "by_name", "clean_sources", "openings"):
+        for derived in ("by_id", "by_name", "clean_sources", "rivals", "openings"):
             copy.__dict__.pop(derived, None)
         return copy
 
@@ -213,10 +213,15 @@ class Plan(BaseModel):
         """The baselines of a case that come from clean sources, and that a candidate is held to."""
         return [i.name for i in self._baselines(planned) if i.source in self.clean_sources]
 
-    def rival_baselines(self, planned: PlannedCase, source: Source) -> list[str]:
-        """Those that come with candidates of other sources than this one."""
-        others = self.sources.keys() - self.clean_sources.keys() - {source}
-        return [i.name for i in self._baselines(planned) if i.source in others]
+    @cached_property
+    def rivals(self) -> list[Source]:
+        """The sources that bring candidates and baselines."""
+        sources = {i.source for i in self.implementations if i.role is Role.BASELINE}
+        return sorted(sources & self.sources.keys() - self.clean_sources.keys())
+
+    def baselines_of(self, rival: Source, planned: PlannedCase) -> list[str]:
+        """Those of a case that come with candidates, from this source."""
+        return [i.name for i in self._baselines(planned) if i.source == rival]
 
     def _baselines(self, planned: PlannedCase) -> list[ImplementationInfo]:
         """Those that a candidate is held to."""

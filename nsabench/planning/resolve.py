@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from nsabench import ops
+from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
@@ -66,7 +67,7 @@ def resolve(
     neighbours: shards that are measured at once with this one on the same host.
 
     Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
-    is not `i/n`, or the tag is no word.
+    is not `i/n`, the tag is no word, or too many packages bring candidates and baselines.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]{0,40}", tag):
         raise UsageError(f"{tag!r} is no tag", "use up to 40 letters, digits and hyphens.")
@@ -84,7 +85,7 @@ def resolve(
     measured = cases if canary is None else [*cases, canary]
     used = {(c.case.op, name) for c in measured for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
-    return Plan(
+    plan = Plan(
         run_id="-".join(filter(None, (f"{now:%Y%m%dT%H%M%SZ}", token_hex(3), tag))),
         created=now,
         device=device,
@@ -105,6 +106,13 @@ def resolve(
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,
     )
+    if len(plan.rivals) > limits.RIVALS:
+        raise UsageError(
+            f"{len(plan.rivals)} packages bring both candidates and baselines, and each is timed "
+            f"apart from the others: at most {limits.RIVALS} may",
+            "name fewer of them under `implementations: {only: [...]}`.",
+        )
+    return plan
 
 
 def _with_controls(

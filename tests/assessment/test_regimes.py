@@ -10,7 +10,7 @@ import pytest
 
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.tables import read_records
-from nsabench.assessment.verdict import Judgement, judge, look_again
+from nsabench.assessment.verdict import Aside, Judgement, judge, look_again
 from nsabench.execution.passes import isolated_baselines, second_look
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Outcome
@@ -118,7 +118,8 @@ def test_a_baseline_that_the_candidate_slows_in_the_queue_counts_as_it_is_alone(
     alone = Outcome(implementation="lean", status=Status.OK, bursts=bursts(0.03))
     entry = isolated(case_id="c", outcomes=[alone])
     mine = ("c", "mine")
-    judged = look_again(first, times, {}, {mine: entry}, {mine: "lean"}, regime=Regime.QUEUE)[mine]
+    asides = {mine: Aside(entry, "lean")}
+    judged = look_again(first, times, {}, asides, regime=Regime.QUEUE)[mine]
     assert judged.verdict is Verdict.INCONCLUSIVE
     assert judged.speedup == pytest.approx(0.75)
 

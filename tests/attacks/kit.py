@@ -6,7 +6,8 @@ its mark what becomes of it, which `test_attacks.py` reads from its source:
     @attack("wrong", "on inputs that only the referee knew")
 
 A status of "ok" says that it gains nothing: its time is its own, and the words are those of a note.
-So it works slowly, and that must show: of an honest one as fast as its baseline chance would say.
+So it works slowly, and that must show: of an honest one as fast as its baseline chance would say,
+and a baseline that it slowed so much would show as well.
 """
 
 from __future__ import annotations

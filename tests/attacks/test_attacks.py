@@ -269,4 +269,6 @@ def test_it_gains_nothing(attacked, attack: Attack) -> None:
     elif attack.status == Status.OK:
         assert record.median_ms is not None and record.median_ms > 0.8 * SLOW_S * 1e3, told
     assert baseline.status is Status.OK, f"{baseline.status}: {baseline.reason}"
+    if record.status is Status.OK:
+        assert baseline.median_ms is not None and baseline.median_ms < 0.5 * SLOW_S * 1e3, told
     assert run.left == []

@@ -257,7 +257,9 @@ def work_on_a_side_stream(q, k, v, sm_scale):
 @attack("ok", "", device="cuda")
 def events_that_stand_still(q, k, v, sm_scale):
     torch.cuda.Event.elapsed_time = lambda start, end: 1e-6
-    return honest(q, k, v, sm_scale)
+    for _ in range(4):  # a host that waits would not show on the device
+        out = honest(q, k, v, sm_scale)
+    return out
 
 
 graphs = {}

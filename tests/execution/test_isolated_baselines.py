@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from nsabench import sources
-from nsabench.assessment.results import assess
+from nsabench.assessment.results import ALL_OWN, assess
 from nsabench.assessment.verdict import Judgement
 from nsabench.execution import journal, schedule
+from nsabench.execution.compilation.ahead import Ahead
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.passes import Pass, first_look, isolated_baselines, second_look
@@ -83,6 +84,12 @@ def first_looked(folder: Path, *more: str) -> tuple[Plan, Contents]:
     for header in contents.headers:
         header.plan_sha256 = ""
     return with_baselines(Plan.read(folder / "plan.yaml"), *more), contents
+
+
+def looked_at_with_a_rival(folder: Path, *more: str) -> tuple[Plan, Contents]:
+    """The same of `with_a_rival`."""
+    _, contents = first_looked(folder)
+    return with_a_rival(Plan.read(folder / "plan.yaml"), *more), contents
 
 
 class Alone:
@@ -196,57 +203,62 @@ def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
     assert isolated_baselines.cells(plan, lambda: won) == {}
 
 
-def test_a_baseline_that_comes_with_a_rival_is_wanted_where_the_winner_is_not(
-    tmp_path: Path,
-) -> None:
-    """Each source of candidates that others' baselines are held to is left out once."""
+def test_a_baseline_that_comes_with_a_rival_is_wanted_where_another_wins(tmp_path: Path) -> None:
+    """In a process that has no other candidate, not even a second one of the winner's author."""
     plan = with_a_rival(make_plan(ONE), "other", "own")
     first, second = (planned.id for planned in plan.cases)
     assert isolated_baselines.cells(plan, dict) == {}
-    [without] = isolated_baselines.PASS.others(plan)  # no baseline comes with `mine.py`
-    assert (without.name, without.without) == (PassName.ISOLATED_BASELINES, "mine.py")
-    assert without.first_session != isolated_baselines.PASS.first_session
+    [alone] = isolated_baselines.PASS.variants(plan)  # no baseline comes with `mine.py`
+    assert (alone.name, alone.rival) == (PassName.ISOLATED_BASELINES, THEIRS)
+    assert alone.first_session != isolated_baselines.PASS.first_session
     won = {
         (first, "mine"): Judgement(Verdict.FASTER),
         (second, "mine"): Judgement(Verdict.SLOWER),
         (second, "rival"): Judgement(Verdict.FASTER),
     }
-    assert without.cells(plan, lambda: won) == {first: ["own"]}
+    assert alone.cells(plan, lambda: won) == {first: ["own"]}
     assert isolated_baselines.cells(plan, lambda: won) == {
         id_: ["sdpa_gqa", "other"] for id_ in (first, second)
     }
-    alone = Spare(baselines=("own",), stay=1)
-    assert without.spares(plan) == {first: alone, second: alone}
-    executor = without.start(plan, tmp_path)
+    spare = Spare(baselines=("own",), stay=1)
+    assert alone.spares(plan) == {first: spare, second: spare}
+    executor = alone.start(plan, tmp_path)
     assert set(executor.sources or ()) == {"pkg", THEIRS}
-    assert (executor.is_clean, executor.without) == (False, "mine.py")
+    assert (executor.is_clean, executor.rival) == (False, THEIRS)
+    # Nothing that was compiled ahead is at hand, where a candidate could have left something.
+    assert alone.timing(plan.cases[0].case).timeout_s >= 300
+    ahead = Ahead(plan, tmp_path)
+    ahead._is_done = True
+    ahead.lend(executor, "files")
+    assert executor.compiled_s == {}
 
 
 def test_processes_of_each_kind_are_journaled_beside_each_other(tmp_path: Path) -> None:
     """What one of them has measured is not missing from another, and goes to logs of its own."""
     plan = with_a_rival(make_plan(ONE), "own")
-    [without] = isolated_baselines.PASS.others(plan)
+    [with_theirs] = isolated_baselines.PASS.variants(plan)
     case_id = plan.cases[0].id
     alone = Alone({"sdpa_gqa": 0.2, "own": 0.1})
     with closing(Journal(tmp_path / "journal.jsonl")) as records:
         for _ in range(2):
-            for pass_, name in ((isolated_baselines.PASS, "sdpa_gqa"), (without, "own")):
+            for pass_, name in ((isolated_baselines.PASS, "sdpa_gqa"), (with_theirs, "own")):
                 look(pass_, {case_id: [name]}, plan, alone, records, tmp_path)
     contents = journal.read(tmp_path / "journal.jsonl")
     lines = contents.of(PassName.ISOLATED_BASELINES)
-    assert [(line.without, line.outcomes[0].implementation) for line in lines] == [
+    assert [(line.rival, line.outcomes[0].implementation) for line in lines] == [
         ("", "sdpa_gqa"),
-        ("mine.py", "own"),
+        (THEIRS, "own"),
     ]
     assert {session for line in lines for session in line.conditions} == {
         SESSION,
-        without.first_session,
+        with_theirs.first_session,
     }
-    logs = {RunFolder(tmp_path).log(case_id, line.pass_name, line.without) for line in lines}
+    logs = {RunFolder(tmp_path).log(case_id, line.pass_name, line.rival) for line in lines}
     assert len(logs) == 2
 
 
 OWN = "own takes 0."  # 1 ms in a process that never imported the one that is judged
+DEAD = "own could not be timed apart from it: dead"
 
 
 @pytest.mark.parametrize(
@@ -258,37 +270,69 @@ OWN = "own takes 0."  # 1 ms in a process that never imported the one that is ju
         # So slow beside it that another leads.
         (0.4, 0.1, Verdict.INCONCLUSIVE, OWN),
         (0.4, 0.4, Verdict.FASTER, ""),
+        # Nobody knows what it takes.
+        (0.19, "own", Verdict.INCONCLUSIVE, DEAD),
+        (0.4, "own", Verdict.INCONCLUSIVE, DEAD),
         (
-            0.19,
-            None,
+            0.4,
+            "process",
             Verdict.INCONCLUSIVE,
-            "own could not be timed apart from the candidates: dead",
+            "the baselines could not be timed apart from it: dead",
         ),
+        # In a run from before, where it leads and where it does not.
+        (0.19, "", Verdict.INCONCLUSIVE, "own could not be timed apart from it: it comes with"),
+        (0.4, "", Verdict.FASTER, ""),
     ],
 )
 def test_who_slows_the_baseline_of_a_rival_wins_nothing_by_it(
-    tmp_path: Path, beside: float, apart: float | None, verdict: Verdict, why: str
+    tmp_path: Path, beside: float, apart: float | str, verdict: Verdict, why: str
 ) -> None:
     """What the rival's package brings was timed only where the one was imported who slows it."""
-    make_run(tmp_path, ONE)
-    contents = journal.read(tmp_path / "journal.jsonl")
-    for header in contents.headers:
-        header.plan_sha256 = ""
-    plan = with_a_rival(Plan.read(tmp_path / "plan.yaml"), "own")
+    plan, contents = looked_at_with_a_rival(tmp_path, "own")
     rng = np.random.default_rng(0)
     for entry in contents.of(PassName.FIRST_LOOK):
         entry.outcomes += [timed("own", beside, ONE, rng), timed("rival", 0.3, ONE, rng)]
-        clean = isolated(case_id=entry.case_id, outcomes=[timed("sdpa_gqa", 0.2, ONE, rng)])
+        contents.add(isolated(case_id=entry.case_id, outcomes=[timed("sdpa_gqa", 0.2, ONE, rng)]))
         seen = Outcome(implementation="own", status=Status.CRASHED, reason="dead")
-        if apart is not None:
+        if isinstance(apart, float):
             seen = timed("own", apart, ONE, rng)
-        rivals = isolated(case_id=entry.case_id, without=Source("mine.py"), outcomes=[seen])
-        contents.entries += [clean, rivals]
+        theirs = isolated(case_id=entry.case_id, rival=THEIRS, outcomes=[seen])
+        if apart == "process":
+            theirs = isolated(case_id=entry.case_id, rival=THEIRS, reason="dead")
+        if apart:
+            contents.add(theirs)
     judgements = assess(plan, contents).judgements(contents)
     for (_, name), judgement in judgements.items():
         if name == "mine":
             assert judgement.verdict is verdict
             assert judgement.why.startswith(why) if why else judgement.why == ""
+
+
+def test_an_approximation_of_a_rival_is_as_wrong_apart_as_beside(tmp_path: Path) -> None:
+    """Alone it would be its own yardstick, and every winner held to it."""
+    plan, contents = looked_at_with_a_rival(tmp_path, "own")
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        own = timed("own", 0.05, ONE, rng).model_copy(update={"rel_l2": 0.02})
+        entry.outcomes += [own, timed("rival", 0.3, ONE, rng)]
+        contents.add(isolated(case_id=entry.case_id, outcomes=[timed("sdpa_gqa", 0.2, ONE, rng)]))
+        contents.add(isolated(case_id=entry.case_id, rival=THEIRS, outcomes=[own]))
+    assessed = assess(plan, contents)
+    assert {r.status for r in assessed.rows if r.implementation == "own"} == {Status.WRONG}
+    judgements = assessed.judgements(contents)
+    assert {j.verdict for (_, name), j in judgements.items() if name == "mine"} == {Verdict.FASTER}
+
+
+def test_a_winner_whose_baselines_all_come_with_it_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path, ONE)
+    contents = journal.read(tmp_path / "journal.jsonl")
+    for header in contents.headers:
+        header.plan_sha256 = ""
+    plan = Plan.read(tmp_path / "plan.yaml")
+    plan = plan.model_copy(update={"sources": {plan.implementations[0].source: "a"}})
+    judgements = assess(plan, contents).judgements(contents).values()
+    assert {j.verdict for j in judgements} == {Verdict.FASTER}
+    assert {j.why for j in judgements} == {ALL_OWN}
 
 
 def test_they_are_timed_once_together_and_briefly(tmp_path: Path) -> None:
@@ -393,7 +437,7 @@ def test_what_parity_rejects_is_no_best_baseline_apart(tmp_path: Path, rel_l2: f
         (
             "sdpa_gqa",
             Verdict.INCONCLUSIVE,
-            "sdpa_gqa could not be timed apart from the candidates: it was called a few times only",
+            "sdpa_gqa could not be timed apart from it: it was called a few times only",
         ),
     ],
 )
@@ -417,8 +461,8 @@ def test_who_was_left_out_as_hopeless_decides_nothing(
     assert {j.why for j in judgements.values()} == {why}
 
 
-OTHERS = "own could not be timed apart from the candidates: it comes with another candidate"
-FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of memory"
+OTHERS = "own could not be timed apart from it: it comes with another candidate"
+FAILED = "sdpa_gqa could not be timed apart from it: it is out of memory"
 
 
 @pytest.mark.parametrize(
@@ -479,7 +523,7 @@ def test_a_process_that_was_lost_says_why_and_accuses_nobody(tmp_path: Path) -> 
         contents.add(lost)
     judgements = assess(plan, contents).judgements(contents).values()
     assert {j.why for j in judgements} == {
-        "the baselines could not be timed apart from the candidates: it was killed"
+        "the baselines could not be timed apart from it: it was killed"
     }
 
 
@@ -503,7 +547,7 @@ def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
         contents.add(isolated(case_id=entry.case_id, outcomes=[spoilt(outcome, update)]))
     for judgement in assess(plan, contents).judgements(contents).values():
         assert judgement.verdict is Verdict.INCONCLUSIVE
-        assert f"sdpa_gqa could not be timed apart from the candidates: {reason}" in judgement.why
+        assert f"sdpa_gqa could not be timed apart from it: {reason}" in judgement.why
 
 
 def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from nsabench.assessment.checks import Effect, Finding, Row
 from nsabench.assessment.failures import failures
 from nsabench.assessment.results import assemble
-from nsabench.assessment.verdict import Judgement, Key, hangs_on_little, judge, look_again
+from nsabench.assessment.verdict import Aside, Judgement, Key, hangs_on_little, judge, look_again
 from nsabench.execution.journal import Journal, read
 from nsabench.model.journal import Entry
 from nsabench.model.measurement import Ceilings, Conditions, Outcome, Samples
@@ -63,8 +63,8 @@ def verdict(
     first = judge(rows, taken, findings)
     seconds = {"c": second} if second else {}
     mine = ("c", "mine")
-    isolated, leaders = ({mine: alone}, {mine: "best"}) if alone else ({}, {})
-    return look_again(first, taken, seconds, isolated, leaders)[mine]
+    asides = {mine: Aside(alone, "best")} if alone else {}
+    return look_again(first, taken, seconds, asides)[mine]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_a_slow_baseline_does_not_stand_for_the_best_one() -> None:
     )
     judgement = verdict(1.5, alone=alone)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.why == "best could not be timed apart from the candidates: 80 GB asked"
+    assert judgement.why == "best could not be timed apart from it: 80 GB asked"
 
 
 def test_a_verdict_that_is_not_faster_needs_no_baseline_apart() -> None:

@@ -75,8 +75,7 @@ class _Reader:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._openings = plan.openings
-        # A pass may have a line of a case for each source that is left out.
-        a_case = limits.LINES_A_CASE + len(plan.sources)
+        a_case = limits.LINES_A_CASE + min(len(plan.rivals), limits.RIVALS)
         self._most = limits.SITTINGS + a_case * (len(plan.cases) + len(plan.shards))
         self._looks = Looks(plan)
         self.found = Journaled()

@@ -156,10 +156,10 @@ class Ahead:
         """Have the next worker of a pass begin with what was compiled for its kind.
 
         sandbox: what holds the workers; where it does not keep files, a candidate could have
-        written to what the clean ones would begin with. Those without one source begin with
-        nothing: all candidates wrote to what there is for them.
+        written to what the clean ones would begin with. Those with one rival begin with nothing:
+        all candidates wrote to what there is of it.
         """
-        if not self._is_done or executor.without is not None:
+        if not self._is_done or executor.rival:
             return
         executor.compiled_s = self.first_s
         if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):

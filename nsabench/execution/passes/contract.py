@@ -13,7 +13,7 @@ from nsabench.execution.protocol import Spare
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import OnLoss
 from nsabench.model.case import Case
-from nsabench.model.journal import ALL_SOURCES
+from nsabench.model.journal import NO_RIVAL
 from nsabench.model.plan import Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName
@@ -60,8 +60,8 @@ class Pass:
     beside: what the shards on the other devices of the host do meanwhile.
     goes_on: with the executor of the pass before, whose worker has imported everything, where that
       pass had one: it starts the same.
-    without: the one source that its processes do not import, though they import other candidates.
-    others: the same pass in processes of other kinds, by the plan; they come behind it.
+    rival: the one source of candidates that its processes import, though no other that brings any.
+    variants: the same pass in processes of other kinds, by the plan; they come behind it.
     """
 
     name: PassName
@@ -74,5 +74,5 @@ class Pass:
     announcement: str = ""
     beside: Beside = Beside.ANYTHING
     goes_on: bool = False
-    without: Source = ALL_SOURCES
-    others: Callable[[Plan], Sequence[Pass]] = _none
+    rival: Source = NO_RIVAL
+    variants: Callable[[Plan], Sequence[Pass]] = _none

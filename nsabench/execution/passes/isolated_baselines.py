@@ -2,8 +2,8 @@
 
 Whoever shares a process with the baselines can slow them: threads that go on between its calls,
 work on a stream of its own, a fragmented allocator. What they take without it decides. A baseline
-that comes with a candidate, from the same package, is timed where everything was imported but the
-source of the candidate that is held to it.
+that comes with a candidate, from the same package, is timed where that package is the only one that
+brings any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from nsabench.assessment.verdict import Judgement
+from nsabench.assessment.verdict import Judgement, Key
+from nsabench.execution.compilation.jobs import LIMIT_S
 from nsabench.execution.passes.contract import Judge, Pass
 from nsabench.execution.protocol import Spare
 from nsabench.execution.supervisor.executor import WorkerExecutor
@@ -33,49 +34,49 @@ def spares(plan: Plan) -> dict[str, Spare]:
     return {p.id: Spare(baselines=plan.clean_baselines(p)) for p in plan.cases}
 
 
-def others(plan: Plan) -> list[Pass]:
-    """The pass once more for each source of candidates that are held to baselines of another's."""
-    foreign = sorted(plan.sources.keys() - plan.clean_sources.keys())
-    return [
-        _without(Source(source), number)
-        for number, source in enumerate(foreign, 1)
-        if any(plan.rival_baselines(p, Source(source)) for p in plan.cases)
-    ]
+def variants(plan: Plan) -> list[Pass]:
+    """The pass once more for each source that brings baselines and candidates."""
+    return [_with(rival, number) for number, rival in enumerate(plan.rivals, 1)]
 
 
-def _without(source: Source, number: int) -> Pass:
+def _with(rival: Source, number: int) -> Pass:
     """number: of the source, by which its sessions are told from those of others."""
 
-    def rivals(plan: Plan) -> dict[str, list[str]]:
-        return {p.id: plan.rival_baselines(p, source) for p in plan.cases}
+    def baselines(plan: Plan) -> dict[str, list[str]]:
+        return {p.id: plan.baselines_of(rival, p) for p in plan.cases}
 
     def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
-        return _held_to(rivals(plan), _won(plan, judge, of=source))
+        """Where a candidate of another source wins."""
+        won = {
+            case_id
+            for case_id, name in _winners(judge)
+            if plan.info(plan.by_id[case_id].case.op, name).source != rival
+        }
+        return _held_to(baselines(plan), won)
 
     return replace(
         PASS,
-        without=source,
+        rival=rival,
         cells=cells,
-        spares=lambda plan: {id_: Spare(baselines=names) for id_, names in rivals(plan).items()},
-        start=partial(WorkerExecutor.without_source, source=source),
+        spares=lambda plan: {id_: Spare(baselines=names) for id_, names in baselines(plan).items()},
+        start=partial(WorkerExecutor.with_rival, rival=rival),
+        timing=patiently,
         first_session=PASS.first_session + number * SESSIONS,
-        announcement=f"baselines of {{case}} without {source.name}",
-        others=lambda plan: (),
+        announcement=f"baselines of {{case}} with {rival.name} alone",
+        variants=lambda plan: (),
     )
 
 
 def cells(plan: Plan, judge: Judge) -> dict[str, list[str]]:
     """By case with a verdict `faster`, the baselines of clean sources that it is held to."""
-    return _held_to({p.id: plan.clean_baselines(p) for p in plan.cases}, _won(plan, judge))
+    return _held_to(
+        {p.id: plan.clean_baselines(p) for p in plan.cases},
+        {case_id for case_id, _ in _winners(judge)},
+    )
 
 
-def _won(plan: Plan, judge: Judge, of: Source | None = None) -> set[str]:
-    """The cases that a candidate of a source wins; None: of any."""
-    return {
-        case_id
-        for (case_id, name), judgement in judge().items()
-        if _wins(judgement) and of in (None, plan.info(plan.by_id[case_id].case.op, name).source)
-    }
+def _winners(judge: Judge) -> set[Key]:
+    return {key for key, judgement in judge().items() if _wins(judgement)}
 
 
 def _held_to(baselines: Mapping[str, list[str]], won: Collection[str]) -> dict[str, list[str]]:
@@ -96,6 +97,11 @@ def briefly(case: Case) -> Case:
     return case.model_copy(update={"timing": timing})
 
 
+def patiently(case: Case) -> Case:
+    """The same, and first calls may compile: nothing that was compiled ahead is at hand."""
+    return briefly(case).model_copy(update={"timeout_s": max(case.timeout_s, LIMIT_S)})
+
+
 PASS = Pass(
     name=PassName.ISOLATED_BASELINES,
     cells=cells,
@@ -105,5 +111,5 @@ PASS = Pass(
     first_session=2_000_000,
     timing=briefly,
     announcement="baselines of {case} without the candidates",
-    others=others,
+    variants=variants,
 )

@@ -35,6 +35,7 @@ from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
+from nsabench.model.journal import NO_RIVAL
 from nsabench.model.measurement import Ceilings, Message, Outcome
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
@@ -113,8 +114,8 @@ class WorkerExecutor:
         self.beside: list[Outcome] = []
         # Whether its workers import no candidate.
         self.is_clean = False
-        # The source that they do not import, if they import other candidates.
-        self.without: Source | None = None
+        # The one source of candidates that they import, if they import no other.
+        self.rival = NO_RIVAL
         # By the id of a case, who of it need not be measured as the others are.
         self.spares: Mapping[str, Spare] = {}
         # Whose workers import none, and have the baselines.
@@ -154,11 +155,11 @@ class WorkerExecutor:
         return executor
 
     @classmethod
-    def without_source(cls, plan: Plan, run: Path, source: Source) -> WorkerExecutor:
-        """Workers that import all sources of the plan but one."""
-        others = {one: digest for one, digest in plan.sources.items() if one != source}
-        executor = cls._of_sources(plan, run, others)
-        executor.without = source
+    def with_rival(cls, plan: Plan, run: Path, rival: Source) -> WorkerExecutor:
+        """The same, and one source that candidates come from."""
+        sources = plan.clean_sources | {rival: plan.sources[rival]}
+        executor = cls._of_sources(plan, run, sources)
+        executor.rival = rival
         return executor
 
     @classmethod

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nsabench.execution.supervisor.executor import GroupLost
-from nsabench.model.journal import ALL_SOURCES, Begun, Contents
+from nsabench.model.journal import NO_RIVAL, Begun, Contents
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Status
 
@@ -32,10 +32,10 @@ class Killed:
 
     @classmethod
     def of(
-        cls, contents: Contents, name: PassName, case_id: str, without: Source = ALL_SOURCES
+        cls, contents: Contents, name: PassName, case_id: str, rival: Source = NO_RIVAL
     ) -> Killed:
         held = contents.headers[-1].described.sandbox if contents.headers else None
-        begun = contents.killed_in(name, case_id, without)
+        begun = contents.killed_in(name, case_id, rival)
         return cls(begun, int(SIGNALS in (held or "")))
 
     def guilty(self, pending: Collection[str], judged: Collection[str]) -> list[str]:

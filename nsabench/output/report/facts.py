@@ -28,10 +28,11 @@ from nsabench.execution.folder import HEAD, RunFolder
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
-from nsabench.model.journal import Contents
+from nsabench.model.journal import NO_RIVAL, Contents
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
+from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
     BENIGN,
     MARGIN,
@@ -264,15 +265,18 @@ class Facts:
         """The last lines of what an implementation printed and raised on a case, alone or with
         others, pass by pass; empty when there were none."""
         parts = []
-        for look in PassName:
+        for look, rival in [*((look, NO_RIVAL) for look in PassName), *self._with_rivals()]:
             try:
-                text = bounds.tail(self.folder.log(case_id, look), limits.LOG)
+                text = bounds.tail(self.folder.log(case_id, look, rival), limits.LOG)
             except (OSError, bounds.OutOfBounds):
                 continue
             own = _of_one(text, name)
             heading = [f"--- {look}"] if own and look is not PassName.FIRST_LOOK else []
             parts += [*heading, *own[-lines:]]
         return "\n".join(parts)
+
+    def _with_rivals(self) -> list[tuple[PassName, Source]]:
+        return [(PassName.ISOLATED_BASELINES, rival) for rival in self.plan.rivals]
 
 
 @dataclass(frozen=True)

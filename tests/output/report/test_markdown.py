@@ -14,7 +14,7 @@ from nsabench.assessment.failures import unseen
 from nsabench.cli.report import command
 from nsabench.errors import UsageError
 from nsabench.evidence.manifest import seal, verify
-from nsabench.model.vocabulary import Kind
+from nsabench.model.vocabulary import Kind, PassName
 from nsabench.output.report import Facts, statistics, write_html, write_markdown
 from nsabench.output.report.statistics import by_length
 from nsabench.signing import load_signer
@@ -181,6 +181,13 @@ def test_what_later_passes_printed_is_shown_as_theirs(tmp_path: Path) -> None:
     case_id = facts.plan.cases[0].id
     (folder / "logs" / f"{case_id}.second_look.log").write_text("a last word\n")
     lines = ["a line", "--- second_look", "a last word"]
+    assert facts.log(case_id, "mine").splitlines() == lines
+    [source] = {i.source for i in facts.plan.implementations}
+    plan = facts.plan.model_copy(update={"sources": {source: "a"}})
+    [rival] = plan.rivals
+    facts = replace(facts, plan=plan)
+    facts.folder.log(case_id, PassName.ISOLATED_BASELINES, rival).write_text("beside nobody\n")
+    lines += ["--- isolated_baselines", "beside nobody"]
     assert facts.log(case_id, "mine").splitlines() == lines
 
 
