@@ -216,8 +216,9 @@ class Plan(BaseModel):
     @cached_property
     def rivals(self) -> list[Source]:
         """The sources that bring candidates and baselines."""
+        foreign = self.sources.keys() - self.clean_sources.keys()
         sources = {i.source for i in self.implementations if i.role is Role.BASELINE}
-        return sorted(sources & self.sources.keys() - self.clean_sources.keys())
+        return sorted(source for source in sources if source in foreign)
 
     def baselines_of(self, rival: Source, planned: PlannedCase) -> list[str]:
         """Those of a case that come with candidates, from this source."""
