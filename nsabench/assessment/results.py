@@ -84,7 +84,12 @@ class Assessed:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: self.outcomes[key].timings(regime) for key in first}
             asides = {
-                key: Aside(entry, self._leader(key, first[key], regime), self._valid(key, names))
+                key: Aside(
+                    entry,
+                    self._leader(key, first[key], regime),
+                    self._valid(key, names),
+                    self._rival_baselines(key),
+                )
                 for key, (entry, names) in isolated.items()
                 if key in first
             }
@@ -125,14 +130,14 @@ class Assessed:
 
     def _others(self, key: Key) -> set[str]:
         """The baselines that a candidate is held to and that do not come with it."""
+        clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
+        return {*clean, *self._rival_baselines(key)}
+
+    def _rival_baselines(self, key: Key) -> set[str]:
+        """Those that come with candidates of other sources."""
         planned, source = self.plan.by_id[key[0]], self._source(*key)
-        rivals = [
-            name
-            for rival in self.plan.rivals
-            if rival != source
-            for name in self.plan.baselines_of(rival, planned)
-        ]
-        return {*self.plan.clean_baselines(planned), *rivals}
+        rivals = [rival for rival in self.plan.rivals if rival != source]
+        return {name for rival in rivals for name in self.plan.baselines_of(rival, planned)}
 
     def _leader(self, key: Key, judgement: Judgement, regime: Regime) -> str:
         """The best baseline of a candidate beside it that does not come with it, by the same rules;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -63,12 +63,14 @@ class Aside:
     """What processes that never imported a candidate saw of the baselines in its case.
 
     leader: the best baseline beside it that does not come with it; empty where there is none.
-    valid: the baselines that were right and timed beside it and should have been so there.
+    valid: the baselines that were right and timed beside it and should have been so there. rivals:
+    those that come with another candidate.
     """
 
     entry: Entry
     leader: str
     valid: Sequence[str] = ()
+    rivals: Collection[str] = ()
 
 
 NO_ASIDES: Mapping[Key, Aside] = MappingProxyType({})
@@ -269,31 +271,34 @@ def _beside_nobody(
     whether all were slowed.
     """
     isolated, leader = aside.entry, aside.leader
-    untimed = "could not be timed apart from it"
+
+    def unknown(why: str, who: str = "") -> Judgement:
+        whom = "it" if who in aside.rivals else "the candidates"
+        what = f"{who or 'the baselines'} could not be timed apart from {whom}"
+        return _unknown(judgement, what, why)
+
     disturbance = next(disturbances(isolated.conditions_that_count), "")
     if disturbance:
-        return _unknown(judgement, f"the baselines {untimed}", disturbance)
+        return unknown(disturbance)
     outcomes = {o.implementation: o for o in isolated.outcomes}
     taken = {who: o.timings(regime).time_ms for who, o in outcomes.items()}
     timed = {who: times for who, times in taken.items() if times}
     if not leader:
-        return _unknown(judgement, f"the baselines {untimed}", "all come with it")
+        return unknown("all come with it")
     if isolated.reason and not {leader, *aside.valid} <= outcomes.keys():
-        return _unknown(judgement, f"the baselines {untimed}", isolated.reason)
+        return unknown(isolated.reason)
     if leader not in outcomes:
-        why = "it comes with another candidate: measure it again"
-        return _unknown(judgement, f"{leader} {untimed}", why)
+        return unknown("it comes with another candidate: measure it again", leader)
     for who in (leader, *aside.valid):
         # What others take does not show that it was not slowed until they led.
         if who in outcomes and outcomes[who].status is not Status.OK:
-            return _unknown(judgement, f"{who} {untimed}", outcomes[who].reason)
+            return unknown(outcomes[who].reason, who)
     if leader not in timed:
-        why = "it was far behind there, and not called so"
-        return _unknown(judgement, f"{leader} {untimed}", why)
+        return unknown("it was far behind there, and not called so", leader)
     best = min(timed, key=lambda who: quantile(timed[who], 0.5))
     if regime is not Regime.QUEUE and len(timed[best]) < MIN_ROUNDS_EVER:
         # It looked hopeless there, beside one that failed.
-        return _unknown(judgement, f"{best} {untimed}", "it was called a few times only")
+        return unknown("it was called a few times only", best)
     assert judgement.speedup is not None and judgement.speedup_lo is not None
     isolated_ms = quantile(timed[best], 0.5)
     beside_ms = judgement.speedup * quantile(candidate.time_ms, 0.5)
@@ -301,6 +306,7 @@ def _beside_nobody(
     if beside_ms <= isolated_ms / spread * (1 + DRIFT):
         return judgement
     moved = ratio_of_independent_medians(timed[best], candidate.time_ms).widened(spread)
+    whom = "it" if best in aside.rivals else "a candidate"
     # They come from two processes, and two processes differ by that much without a reason.
     lo = min(judgement.speedup_lo, moved.lo / (1 + DRIFT))
     return replace(
@@ -309,8 +315,8 @@ def _beside_nobody(
         speedup=min(judgement.speedup, moved.value),
         speedup_lo=lo,
         speedup_hi=moved.hi,
-        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported it, and the "
-        f"best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
+        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported {whom}, and "
+        f"the best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
         f"latter would be {judgement.speedup:.3f}",
     )
 

@@ -277,7 +277,7 @@ DEAD = "own could not be timed apart from it: dead"
             0.4,
             "process",
             Verdict.INCONCLUSIVE,
-            "the baselines could not be timed apart from it: dead",
+            "the baselines could not be timed apart from the candidates: dead",
         ),
         # In a run from before, where it leads and where it does not.
         (0.19, "", Verdict.INCONCLUSIVE, "own could not be timed apart from it: it comes with"),
@@ -437,7 +437,7 @@ def test_what_parity_rejects_is_no_best_baseline_apart(tmp_path: Path, rel_l2: f
         (
             "sdpa_gqa",
             Verdict.INCONCLUSIVE,
-            "sdpa_gqa could not be timed apart from it: it was called a few times only",
+            "sdpa_gqa could not be timed apart from the candidates: it was called a few times only",
         ),
     ],
 )
@@ -461,8 +461,8 @@ def test_who_was_left_out_as_hopeless_decides_nothing(
     assert {j.why for j in judgements.values()} == {why}
 
 
-OTHERS = "own could not be timed apart from it: it comes with another candidate"
-FAILED = "sdpa_gqa could not be timed apart from it: it is out of memory"
+OTHERS = "own could not be timed apart from the candidates: it comes with another candidate"
+FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of memory"
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_a_process_that_was_lost_says_why_and_accuses_nobody(tmp_path: Path) -> 
         contents.add(lost)
     judgements = assess(plan, contents).judgements(contents).values()
     assert {j.why for j in judgements} == {
-        "the baselines could not be timed apart from it: it was killed"
+        "the baselines could not be timed apart from the candidates: it was killed"
     }
 
 
@@ -547,7 +547,7 @@ def test_a_best_baseline_that_a_check_rejects_apart_leaves_the_question_open(
         contents.add(isolated(case_id=entry.case_id, outcomes=[spoilt(outcome, update)]))
     for judgement in assess(plan, contents).judgements(contents).values():
         assert judgement.verdict is Verdict.INCONCLUSIVE
-        assert f"sdpa_gqa could not be timed apart from it: {reason}" in judgement.why
+        assert f"sdpa_gqa could not be timed apart from the candidates: {reason}" in judgement.why
 
 
 def test_the_file_of_an_op_does_not_let_in_that_of_the_candidate(tmp_path: Path) -> None:

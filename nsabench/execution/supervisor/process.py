@@ -41,6 +41,8 @@ POLL_S = 0.25
 # RLIMIT_NPROC does not hold root. A compiler starts one for each core, now and then.
 MOST_PROCESSES = 64 + 4 * (os.cpu_count() or 1)
 MAX_REPLY_BYTES = 64 << 20
+READ_BYTES = 1 << 16
+MOST_PRINTED_BYTES = 1 << 20  # that lie in a pipe, unless root has made it larger
 MAX_STEPS = 1000
 MAX_ALLOWANCE = 64.0
 # On average; three steps are of all implementations of a case together, the others of one.
@@ -86,6 +88,9 @@ class WorkerProcess:
         # The kernel's out-of-memory killer, if it comes to that, must not pick the supervisor.
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)  # of this end alone
+        self._printed = threading.Lock()
         self._drain = threading.Thread(target=self._drain_stderr, daemon=True)
         self._drain.start()
 
@@ -135,6 +140,8 @@ class WorkerProcess:
                 error.exit_code = reply.exit_code
                 raise error
             self._answered = not isinstance(reply, Step)  # before whoever asked stops listening
+            if self._answered:
+                self._take_printed()
             yield reply
             if not isinstance(reply, Step):
                 return
@@ -234,8 +241,25 @@ class WorkerProcess:
 
     def _drain_stderr(self) -> None:
         assert self._process.stderr is not None
-        while data := os.read(self._process.stderr.fileno(), 1 << 16):
-            self.log.write(data)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stderr, selectors.EVENT_READ)
+            while self._take_printed():
+                selector.select()
+
+    def _take_printed(self) -> bool:
+        """Take into the log what lies in the pipe by now; whether more may come. What was printed
+        before an answer is in the log once the answer is there, and not in that of the next."""
+        assert self._process.stderr is not None
+        with self._printed:
+            for _ in range(MOST_PRINTED_BYTES // READ_BYTES):
+                try:
+                    data = os.read(self._process.stderr.fileno(), READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data:
+                    return False
+                self.log.write(data)
+        return True
 
     def kill(self) -> None:
         """End its process group at once: whoever waits for its answer finds it lost, and stops it.

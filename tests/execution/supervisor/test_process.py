@@ -219,6 +219,26 @@ def test_what_fills_its_scratch_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "to its scratch" in lost.value.how
 
 
+def test_what_was_printed_before_an_answer_is_in_the_log_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the thread comes to it that reads what a worker prints."""
+    monkeypatch.setattr(WorkerProcess, "_drain_stderr", lambda self: None)
+    kernels = tmp_path / "mine.py"
+    kernels.write_text(
+        "from nsabench import implementation\n\n"
+        '@implementation(op="selection_rows", name="mine", devices=("cpu",))\n'
+        "def mine(q, k, v, *, sm_scale): ...\n\n"
+        "print('a word of mine')\n"
+    )
+    worker = WorkerProcess(measuring("cpu", kernels))
+    try:
+        list(worker.ask(Discover(), 60))
+        assert "a word of mine" in worker.log.text()
+    finally:
+        worker.stop()
+
+
 def test_processes_that_got_away_from_a_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who forks twice leaves its children to the supervisor."""
     monkeypatch.setattr(process, "MOST_PROCESSES", 3)
