@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -87,10 +87,10 @@ class Assessed:
                 key: Aside(
                     entry,
                     self._leader(key, first[key], regime),
-                    self._valid(key, names),
+                    self._valid(key),
                     self._rival_baselines(key),
                 )
-                for key, (entry, names) in isolated.items()
+                for key, entry in isolated.items()
                 if key in first
             }
             judged = look_again(first, timings, second_looks, asides, self.plan.margin, regime)
@@ -100,33 +100,43 @@ class Assessed:
         queue = seen(self.first_in_queue, Regime.QUEUE)
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
 
-    def _isolated(self, contents: Contents) -> dict[Key, tuple[Entry, list[str]]]:
-        """By candidate, what was seen where it was not imported, and which baselines were to be
-        seen there: those that come with no candidate, and those that come with others."""
-        seen = contents.by_rival(PassName.ISOLATED_BASELINES)
+    def _isolated(self, contents: Contents) -> dict[Key, Entry]:
+        """By candidate, what was seen of the baselines where it was not imported: of those that
+        come with no candidate, and of those that come with others."""
         found = {}
+        looks = contents.by_rival(PassName.ISOLATED_BASELINES)
+        checked = {case_id: self._by_rival(seen) for case_id, seen in looks.items()}
         for key in self.first_look:
-            source, planned = self._source(*key), self.plan.by_id[key[0]]
-            looks = {r: look for r, look in seen.get(key[0], {}).items() if r != source}
-            if looks:
-                names = self.plan.clean_baselines(planned) if NO_RIVAL in looks else []
-                for rival in looks.keys() - {NO_RIVAL}:
-                    names += self.plan.baselines_of(rival, planned)
-                found[key] = _joined(list(looks.values())), names
-        checked = {id(entry): self._checked_entry(entry) for entry, _ in found.values()}
-        return {key: (checked[id(entry)], names) for key, (entry, names) in found.items()}
+            source = self._source(*key)
+            others = [e for rival, e in checked.get(key[0], {}).items() if rival != source]
+            if others:
+                found[key] = _joined(others)
+        return found
 
-    def _valid(self, key: Key, names: Collection[str]) -> list[str]:
-        """Who of them was right and timed beside a candidate."""
-        rows = self._by_case[key[0]]
-        ok = [r.implementation for r in rows if r.status is Status.OK and r.timed_ms is not None]
-        return [name for name in ok if name in names]
+    def _by_rival(self, looks: Mapping[Source, Entry]) -> dict[Source, Entry]:
+        """Each held to what the first look is, a rival's beside those that come with no candidate:
+        alone it would be its own yardstick, and it is not to be theirs."""
+        clean = looks.get(NO_RIVAL)
+        found = {} if clean is None else {NO_RIVAL: self._checked_entry(clean)}
+        for rival in looks.keys() - {NO_RIVAL}:
+            look = looks[rival]
+            both = [look] if clean is None else [clean, look]
+            beside = self._checked_entry(_joined(both))
+            own = beside.outcomes[-len(look.outcomes) :] if look.outcomes else []
+            found[rival] = look.model_copy(update={"outcomes": own})
+        return found
+
+    def _valid(self, key: Key) -> list[str]:
+        """The baselines beside a candidate that do not come with it and were right and timed."""
+        others = self._others(key)
+        rows = [r for r in self._by_case[key[0]] if r.implementation in others]
+        return [r.implementation for r in rows if r.status is Status.OK and r.timed_ms is not None]
 
     def _with_own_alone(self, key: Key, judgement: Judgement) -> Judgement:
         """The judgement, which says so where no baseline could be timed apart from a winner."""
-        if judgement.verdict is not Verdict.FASTER or judgement.why or not self.plan.sources:
+        if judgement.verdict is not Verdict.FASTER or not self.plan.sources or self._others(key):
             return judgement
-        return judgement if self._others(key) else replace(judgement, why=ALL_OWN)
+        return replace(judgement, why="; ".join(filter(None, (judgement.why, ALL_OWN))))
 
     def _others(self, key: Key) -> set[str]:
         """The baselines that a candidate is held to and that do not come with it."""

@@ -284,7 +284,7 @@ def _beside_nobody(
     taken = {who: o.timings(regime).time_ms for who, o in outcomes.items()}
     timed = {who: times for who, times in taken.items() if times}
     if not leader:
-        return unknown("all come with it")
+        return unknown("no other was valid beside it")
     if isolated.reason and not {leader, *aside.valid} <= outcomes.keys():
         return unknown(isolated.reason)
     if leader not in outcomes:

@@ -267,6 +267,7 @@ class _Run:
         self.resumed = resumed
         self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
+        self._judged_before: dict[PassName, Mapping[Key, Judgement]] = {}
         self._is_open = False
         self._ahead = compilation.Ahead(plan, folder.path)
         self._held = ""  # what holds the workers of this sitting
@@ -368,7 +369,7 @@ class _Run:
         if not pass_.rival:  # which begins with nothing that other candidates could write to
             wanted = self._compiled_before(pass_, cells)
             self._ahead.compile(wanted, device.memory_bytes, self.view.note)
-        self._ahead.lend(executor, self._held)
+            self._ahead.lend(executor, self._held)
         if pass_.beside is not Beside.ANYTHING:  # a worker is there before it is waited for
             described_as_before(executor, self.journal.contents.headers)
 
@@ -446,8 +447,11 @@ class _Run:
     def _judgements_before(self, pass_: Pass) -> Mapping[Key, Judgement]:
         """The verdicts by what earlier passes saw, whether or not this one was begun before, in
         processes of whichever kind."""
+        if pass_.name in self._judged_before:
+            return self._judged_before[pass_.name]
         names = [one.name for one in PASSES]
         earlier = names[: names.index(pass_.name)]
         contents = self.journal.contents
         entries = [entry for entry in contents.entries if entry.pass_name in earlier]
-        return self._assess().judgements(Contents(contents.headers, entries))
+        judged = self._assess().judgements(Contents(contents.headers, entries))
+        return self._judged_before.setdefault(pass_.name, judged)

@@ -58,7 +58,9 @@ def run(
             continue
         planned = plan.measured(case_id)
         if pass_.announcement:
-            progress.note(pass_.announcement.format(case=labels.of_case(planned.case)))
+            progress.note(
+                pass_.announcement.format(case=labels.of_case(planned.case), rival=pass_.rival.name)
+            )
         else:
             progress.case_started(planned, number, len(cells))
         start = time.monotonic()
@@ -72,6 +74,7 @@ def run(
             pass_.first_session,
             begin=partial(_begin, journal, pass_, case_id),
             killed=Killed.of(journal.contents, pass_.name, case_id, pass_.rival),
+            partial=pass_.partial,
         )
         entry = group.measure(pass_.name)
         entry.rival = pass_.rival

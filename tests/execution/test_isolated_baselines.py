@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ import pytest
 from nsabench import sources
 from nsabench.assessment.results import ALL_OWN, assess
 from nsabench.assessment.verdict import Judgement
-from nsabench.execution import journal, schedule
-from nsabench.execution.compilation.ahead import Ahead
+from nsabench.execution import journal, run, schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.passes import Pass, first_look, isolated_baselines, second_look
 from nsabench.execution.protocol import Measured, Spare
 from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
+from nsabench.execution.supervisor.loss import WorkerRefused
 from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.journal import Contents, Entry
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
@@ -98,7 +99,7 @@ class Alone:
     def __init__(
         self,
         times: Mapping[str, float],
-        deaths: Mapping[str, GroupLost] | None = None,
+        deaths: Mapping[str, Exception] | None = None,
         conditions: tuple[Conditions, ...] = (Conditions(),),
         rel_l2: float = 1e-5,
     ) -> None:
@@ -224,13 +225,35 @@ def test_a_baseline_that_comes_with_a_rival_is_wanted_where_another_wins(tmp_pat
     assert alone.spares(plan) == {first: spare, second: spare}
     executor = alone.start(plan, tmp_path)
     assert set(executor.sources or ()) == {"pkg", THEIRS}
-    assert (executor.is_clean, executor.rival) == (False, THEIRS)
+    assert not executor.is_clean
     # Nothing that was compiled ahead is at hand, where a candidate could have left something.
     assert alone.timing(plan.cases[0].case).timeout_s >= 300
-    ahead = Ahead(plan, tmp_path)
-    ahead._is_done = True
-    ahead.lend(executor, "files")
-    assert executor.compiled_s == {}
+
+
+def test_nothing_that_was_compiled_ahead_is_at_hand_beside_a_rival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All candidates could write to what is left of its kernels."""
+    plan = with_a_rival(make_plan(ONE), "own")
+    [with_theirs] = isolated_baselines.PASS.variants(plan)
+    monkeypatch.setattr(run, "described_as_before", lambda *_: SimpleNamespace(sandbox="files"))
+    did: list[str] = []
+    header = SimpleNamespace(described=SimpleNamespace(device=SimpleNamespace(memory_bytes=1)))
+    one = SimpleNamespace(
+        _ahead=SimpleNamespace(
+            compile=lambda *_: did.append("compile"), lend=lambda *_: did.append("lend")
+        ),
+        _compiled_before=lambda *_: {},
+        _is_open=True,
+        _sit=lambda described: None,
+        journal=SimpleNamespace(contents=SimpleNamespace(headers=[header])),
+        view=SimpleNamespace(note=print),
+    )
+    prepare: Any = run._Run._prepare
+    prepare(one, None, isolated_baselines.PASS, {})
+    assert did == ["compile", "lend"]
+    prepare(one, None, with_theirs, {})
+    assert did == ["compile", "lend"]
 
 
 def test_processes_of_each_kind_are_journaled_beside_each_other(tmp_path: Path) -> None:
@@ -306,6 +329,60 @@ def test_who_slows_the_baseline_of_a_rival_wins_nothing_by_it(
         if name == "mine":
             assert judgement.verdict is verdict
             assert judgement.why.startswith(why) if why else judgement.why == ""
+
+
+def test_what_a_shard_saw_of_a_source_that_is_clean_in_it_counts_in_the_whole(
+    tmp_path: Path,
+) -> None:
+    """Its candidate was for the op of another shard; merged, its baseline is a rival's."""
+    plan, contents = looked_at_with_a_rival(tmp_path, "own")
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        entry.outcomes += [timed("own", 0.4, ONE, rng), timed("rival", 0.3, ONE, rng)]
+        dead = Outcome(implementation="own", status=Status.CRASHED, reason="dead")
+        seen = [timed("sdpa_gqa", 0.2, ONE, rng), dead]
+        contents.add(isolated(case_id=entry.case_id, outcomes=seen))
+    judgements = assess(plan, contents).judgements(contents)
+    assert {j.why for (_, name), j in judgements.items() if name == "mine"} == {DEAD}
+
+
+def test_a_rival_that_is_exact_makes_no_other_baseline_wrong(tmp_path: Path) -> None:
+    plan, contents = looked_at_with_a_rival(tmp_path, "own", "quick")
+    rng = np.random.default_rng(0)
+    for entry in contents.of(PassName.FIRST_LOOK):
+        gone = Outcome(implementation="quick", status=Status.UNSUPPORTED, reason="not today")
+        exact = timed("own", 0.4, ONE, rng).model_copy(update={"rel_l2": 0.0})
+        entry.outcomes += [gone, exact, timed("rival", 0.3, ONE, rng)]
+        clean = {"sdpa_gqa": 0.2, "quick": 0.05}
+        seen = [timed(name, ms, ONE, rng) for name, ms in clean.items()]
+        seen = [o.model_copy(update={"rel_l2": 0.002}) for o in seen]
+        contents.add(isolated(case_id=entry.case_id, outcomes=seen))
+        contents.add(isolated(case_id=entry.case_id, rival=THEIRS, outcomes=[exact]))
+    judgements = assess(plan, contents).judgements(contents)
+    for (_, name), judgement in judgements.items():
+        if name == "mine":
+            assert judgement.verdict is Verdict.INCONCLUSIVE
+            assert judgement.why.startswith("quick takes 0.0")
+
+
+def test_a_rival_that_cannot_be_imported_alone_ends_no_run(tmp_path: Path) -> None:
+    """It may need another, or want to end it. Where all are imported nothing is to be had."""
+    plan = with_a_rival(make_plan(ONE), "own")
+    infos = [
+        i.model_copy(update={"source": Source("{0}.py@12")}) if i.source == THEIRS else i
+        for i in plan.implementations
+    ]
+    sources = {**plan.sources, "{0}.py@12": "d"}
+    plan = plan.model_copy(update={"implementations": infos, "sources": sources})
+    [with_theirs] = isolated_baselines.PASS.variants(plan)
+    case_id = plan.cases[0].id
+    refuses = Alone({}, {"own": WorkerRefused("it wraps nothing", "mend it", 2)})
+    with closing(Journal(tmp_path / "journal.jsonl")) as records:
+        look(with_theirs, {case_id: ["own"]}, plan, refuses, records, tmp_path)
+        with pytest.raises(WorkerRefused):
+            look(second_look.PASS, {case_id: ["own"]}, plan, refuses, records, tmp_path)
+    [line] = journal.read(tmp_path / "journal.jsonl").of(PassName.ISOLATED_BASELINES)
+    assert (line.outcomes, line.reason) == ([], "it wraps nothing")
 
 
 def test_an_approximation_of_a_rival_is_as_wrong_apart_as_beside(tmp_path: Path) -> None:

@@ -156,10 +156,9 @@ class Ahead:
         """Have the next worker of a pass begin with what was compiled for its kind.
 
         sandbox: what holds the workers; where it does not keep files, a candidate could have
-        written to what the clean ones would begin with. Those with one rival begin with nothing:
-        all candidates wrote to what there is of it.
+        written to what the clean ones would begin with.
         """
-        if not self._is_done or executor.rival:
+        if not self._is_done:
             return
         executor.compiled_s = self.first_s
         if not self._plan.sandboxed or (executor.is_clean and not sandbox.startswith("files")):

@@ -55,11 +55,12 @@ class Pass:
     on_loss: what is done when such a process is lost.
     timing: the case as this pass times it.
     first_session: its sessions count from here, so that those of two passes never meet.
-    announcement: what is said of a case before it is measured, {case} being its label; empty for
+    announcement: what is said of a case before it is measured, {case} being its label and {rival} its rival; empty for
       the pass that a progress table is drawn of.
     beside: what the shards on the other devices of the host do meanwhile.
     goes_on: with the executor of the pass before, whose worker has imported everything, where that
       pass had one: it starts the same.
+    partial: its processes import some of the plan's sources only.
     rival: the one source of candidates that its processes import, though no other that brings any.
     variants: the same pass in processes of other kinds, by the plan; they come behind it.
     """
@@ -74,5 +75,6 @@ class Pass:
     announcement: str = ""
     beside: Beside = Beside.ANYTHING
     goes_on: bool = False
+    partial: bool = False
     rival: Source = NO_RIVAL
     variants: Callable[[Plan], Sequence[Pass]] = _none

@@ -18,7 +18,7 @@ STAY = 2
 
 def spares(plan: Plan) -> dict[str, Spare]:
     """A rule that promises so many rounds, or so much time, spares nobody; and who shares a source
-    with a candidate is not spared, since nobody would look whether it was slowed."""
+    with a candidate is not spared: where that one wins, nobody looks whether it was slowed."""
     return {
         p.id: Spare(baselines=plan.clean_baselines(p), stay=STAY, least_ms=LEAST_MS)
         for p in plan.cases

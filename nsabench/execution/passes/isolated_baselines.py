@@ -62,7 +62,7 @@ def _with(rival: Source, number: int) -> Pass:
         start=partial(WorkerExecutor.with_rival, rival=rival),
         timing=patiently,
         first_session=PASS.first_session + number * SESSIONS,
-        announcement=f"baselines of {{case}} with {rival.name} alone",
+        announcement="baselines of {case} with {rival} alone",
         variants=lambda plan: (),
     )
 
@@ -111,5 +111,6 @@ PASS = Pass(
     first_session=2_000_000,
     timing=briefly,
     announcement="baselines of {case} without the candidates",
+    partial=True,
     variants=variants,
 )

@@ -35,7 +35,6 @@ from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.journal import NO_RIVAL
 from nsabench.model.measurement import Ceilings, Message, Outcome
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
@@ -114,8 +113,6 @@ class WorkerExecutor:
         self.beside: list[Outcome] = []
         # Whether its workers import no candidate.
         self.is_clean = False
-        # The one source of candidates that they import, if they import no other.
-        self.rival = NO_RIVAL
         # By the id of a case, who of it need not be measured as the others are.
         self.spares: Mapping[str, Spare] = {}
         # Whose workers import none, and have the baselines.
@@ -157,10 +154,7 @@ class WorkerExecutor:
     @classmethod
     def with_rival(cls, plan: Plan, run: Path, rival: Source) -> WorkerExecutor:
         """The same, and one source that candidates come from."""
-        sources = plan.clean_sources | {rival: plan.sources[rival]}
-        executor = cls._of_sources(plan, run, sources)
-        executor.rival = rival
-        return executor
+        return cls._of_sources(plan, run, plan.clean_sources | {rival: plan.sources[rival]})
 
     @classmethod
     def _of_sources(cls, plan: Plan, run: Path, sources: dict[str, str]) -> WorkerExecutor:

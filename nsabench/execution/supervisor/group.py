@@ -9,6 +9,7 @@ from nsabench.execution.protocol import Measured
 from nsabench.execution.supervisor.examiner import found_out
 from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.killed import NEVER, Killed
+from nsabench.execution.supervisor.loss import WorkerRefused
 from nsabench.execution.supervisor.retry import BEFORE_ANY, cooled, unless_lost_early
 from nsabench.model.case import Case
 from nsabench.model.journal import Entry
@@ -30,6 +31,7 @@ class Group:
     first_session: the number of its first session; each attempt has one of its own.
     begin: told whom an attempt is of, before it is made.
     killed: how earlier processes ended that measured it.
+    partial: whether the executor's workers import some of the plan's sources only.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Group:
         *,
         begin: Callable[[list[str]], None] = lambda names: None,
         killed: Killed = NEVER,
+        partial: bool = False,
     ) -> None:
         self.case = case
         self.names = list(names)
@@ -53,6 +56,7 @@ class Group:
         self._sessions = count(first_session)
         self._begin = begin
         self._killed = killed
+        self._partial = partial
         self._plan = plan
         self._conditions: dict[int, Conditions] = {}
         self._measuring_s = 0.0
@@ -68,6 +72,16 @@ class Group:
         """Measure until each has an outcome, or until `on_loss` gives up."""
         if not self._go_on():
             return self._entry(name)
+        try:
+            self._measure()
+        except WorkerRefused as refused:
+            # Not of all sources: of a part of them one may need another.
+            if not self._partial:
+                raise
+            self.reason = str(refused)
+        return self._entry(name)
+
+    def _measure(self) -> None:
         while pending := [n for n in self.names if n not in self.outcomes]:
             try:
                 measured = cooled(lambda names=pending: self.attempt(names))  # type: ignore[misc]
@@ -82,7 +96,6 @@ class Group:
                 if not self._on_loss(self, pending, lost):
                     self.reason = lost.reason
                     break
-        return self._entry(name)
 
     def _try_alone(self, together: Outcome) -> None:
         """Was it itself that was found out, or did another make it look like that?"""

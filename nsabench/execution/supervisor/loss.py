@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import Step
+
+
+class WorkerRefused(NsabenchError):
+    """It refused to measure before foreign code was called: a source cannot be imported, say."""
+
+    def __init__(self, sentence: str, remedy: str, exit_code: int) -> None:
+        super().__init__(sentence, remedy)
+        self.exit_code = exit_code
 
 
 class WorkerLost(Exception):

@@ -18,7 +18,6 @@ from secrets import token_hex
 
 import psutil
 
-from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import GO, Refused, Step
 from nsabench.execution.supervisor import family, orphan_reaper, program, scratch, templates
 from nsabench.execution.supervisor.log import Log
@@ -27,6 +26,7 @@ from nsabench.execution.supervisor.loss import (
     WorkerDied,
     WorkerFilledScratch,
     WorkerLost,
+    WorkerRefused,
     WorkerTimedOut,
     WorkerTooLarge,
 )
@@ -106,7 +106,7 @@ class WorkerProcess:
         `limit_s` bounds each step, times the step's own allowance; `max_steps` bounds their number,
         or a loop that reports steps would never time out, and so, times `ALLOWANCE_EACH`, the sum
         of their allowances. Raises a `WorkerLost` when the worker
-        goes, or the `NsabenchError` that it refuses with before foreign code was called.
+        goes, or `WorkerRefused` before foreign code was called.
         """
         step_limit = max(START_TIMEOUT_S, limit_s)
         if self._answered:  # it has nothing to do but to read
@@ -136,9 +136,7 @@ class WorkerProcess:
                 if self._step.phase != "start" or reply.exit_code not in REFUSALS:
                     raise self._broke("sent a refusal in the middle of measuring")
                 self.stop()
-                error = NsabenchError(reply.sentence, reply.remedy)
-                error.exit_code = reply.exit_code
-                raise error
+                raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
             self._answered = not isinstance(reply, Step)  # before whoever asked stops listening
             if self._answered:
                 self._take_printed()
