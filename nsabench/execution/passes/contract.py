@@ -55,8 +55,8 @@ class Pass:
     on_loss: what is done when such a process is lost.
     timing: the case as this pass times it.
     first_session: its sessions count from here, so that those of two passes never meet.
-    announcement: what is said of a case before it is measured, {case} being its label and {rival} its rival; empty for
-      the pass that a progress table is drawn of.
+    announcement: what is said of a case before it is measured, {case} being its label and {rival}
+      the name of the rival; empty for the pass that a progress table is drawn of.
     beside: what the shards on the other devices of the host do meanwhile.
     goes_on: with the executor of the pass before, whose worker has imported everything, where that
       pass had one: it starts the same.
