@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -20,9 +21,13 @@ MAX_WARMUP = 4  # times the asked time
 
 
 class Arm(Protocol):
-    """One implementation, ready to be called on a set of inputs."""
+    """One implementation, ready to be called on a set of inputs.
+
+    called_s: seconds inside calls that it has counted itself.
+    """
 
     name: str
+    called_s: float
 
     def prepare(self, round_: int) -> Callable[[], Any]:
         """Ready the inputs of this round, outside the timed region; return the call to time.
@@ -42,11 +47,22 @@ class Arm(Protocol):
 
 @dataclass
 class Collected:
-    """Samples an arm, why arms left, and the time that went into warm-up and timed calls."""
+    """Samples an arm, why arms left, and the time that went into warm-up and timed calls, without
+    what arms have counted themselves."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
     busy_s: float = 0.0
+
+    @contextmanager
+    def busy(self, *arms: Arm) -> Iterator[None]:
+        """Time that goes into calls of these, none of it twice."""
+        begun, called_s = now_s(), sum(arm.called_s for arm in arms)
+        try:
+            yield
+        finally:
+            counted_s = sum(arm.called_s for arm in arms) - called_s
+            self.busy_s += now_s() - begun - counted_s
 
 
 def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
@@ -54,14 +70,14 @@ def warm_up(arm: Arm, timer: Timer, seconds: float, out: Collected) -> None:
     times: list[float] = []
     start = now_s()
     try:
-        while not _warm(times, now_s() - start, seconds):
-            prepare = partial(arm.prepare, 0)
-            sample, result = timer.sample(arm.name, prepare(), prepare)
-            arm.inspect(0, result)
-            times.append(sample.time_ms)
+        with out.busy(arm):
+            while not _warm(times, now_s() - start, seconds):
+                prepare = partial(arm.prepare, 0)
+                sample, result = timer.sample(arm.name, prepare(), prepare)
+                arm.inspect(0, result)
+                times.append(sample.time_ms)
     except Failure as failure:
         out.failed[arm.name] = failure.alone()
-    out.busy_s += now_s() - start
 
 
 def _warm(times: list[float], elapsed: float, seconds: float) -> bool:
@@ -85,9 +101,8 @@ def collect(arms: Sequence[Arm], timer: Timer, rule: Rule, rng: Random, out: Col
             try:
                 prepare = partial(by_name[name].prepare, round_)
                 call = prepare()  # may fail too: it makes checked calls
-                before = now_s()
-                sample, result = timer.sample(name, call, prepare)
-                out.busy_s += now_s() - before
+                with out.busy(by_name[name]):
+                    sample, result = timer.sample(name, call, prepare)
                 by_name[name].inspect(round_, result)
             except Failure as failure:
                 out.failed[name] = failure.alone()

@@ -193,11 +193,9 @@ def _burst(
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
     held = ops.work(case).bytes_min if case.direction.differentiates else 0
-    begun = now_s()
     judged = _contenders(arms, call_ms)
-    found = bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
-    out.busy_s += now_s() - begun
-    return found
+    with out.busy(*arms):
+        return bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
 
 
 def _launches(arms: list[CaseArm], report: Report) -> dict[str, Counted]:

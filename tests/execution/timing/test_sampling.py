@@ -53,6 +53,7 @@ class KnownArm:
         self.name = name
         self.times = list(times)
         self.calls = 0
+        self.called_s = 0.0
         self.fails_at, self.where = fails_at, where
         self.finished = False
 
@@ -78,6 +79,20 @@ class KnownArm:
         self._fail("finish")
 
 
+class CountingArm(KnownArm):
+    """Counts the half of each call itself, as one that checks its calls."""
+
+    def prepare(self, round_: int) -> Callable[[], float]:
+        call = super().prepare(round_)
+
+        def counted() -> float:
+            taken = call()
+            self.called_s += taken / 2e3
+            return taken
+
+        return counted
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
@@ -92,6 +107,16 @@ def rounds(
     out, timer = Collected(), KnownTimer(clock)
     collect(arms, timer, rule, Random(seed), out)
     return out, timer
+
+
+def test_what_an_arm_has_counted_itself_is_not_counted_twice(clock: Clock) -> None:
+    """More than a run took was said to be measured: its harness had taken less than nothing."""
+    arms = CountingArm("a", 10.0), CountingArm("b", 20.0)
+    out, _ = rounds(clock, 6, *arms)
+    assert out.busy_s + sum(arm.called_s for arm in arms) == pytest.approx(0.18)
+    warm = CountingArm("c", 10.0)
+    warm_up(warm, KnownTimer(clock), 0.025, out)
+    assert out.busy_s == pytest.approx(0.09 + 0.015)
 
 
 @pytest.mark.parametrize(
