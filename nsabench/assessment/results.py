@@ -84,12 +84,7 @@ class Assessed:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: self.outcomes[key].timings(regime) for key in first}
             asides = {
-                key: Aside(
-                    entry,
-                    self._leader(key, first[key], regime),
-                    self._valid(key),
-                    self._rival_baselines(key),
-                )
+                key: self._aside(key, entry, first[key], regime)
                 for key, entry in isolated.items()
                 if key in first
             }
@@ -126,11 +121,16 @@ class Assessed:
             found[rival] = look.model_copy(update={"outcomes": own})
         return found
 
-    def _valid(self, key: Key) -> list[str]:
-        """The baselines beside a candidate that do not come with it and were right and timed."""
+    def _aside(self, key: Key, entry: Entry, judgement: Judgement, regime: Regime) -> Aside:
         others = self._others(key)
-        rows = [r for r in self._by_case[key[0]] if r.implementation in others]
-        return [r.implementation for r in rows if r.status is Status.OK and r.timed_ms is not None]
+        rows = [row for row in self._by_case[key[0]] if row.implementation in others]
+        ok = [row for row in rows if row.status is Status.OK and row.timed_ms is not None]
+        return Aside(
+            entry,
+            self._leader(key, rows, judgement, regime),
+            [row.implementation for row in ok],
+            self._rival_baselines(key),
+        )
 
     def _with_own_alone(self, key: Key, judgement: Judgement) -> Judgement:
         """The judgement, which says so where no baseline could be timed apart from a winner."""
@@ -149,21 +149,16 @@ class Assessed:
         rivals = [rival for rival in self.plan.rivals if rival != source]
         return {name for rival in rivals for name in self.plan.baselines_of(rival, planned)}
 
-    def _leader(self, key: Key, judgement: Judgement, regime: Regime) -> str:
-        """The best baseline of a candidate beside it that does not come with it, by the same rules;
-        empty where there is none."""
+    def _leader(self, key: Key, others: Sequence[Row], judgement: Judgement, regime: Regime) -> str:
+        """The best baseline of a candidate beside it that does not come with it, among the others
+        by the same rules; empty where there is none."""
         case_id, name = key
         source = self._source(case_id, name)
         if self._source(case_id, judgement.best_baseline or name) != source:
             return judgement.best_baseline
-        rows = self._by_case[case_id]
-        [row] = [row for row in rows if row.implementation == name]
+        [row] = [row for row in self._by_case[case_id] if row.implementation == name]
         seen = regime if regime is Regime.QUEUE else Regime.of_samples(row.mode)
-        best = best_baseline(
-            [other for other in rows if other.implementation in self._others(key)],
-            beside=row,
-            regime=seen,
-        )
+        best = best_baseline(others, beside=row, regime=seen)
         return best.implementation if best else ""
 
     @cached_property

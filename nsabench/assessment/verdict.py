@@ -281,8 +281,7 @@ def _beside_nobody(
     if disturbance:
         return unknown(disturbance)
     outcomes = {o.implementation: o for o in isolated.outcomes}
-    taken = {who: o.timings(regime).time_ms for who, o in outcomes.items()}
-    timed = {who: times for who, times in taken.items() if times}
+    timed = {w: times for w, o in outcomes.items() if (times := o.timings(regime).time_ms)}
     if not leader:
         return unknown("no other was valid beside it")
     if isolated.reason and not {leader, *aside.valid} <= outcomes.keys():

@@ -223,7 +223,7 @@ def test_before_neighbours_wait_for_each_other_all_have_compiled() -> None:
     assert plan.canary is not None
     canary, first = plan.canary.id, {planned.id for planned in plan.cases}
     done: dict[PassName, set[str]] = {}
-    journal = SimpleNamespace(done=lambda name, without: done.get(name, set()))
+    journal = SimpleNamespace(done=lambda name, rival: done.get(name, set()))
     run = _Run.__new__(_Run)
     run.plan, run.journal = plan, cast("Journal", journal)
 
