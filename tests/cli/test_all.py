@@ -20,7 +20,7 @@ from nsabench.assessment.tables import RECORDS, SAMPLES
 from nsabench.execution import journal
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import Status
-from tests import forked
+from tests import distributions, forked
 from tests.cli.conftest import TINY, Nsabench, command, complete
 from tests.runs import Made, make_run
 
@@ -391,12 +391,9 @@ def mine(q, k, v, *, sm_scale):
 
 def installed(folder: Path, name: str, module: str) -> None:
     """A distribution that brings implementations."""
-    info = folder / f"{name}-1.0.dist-info"
-    for made in (folder / name, info):
-        made.mkdir(parents=True)
+    (folder / name).mkdir(parents=True)
     (folder / name / "__init__.py").write_text(module)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[nsabench.implementations]\n{name} = {name}\n")
+    distributions.describe(folder, name, f"[nsabench.implementations]\n{name} = {name}\n")
 
 
 def test_nor_by_slowing_the_baseline_of_a_rival_until_another_leads(

@@ -19,6 +19,7 @@ from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs
 from nsabench.ops import Inputs, Shape, Size, _outside
+from tests import distributions
 from tests.runs import Made, make_plan, make_run
 
 RMSNORM = Path(__file__).parents[1] / "rmsnorm.py"
@@ -193,10 +194,7 @@ def with_package(folder: Path, points: str, name: str = "some-ops") -> str:
     (package / "norm.py").write_text(RMSNORM.read_text())
     torch = RMSNORM.read_text().replace("from nsabench.model", "import torch\nfrom nsabench.model")
     (package / "eager.py").write_text(torch.replace('"rmsnorm"', '"eager"'))
-    info = folder / name / f"{package.name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[nsabench.ops]\n{points}")
+    distributions.describe(package.parent, name, f"[nsabench.ops]\n{points}")
     return (
         f"import sys; sys.path.insert(0, {str(folder / name)!r})\n"
         "from pathlib import Path\nfrom nsabench import ops, sources\n"

@@ -1,0 +1,13 @@
+"""What an installed distribution says of itself, for those that tests make up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def describe(folder: Path, name: str, entry_points: str) -> None:
+    """Have the folder hold version 1.0 of a distribution with these entry points."""
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
