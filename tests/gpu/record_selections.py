@@ -25,9 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from nsa_kernels import NSAttention, compressed_attention_with_scores, select_blocks
+from nsa_kernels.attention.rotary import positions_of, rotate
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, rms_norm
+from torch.nn.functional import cross_entropy, pad, rms_norm
 
 from nsabench.ops import _recorded
 
@@ -50,10 +51,12 @@ class Sizes:
     block_size: int = 64
     n_selected: int = 16
     window: int = 512
-    batch: int = 4
-    tokens: int = 8192
+    rotary: float = 10000.0
+    context: int = 4
+    batch: int = 2
+    tokens: int = 16384
     recorded: int = 16384
-    peak_rate: float = 6e-4
+    peak_rate: float = 1.5e-3
     warm_up: int = 200
 
 
@@ -70,6 +73,7 @@ class Layer(nn.Module):
             block_size=sizes.block_size,
             n_selected=sizes.n_selected,
             window=sizes.window,
+            rotary=sizes.rotary,
         )
         self.wide = nn.Linear(sizes.dim, 4 * sizes.dim, bias=False)
         self.narrow = nn.Linear(4 * sizes.dim, sizes.dim, bias=False)
@@ -81,17 +85,28 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Bytes [B, T] -> logits of the next [B, T, 256]. Positions come from the causal mask alone."""
+    """Bytes [B, T] -> logits of the next [B, T, 256].
+
+    A byte is embedded with the few before it, each by a table of its own: a layer then has words
+    to look for, which it would learn late.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes
-        self.embedding = nn.Embedding(256, sizes.dim)
+        self.embeddings = nn.ModuleList(nn.Embedding(256, sizes.dim) for _ in range(sizes.context))
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
         self.logits = nn.Linear(sizes.dim, 256, bias=False)
 
+    def embed(self, text: Tensor) -> Tensor:
+        """[B, T, dim]; before the first byte there are zeros."""
+        x = text.new_zeros(*text.shape, self.sizes.dim, dtype=torch.float32)
+        for back, embedding in enumerate(self.embeddings):
+            x = x + embedding(pad(text, (back, 0))[:, : text.shape[1]])
+        return x
+
     def forward(self, text: Tensor) -> Tensor:
-        x = self.embedding(text)
+        x = self.embed(text)
         for layer in self.layers:
             x = layer(x)
         logits: Tensor = self.logits(normal(x))
@@ -99,10 +114,12 @@ class Model(nn.Module):
 
     def selections(self, text: Tensor) -> Iterator[Tensor]:
         """block_indices int32 [T, H, S] of each layer, for one text [1, T]."""
-        sizes, x = self.sizes, self.embedding(text)
+        sizes, x = self.sizes, self.embed(text)
+        position = positions_of(x, 0, None)
         for layer in self.layers:
             attention = layer.attention
             q, k, v, _ = attention.project(normal(x))
+            q, k = (rotate(part, position, sizes.rotary) for part in (q, k))
             _, _, scores = compressed_attention_with_scores(
                 q,
                 attention.compress_k(k),
@@ -135,7 +152,7 @@ def library() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def train(model: Model, text: NDArray[np.uint8], seconds: float, steps: int) -> tuple[int, float]:
     """Learn until the seconds or the steps are spent: steps taken, and the last loss (nats)."""
-    sizes, device = model.sizes, model.embedding.weight.device
+    sizes, device = model.sizes, model.logits.weight.device
     rng = np.random.default_rng(0)
     on_device = torch.from_numpy(text.copy()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=sizes.peak_rate, betas=(0.9, 0.95))
@@ -158,15 +175,15 @@ def train(model: Model, text: NDArray[np.uint8], seconds: float, steps: int) -> 
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if taken % 50 == 0:
-            print(f"{taken}: {float(loss):.3f} nats, {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"{taken}: {loss.item():.3f} nats, {time.monotonic() - begun:.0f} s", flush=True)
         taken += 1
-    return taken, float(loss)
+    return taken, loss.item()
 
 
 @torch.no_grad()
 def record(model: Model, text: NDArray[np.uint8], made: str) -> _recorded.Recording:
     """The choices of every layer and KV head on the first tokens of a text."""
-    device = model.embedding.weight.device
+    device = model.logits.weight.device
     rows = torch.from_numpy(text[: model.sizes.recorded].copy()).to(device).long()[None]
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         chosen = [layer.transpose(0, 1) for layer in model.selections(rows)]

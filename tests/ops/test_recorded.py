@@ -99,3 +99,18 @@ def test_a_model_is_trained_and_recorded(tmp_path: Path) -> None:
     assert 4 < about["different blocks of neighbours"]["2"] <= 8
     assert recording.others(0, 128).shape == (64, 1)
     assert "2 steps of 1 x 96 bytes of the library of Python" in recording.made
+
+
+def test_what_is_shipped_is_drawn_as_it_was_chosen() -> None:
+    recording, tokens = _recorded.shipped(), 4096
+    assert (len(recording.chosen), recording.tokens) == (8, 16384)
+    assert (recording.slots, recording.block) == (16, 64)
+    assert "of the library of Python" in recording.made
+    position = np.arange(tokens, dtype=np.int32)
+    drawn = np.sort(_block_draws.indices("recorded", 1, position, 2, 16, 64, seed=0)[0], axis=-1)
+    own = position[:, None] // 64
+    many = position >= 16 * 64
+    assert (np.diff(drawn[many], axis=-1) > 0).all()
+    assert (drawn[..., -1] == own).all() and (drawn[many, :, -2] == own[many] - 1).all()
+    assert (drawn[many, :, 0] == 0).all()
+    assert 20 < _recorded.agreement(recording, 2) < 22
