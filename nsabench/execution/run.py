@@ -39,7 +39,7 @@ from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
-from nsabench.planning.cost import by_work
+from nsabench.planning.cost import Costs, by_work
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
 
@@ -98,7 +98,7 @@ def make_plan(
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
     tag: str = "",
-    costs: Callable[[list[PlannedCase]], dict[str, float]] = by_work,
+    costs: Callable[[list[PlannedCase]], Costs] = by_work,
     balance: str = "",
     neighbours: int = 0,
 ) -> Plan:

@@ -149,6 +149,7 @@ def _make(
         for shard, (info, part) in zip(shards, plan.parts(), strict=True)
     ]
     shown = sum(len(planned.implementations) for planned in plan.cases) <= MOST_ON_A_PAGE
+    ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
     derive = partial(derived, run_id=plan.run_id, sizes=sizes, shown=shown)
     with run.journal.open("wb") as joined, Tables(folder) as tables:
         for (shard, info, _, _), own in zip(given, each(derive, given, worth_it=2), strict=True):

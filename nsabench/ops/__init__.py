@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from nsabench.ops._contract import Inputs, Op, Shape, Size, Work
 from nsabench.ops._decode import DecodeSizes
 from nsabench.ops._legal import Legal
 from nsabench.ops._retired import RETIRED, current_name, successors
+from nsabench.processes import each
 
 __all__ = [
     "RETIRED",
@@ -33,6 +34,7 @@ __all__ = [
     "Work",
     "computed",
     "computed_work",
+    "count",
     "current_name",
     "find",
     "get",
@@ -50,6 +52,12 @@ __all__ = [
     "to_measure",
     "work",
 ]
+
+MANY = 1 << 18  # numbers that are drawn in some 10 ms
+FEW = 4  # selections: of fewer no processes are worth it
+# An op, its sizes, the direction, dtype and distribution, and the seed.
+_Key = tuple[Op, tuple[tuple[str, int], ...], Direction, DType, str, int]
+_counted: dict[_Key, Work] = {}
 
 
 @cache
@@ -218,9 +226,24 @@ def sizes_but_length(rung: Rung) -> tuple[tuple[str, int], ...]:
 
 def work(case: Case) -> Work:
     """Compulsory work of a case: one call a stream."""
-    shape = tuple(case.shape.items())
-    one = _work(get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed)
+    key = _key(case)
+    one = _counted.get(key) or _work(*key)
     return Work(one.bytes_min * case.streams, one.flops * case.streams)
+
+
+def count(cases: Iterable[Case]) -> None:
+    """Count the work of those cases that draw many numbers for it, on all cores, so that `work` has
+    it at hand. Raises as that does."""
+    alike: dict[Hashable, dict[_Key, None]] = {}
+    for case in cases:
+        key = op, shape, _, _, *drawn = _key(case)
+        if op.name in shipped() and key not in _counted:
+            sizes = op.shape_model.model_validate(dict(shape))
+            if op.drawn(sizes) >= MANY:
+                alike.setdefault((op.name, shape, *drawn), {})[key] = None
+    groups = [list(keys) for keys in alike.values()]
+    for keys, works in zip(groups, each(_works, groups, worth_it=FEW), strict=True):
+        _counted.update(zip(keys, works, strict=True))
 
 
 def computed_work(case: Case, name: str) -> Work:
@@ -229,6 +252,15 @@ def computed_work(case: Case, name: str) -> Work:
         return work(computed(case, name))
     except UsageError:  # that op has no such case, and so nothing was measured
         return Work(0, 0)
+
+
+def _key(case: Case) -> _Key:
+    shape = tuple(case.shape.items())
+    return get(case.op), shape, case.direction, case.dtype, case.distribution, case.seed
+
+
+def _works(keys: Sequence[_Key]) -> list[Work]:
+    return [_work(*key) for key in keys]
 
 
 # It may draw a whole selection to count what must be read.

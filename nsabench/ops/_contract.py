@@ -108,6 +108,10 @@ class Op(ABC):
         honest float32 result may be off by grows with their root. The length, if not overridden."""
         return self.length(shape)
 
+    def drawn(self, shape: Shape) -> int:
+        """How many numbers `work` draws, to count what must be read: of many it takes a while."""
+        return 0
+
     @abstractmethod
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
         """Compulsory bytes and FLOPs of one call on the inputs that `draw` makes of this seed."""

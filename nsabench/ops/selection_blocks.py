@@ -77,6 +77,10 @@ class SelectionBlocks(AttentionOp):
         assert isinstance(shape, BlocksShape)
         return shape.T
 
+    def drawn(self, shape: Shape) -> int:
+        assert isinstance(shape, BlocksShape)
+        return shape.B * shape.T * shape.H * shape.S
+
     def work(self, shape: Shape, dtype: DType, distribution: str, seed: int) -> Work:
         """A key that several queries select must come from memory only once."""
         assert isinstance(shape, BlocksShape)

@@ -7,11 +7,13 @@ spent) and a part that grows with its work (inputs, the oracle in float64, and e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nsabench import ops
 from nsabench.model.case import Case, FixedCount
 from nsabench.model.plan import PlannedCase
+from nsabench.model.vocabulary import Direction
 
 SET_UP_S = 0.05  # of an implementation: parity, and what comes before its samples
 # What a GPU of today does of an op, not the most that it could.
@@ -22,9 +24,27 @@ FLOP_S, BYTE_S = 1e14, 1e12
 BESIDE_FLOP_S, BESIDE_BYTE_S = 1e13, 1.5e8
 
 
-def by_work(cases: Sequence[PlannedCase]) -> dict[str, float]:
-    """The cost of each case by its id. Raises `UsageError` as `ops.work`."""
-    return {planned.id: _of(planned.case, len(planned.implementations)) for planned in cases}
+Kind = tuple[str, Direction]  # an op, and what of it is measured
+
+
+@dataclass(frozen=True)
+class Costs:
+    """seconds: of each case, by its id. beginnings: what every shard takes besides that measures
+    cases of a kind: its controls, and what is imported and traced for the first of them."""
+
+    seconds: Mapping[str, float]
+    beginnings: Mapping[Kind, float] = field(default_factory=dict)
+
+
+def kind_of(case: Case) -> Kind:
+    return case.op, case.direction
+
+
+def by_work(cases: Sequence[PlannedCase]) -> Costs:
+    """What cases cost by their work; what it takes to begin is not known. Raises `UsageError` as
+    `ops.work`."""
+    ops.count(planned.case for planned in cases)
+    return Costs({planned.id: _of(planned.case, len(planned.implementations)) for planned in cases})
 
 
 def _of(case: Case, implementations: int) -> float:

@@ -17,7 +17,7 @@ from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix, shards
-from nsabench.planning.cost import by_work
+from nsabench.planning.cost import Costs, by_work
 from nsabench.planning.matrix import LoadedMatrix, Selection
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.planning.yaml_document import nearest
@@ -55,7 +55,7 @@ def resolve(
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
     tag: str = "",
-    costs: Callable[[list[PlannedCase]], dict[str, float]] = by_work,
+    costs: Callable[[list[PlannedCase]], Costs] = by_work,
     balance: str = "",
     neighbours: int = 0,
 ) -> Plan:

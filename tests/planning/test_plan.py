@@ -18,7 +18,7 @@ from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, Role, Runs
 from nsabench.planning import matrix, resolve
-from nsabench.planning.cost import by_work
+from nsabench.planning.cost import Costs, by_work
 from nsabench.planning.shards import share
 
 OP = "sliding_window"
@@ -99,9 +99,7 @@ def test_the_largest_ladders_are_dealt_first(count: int, expected: list[int]) ->
     assert [len(part) for part in parts] == expected
 
 
-def heads_of(
-    cases: list[PlannedCase], count: int, costs: dict[str, float] | None
-) -> list[list[int]]:
+def heads_of(cases: list[PlannedCase], count: int, costs: Costs | None) -> list[list[int]]:
     parts = [share(cases, f"{i}/{count}", costs) for i in range(1, count + 1)]
     return [sorted({c.case.shape["H"] for c in part}) for part in parts]
 
@@ -132,7 +130,7 @@ def test_what_shares_kernels_stays_together_where_that_keeps_the_balance(
     sizes: int, count: int, together: bool
 ) -> None:
     cases = both_directions(sizes)
-    costs = dict.fromkeys((c.id for c in cases), 1.0)
+    costs = Costs(dict.fromkeys((c.id for c in cases), 1.0))
     heads = heads_of(cases, count, costs)
     assert (sum(map(len, heads)) == sizes) is together
     lengths = [len(share(cases, f"{i}/{count}", costs)) for i in range(1, count + 1)]
@@ -143,7 +141,7 @@ def test_an_op_stays_together_as_far_as_it_fits() -> None:
     rows = [planned_case(ladder, 0) for ladder in range(4)]
     fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
     spans = [PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in map(_case, fields)]
-    costs = {c.id: 1.0 for c in rows} | {c.id: 2.0 for c in spans}
+    costs = Costs({c.id: 1.0 for c in rows} | {c.id: 2.0 for c in spans})
     parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
     assert [[c.case.op for c in part] for part in parts] == [
         ["selection_ranges", *["selection_rows"] * 4],
@@ -171,7 +169,7 @@ def test_shards_of_several_ops_are_a_partition_in_balance(
             costs[case.id] = float(cost_s)
             cases.append(PlannedCase(id=case.id, case=case, implementations=("mine",)))
     count = min(count, len(sizes))
-    parts = [share(cases, f"{i}/{count}", costs) for i in range(1, count + 1)]
+    parts = [share(cases, f"{i}/{count}", Costs(costs)) for i in range(1, count + 1)]
     assert all(parts)
     assert sorted(c.id for part in parts for c in part) == sorted(costs)
     heads = [{c.case.shape["H"] for c in part} for part in parts]
@@ -196,7 +194,7 @@ def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
             for one in resolve.load_matrices([name])
             for case in one.cases
         ]
-        means.append(mean(by_work(cases).values()))
+        means.append(mean(by_work(cases).seconds.values()))
     rows, blocks = means
     assert rows < blocks
 
@@ -204,9 +202,36 @@ def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
 def test_shards_are_balanced_by_what_is_said_to_be_their_cost() -> None:
     cases = [planned_case(ladder, 0) for ladder in range(4)]
     seconds = {c.id: s for c, s in zip(cases, (1.0, 7.0, 2.0, 3.0), strict=True)}
-    assert heads_of(cases, 2, seconds) == [[2], [1, 3, 4]]
+    assert heads_of(cases, 2, Costs(seconds)) == [[2], [1, 3, 4]]
     nothing = dict.fromkeys(seconds, 0.0)
-    assert all(heads_of(cases, 4, nothing))
+    assert all(heads_of(cases, 4, Costs(nothing)))
+
+
+def test_what_a_kind_takes_to_begin_is_counted_in_every_shard_that_has_it() -> None:
+    """Twelve ladders of forwards and four of backwards, ten seconds each: the shard that has to
+    begin both has fewer of them."""
+    cases = [c for c in both_directions(12) if _is_forward(c) or c.case.shape["H"] <= 4]
+    forward, backward = (("selection_rows", d) for d in (Direction.FORWARD, Direction.BACKWARD))
+    costs = Costs(dict.fromkeys((c.id for c in cases), 5.0), {forward: 10.0, backward: 30.0})
+    taken = []
+    for i in (1, 2):
+        held = [_is_forward(c) for c in share(cases, f"{i}/2", costs)]
+        taken.append(5 * len(held) + 10 * any(held) + 30 * (not all(held)))
+    assert sorted(taken) == [100, 110]
+
+
+def test_a_kind_is_begun_in_no_more_shards_than_it_must_be() -> None:
+    cases = both_directions(4)
+    costs = Costs(
+        {c.id: 4.0 if c.case.shape["H"] == 1 else 1.0 for c in cases},
+        {("selection_rows", direction): 3.0 for direction in Direction},
+    )
+    parts = [share(cases, f"{i}/2", costs) for i in (1, 2)]
+    assert sorted([*{_is_forward(c) for c in part}] for part in parts) == [[False], [True]]
+
+
+def _is_forward(planned: PlannedCase) -> bool:
+    return planned.case.direction is Direction.FORWARD
 
 
 def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path: Path) -> None:
