@@ -46,7 +46,8 @@ balance = click.option(
     multiple=True,
     metavar="RUN",
     help="Balance the shards by the times of an earlier run, the same for all. May be given again: "
-    "of a case in several runs the last one counts. Default: by the work of the cases.",
+    "of a case in several runs the last one counts. What ops take to begin, such as their "
+    "controls, is learnt as well. Default: by the work of the cases.",
 )
 margin = click.option(
     "--margin",

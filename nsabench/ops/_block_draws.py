@@ -8,7 +8,7 @@ random, repeated, empty_rows and the distributions of values: any of them, evenl
 the queries of one block agree but for one in eight. skewed: block r about 1/r times as often as
 the first (Zipf). scored: those whose compressed keys score best in `text_scores`. dense: all are
 selected, so there must be room for them. packed: evenly, within the query's own sequence.
-recorded: as the layers of a trained model did (`_recorded`), where a recording is installed.
+recorded: as the layers of a trained model did (`_recorded`), for up to 16,384 tokens.
 repeated: half of the slots then repeat another one. empty_rows: every fourth row then selects
 nothing. How many keys are selected does not depend on the seed. Unused slots hold -1; the order of
 the slots is random.
@@ -34,7 +34,7 @@ DISTRIBUTIONS: tuple[str, ...] = (
     "packed",
     "repeated",
     "empty_rows",
-    *(("recorded",) if _recorded.is_shipped() else ()),
+    "recorded",
 )
 FORCED = _recorded.FORCED
 CHANGED = 8  # in `local`, one in so many choices is a query's own

@@ -94,10 +94,6 @@ def unpack(data: bytes) -> Recording:
     return Recording(about["block"], about["slots"], about["made"], chosen)
 
 
-def is_shipped() -> bool:
-    return (files(__package__) / FILE).is_file()
-
-
 @cache
 def shipped() -> Recording:
     return unpack((files(__package__) / FILE).read_bytes())

@@ -23,20 +23,20 @@ FLOP_S, BYTE_S = 1e14, 1e12
 # and its decode step. Cases of other ops that are as large were not timed.
 BESIDE_FLOP_S, BESIDE_BYTE_S = 1e13, 1.5e8
 
-
-Kind = tuple[str, Direction]  # an op, and what of it is measured
+OpDirection = tuple[str, Direction]
 
 
 @dataclass(frozen=True)
 class Costs:
     """seconds: of each case, by its id. beginnings: what every shard takes besides that measures
-    cases of a kind: its controls, and what is imported and traced for the first of them."""
+    cases of an op and direction: controls, and what is imported and traced for the first of them.
+    """
 
     seconds: Mapping[str, float]
-    beginnings: Mapping[Kind, float] = field(default_factory=dict)
+    beginnings: Mapping[OpDirection, float] = field(default_factory=dict)
 
 
-def kind_of(case: Case) -> Kind:
+def op_direction(case: Case) -> OpDirection:
     return case.op, case.direction
 
 

@@ -11,12 +11,13 @@ from nsabench import ops
 from nsabench.errors import UsageError
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Direction, Mode, Role
-from nsabench.planning.cost import Costs, Kind, by_work, kind_of
+from nsabench.planning.cost import Costs, OpDirection, by_work, op_direction
 
 ALL = "1/1"
 _UNIT = 1e6  # of a second
 Cases = list[PlannedCase]
-SIZES, MOST_TRIED = 16, 100_000  # sizes of a shard, each by one percent; places looked at for one
+ROOMS = 16  # that shards are given in turn, where beginnings are known
+MOST_PLACES = 10_000_000  # that are looked at, for all of them
 ROOM = 1.02  # times as long the last shard may take, to keep together what compiles together
 
 
@@ -51,13 +52,13 @@ def share(
         )
     costs = by_work(cases) if costs is None else costs
     units = _Units.of(costs, cases)
-    alike = _alike(cases, apart=bool(units.beginnings))
+    alike = _alike(cases, units.beginnings)
     ladder_by_ladder = _dealt(ladders.values(), units, count)
     longest = ROOM * units.longest(ladder_by_ladder)
     shards = next(
         (
             dealt
-            for dealt in (_filled(alike, units, count), _dealt(alike, units, count))
+            for dealt in (_filled(alike, units, ladder_by_ladder), _dealt(alike, units, count))
             if len(dealt) == len(ladder_by_ladder)
             and all(dealt)
             and units.longest(dealt) <= longest
@@ -71,81 +72,82 @@ def share(
 @dataclass(frozen=True)
 class _Units:
     """Of time, in whole numbers: the sum of a shard is the same in whatever order, on every host.
-    cases: by id; beginnings: by kind."""
+    cases: by id; beginnings: where they are known, and more than nothing."""
 
     cases: Mapping[str, int]
-    beginnings: Mapping[Kind, int]
+    beginnings: Mapping[OpDirection, int]
 
     @classmethod
     def of(cls, costs: Costs, cases: Iterable[PlannedCase]) -> _Units:
         return cls(
             {planned.id: round(costs.seconds[planned.id] * _UNIT) for planned in cases},
-            {kind: round(seconds * _UNIT) for kind, seconds in costs.beginnings.items()},
+            {of: units for of, s in costs.beginnings.items() if (units := round(s * _UNIT)) > 0},
         )
 
-    def alone(self, cases: Cases) -> int:
-        """What cases take where their kinds are begun already."""
+    def of_cases(self, cases: Cases) -> int:
+        """What cases take where others like them are begun already."""
         return sum(self.cases[planned.id] for planned in cases)
 
-    def together(self, cases: Cases) -> int:
+    def of_shard(self, cases: Cases) -> int:
         """What a shard of just these cases takes."""
-        kinds = {kind_of(planned.case) for planned in cases}
-        return self.alone(cases) + sum(self.beginnings.get(kind, 0) for kind in kinds)
+        begun = {op_direction(planned.case) for planned in cases}
+        return self.of_cases(cases) + sum(self.beginnings.get(one, 0) for one in begun)
 
     def longest(self, shards: Iterable[Cases]) -> int:
         """How long the last shard takes."""
-        return max(self.together(one) for one in shards)
+        return max(self.of_shard(one) for one in shards)
 
 
-def _alike(cases: Iterable[PlannedCase], *, apart: bool) -> list[Cases]:
-    """Ladders that share most of their kernels, together. apart: those of a kind only, since it is
-    known what each kind takes to begin, and that is more than some kernels."""
+def _alike(cases: Iterable[PlannedCase], beginnings: Collection[OpDirection]) -> list[Cases]:
+    """Ladders that share most of their kernels, together. Forwards and backwards share some, but
+    what each takes to begin is more, where that is known."""
     alike: dict[Hashable, list[PlannedCase]] = defaultdict(list)
     for planned in cases:
         case = planned.case
-        kind = kind_of(case) if apart else case.op
-        alike[kind, ops.sizes_but_length(case), case.dtype].append(planned)
+        begun = op_direction(case) if op_direction(case) in beginnings else case.op
+        alike[begun, ops.sizes_but_length(case), case.dtype].append(planned)
     return list(alike.values())
 
 
-def _filled(kept: Collection[Cases], units: _Units, count: int) -> list[Cases]:
-    """As `_dealt`, but op after op, and kind after kind of an op, a shard is filled before the next
-    is begun; what is kept together is of one kind.
+def _filled(kept: Collection[Cases], units: _Units, others: Sequence[Cases]) -> list[Cases]:
+    """As `_dealt`, but op after op, and of an op direction after direction, a shard is filled
+    before the next is begun; what is kept together is of one op.
 
-    The dearest op comes last, the dearest kind of an op, too, and of a kind what is dearest first:
-    to a shard that has begun the kind, if it fits there; what fits into none goes to the shard that
-    has then cost least. How often a kind is begun is known only when all are dealt: of several
-    sizes of a shard that are tried the one counts by which the last shard ends first.
+    The dearest op comes last, the dearest direction of an op, too, and of these what is dearest
+    first: what fits into no shard goes to the one that has then cost least. How often one is begun,
+    and so how much room a shard needs, is known only when all are dealt: rooms up to the longest of
+    other shards are tried, and that counts by which the last shard ends first.
     """
-    whole = [(kind_of(cases[0].case), units.alone(cases), cases) for cases in kept]
+    count = len(others)
+    whole = [(op_direction(cases[0].case), units.of_cases(cases), cases) for cases in kept]
     of_ops: dict[str, int] = defaultdict(int)
-    of_kinds: dict[Kind, int] = defaultdict(int)
-    for kind, cost, _ in whole:
-        of_ops[kind[0]] += cost
-        of_kinds[kind] += cost
-    whole.sort(key=lambda one: (of_ops[one[0][0]], one[0][0], of_kinds[one[0]], one[0], -one[1]))
-    least = sum(units.beginnings.get(kind, 0) + cost for kind, cost in of_kinds.items()) // count
-    tried = SIZES if units.beginnings and len(whole) * count <= MOST_TRIED else 1
-    rooms = [least + least * i // 100 for i in range(tried)]
+    of_both: dict[OpDirection, int] = defaultdict(int)
+    for both, cost, _ in whole:
+        of_ops[both[0]] += cost
+        of_both[both] += cost
+    whole.sort(key=lambda one: (of_ops[one[0][0]], one[0][0], of_both[one[0]], one[0], -one[1]))
+    least = sum(units.beginnings.get(both, 0) + cost for both, cost in of_both.items()) // count
+    more = max(units.longest(others) - least, 0)
+    tried = min(ROOMS, MOST_PLACES // (len(whole) * count)) if units.beginnings else 1
+    rooms = [least + more * i // ROOMS for i in range(max(tried, 1))]
     return min((_within(room, whole, units, count) for room in rooms), key=units.longest)
 
 
 def _within(
-    room: int, whole: Iterable[tuple[Kind, int, Cases]], units: _Units, count: int
+    room: int, whole: Iterable[tuple[OpDirection, int, Cases]], units: _Units, count: int
 ) -> list[Cases]:
-    """Dealt in this order to shards of this size."""
+    """Dealt in this order to shards with this room."""
     shards: list[Cases] = [[] for _ in range(count)]
     spent = [0] * count
-    begun: list[set[Kind]] = [set() for _ in range(count)]
-    for kind, cost, cases in whole:
-        first = units.beginnings.get(kind, 0)
-        then = [s + cost + first * (kind not in b) for s, b in zip(spent, begun, strict=True)]
-        fitting = [i for i in range(count) if then[i] <= room]
-        going_on = (i for i in fitting if kind in begun[i])
-        place = next(going_on, fitting[0] if fitting else then.index(min(then)))
+    begun: list[set[OpDirection]] = [set() for _ in range(count)]
+    for both, cost, cases in whole:
+        beginning = units.beginnings.get(both, 0)
+        then = [s + cost + beginning * (both not in b) for s, b in zip(spent, begun, strict=True)]
+        fitting = (i for i, cost_then in enumerate(then) if cost_then <= room)
+        place = next(fitting, then.index(min(then)))
         shards[place] += cases
         spent[place] = then[place]
-        begun[place].add(kind)
+        begun[place].add(both)
     return shards
 
 
@@ -157,7 +159,7 @@ def _dealt(kept: Collection[Cases], units: _Units, count: int) -> list[Cases]:
     """
     shards: list[Cases] = [[] for _ in range(min(count, len(kept)))]
     spent = [0] * len(shards)
-    whole = [(units.alone(cases), cases) for cases in kept]
+    whole = [(units.of_cases(cases), cases) for cases in kept]
     for cost, cases in sorted(whole, key=lambda one: -one[0]):
         least = spent.index(min(spent))
         # What costs nothing counts as well: else one shard had it all.

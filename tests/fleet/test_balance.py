@@ -15,7 +15,7 @@ from nsabench.fleet.balance import of_run, of_runs
 from nsabench.model.journal import Entry
 from nsabench.model.plan import Plan
 from nsabench.model.vocabulary import PassName, Role
-from nsabench.planning.cost import by_work, kind_of
+from nsabench.planning.cost import by_work, op_direction
 from tests.fleet.test_devices import asked
 from tests.runs import Made, first_look, make_plan, make_run, second_look
 
@@ -69,18 +69,48 @@ def test_what_a_kind_takes_to_begin_is_learnt(tmp_path: Path) -> None:
     for name in (PassName.CANARY, PassName.ALONE, PassName.TOGETHER):
         journal.append(Entry(pass_name=name, case_id=cases[1].id, wall_s=100.0))
     journal.close()
-    found = of_run(run)
-    assert found.beginnings == {kind_of(cases[0].case): pytest.approx(9.0 + 2.0)}
+    found = of_run(run).costs(cases)
+    assert found.beginnings == {op_direction(cases[0].case): pytest.approx(9.0 + 2.0)}
     assert found.seconds == {
         case.id: pytest.approx(2 * estimated[case.id] + 2.0 * (case is cases[1])) for case in cases
     }
-    assert found.costs(cases).beginnings == found.beginnings
+    without_first = of_run(run).costs(cases[1:])
+    assert without_first.beginnings == {op_direction(cases[0].case): pytest.approx(2.0)}
 
 
 def test_a_run_that_measured_nothing_balances_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "journal.jsonl").write_text("")
     with pytest.raises(UsageError, match="has measured nothing"):
+        of_run(run)
+
+
+def test_of_two_cases_nobody_learns_what_the_first_took_to_begin(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    cases = make_plan(Made()).cases[:3]
+    (run / "journal.jsonl").unlink()
+    journal = Journal(run / "journal.jsonl")
+    for case, seconds in zip(cases, (100.0, 1.0, 1.0), strict=True):
+        journal.append(first_look(case_id=case.id, wall_s=seconds))
+    journal.close()
+    found = of_run(run).costs(cases)
+    assert found.beginnings == {}
+    assert found.seconds[cases[0].id] == 100.0
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_cannot_be_balances_nothing(tmp_path: Path, seconds: float) -> None:
+    run = make_run(tmp_path / "run")
+    case, *_ = make_plan(Made()).cases
+    (run / "journal.jsonl").unlink()
+    journal = Journal(run / "journal.jsonl")
+    journal.append(first_look(case_id=case.id, wall_s=1.0))
+    journal.close()
+    text = (run / "journal.jsonl").read_text()
+    assert text.count('"wall_s":1.0') == 1
+    written = {"inf": "Infinity", "nan": "NaN"}.get(str(seconds), str(seconds))
+    (run / "journal.jsonl").write_text(text.replace('"wall_s":1.0', f'"wall_s":{written}'))
+    with pytest.raises(UsageError, match="says that a case took"):
         of_run(run)
 
 

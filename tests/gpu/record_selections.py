@@ -99,7 +99,7 @@ class Model(nn.Module):
         self.logits = nn.Linear(sizes.dim, 256, bias=False)
 
     def embed(self, text: Tensor) -> Tensor:
-        """[B, T, dim]; before the first byte there are zeros."""
+        """[B, T, dim]; before the first byte there are NUL bytes."""
         x = text.new_zeros(*text.shape, self.sizes.dim, dtype=torch.float32)
         for back, embedding in enumerate(self.embeddings):
             x = x + embedding(pad(text, (back, 0))[:, : text.shape[1]])

@@ -113,4 +113,8 @@ def test_what_is_shipped_is_drawn_as_it_was_chosen() -> None:
     assert (np.diff(drawn[many], axis=-1) > 0).all()
     assert (drawn[..., -1] == own).all() and (drawn[many, :, -2] == own[many] - 1).all()
     assert (drawn[many, :, 0] == 0).all()
+    chosen = [np.sort(recording.others(head, tokens), axis=-1) for head in range(8)]
+    for head in range(2):
+        mine = drawn[many, head, 1:-2]
+        assert sum((mine == one).all() for one in chosen) == 1, "one of those recorded"
     assert 20 < _recorded.agreement(recording, 2) < 22

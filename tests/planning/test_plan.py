@@ -230,6 +230,17 @@ def test_a_kind_is_begun_in_no_more_shards_than_it_must_be() -> None:
     assert sorted([*{_is_forward(c) for c in part}] for part in parts) == [[False], [True]]
 
 
+def test_where_beginnings_are_much_of_a_shard_few_are_begun_twice() -> None:
+    """Ten groups of two seconds each of forwards and of backwards, which take 30 s to begin: four
+    shards need 30 + 5 * 2 = 40 s, where each has one of them."""
+    cases = both_directions(10)
+    begun = {("selection_rows", d): 30.0 for d in (Direction.FORWARD, Direction.BACKWARD)}
+    costs = Costs(dict.fromkeys((c.id for c in cases), 1.0), begun)
+    parts = [share(cases, f"{i}/4", costs) for i in range(1, 5)]
+    taken = [len(part) + 30 * len({_is_forward(c) for c in part}) for part in parts]
+    assert max(taken) <= 50
+
+
 def _is_forward(planned: PlannedCase) -> bool:
     return planned.case.direction is Direction.FORWARD
 
