@@ -23,7 +23,6 @@ OF_CASES = (PassName.FIRST_LOOK, PassName.SECOND_LOOK, PassName.ISOLATED_BASELIN
 LONGEST_S = 1e8  # three years
 FEWEST = 3  # other cases, to say that the first of them took longer
 
-
 # A pass of one run over the cases of an op and direction, in processes that import the same.
 Process = tuple[str, PassName, Source, OpDirection]
 Measured = list[tuple[str, float]]  # cases by their id, in order, and seconds of each

@@ -236,11 +236,9 @@ def count(cases: Iterable[Case]) -> None:
     it at hand. Raises as that does."""
     alike: dict[Hashable, dict[_Key, None]] = {}
     for case in cases:
-        key = op, shape, _, _, *drawn = _key(case)
-        if op.name in shipped() and key not in _counted:
-            sizes = op.shape_model.model_validate(dict(shape))
-            if op.drawn(sizes) >= MANY:
-                alike.setdefault((op.name, shape, *drawn), {})[key] = None
+        key = op, shape, _, _, distribution, seed = _key(case)
+        if op.name in shipped() and key not in _counted and op.drawn(sizes(case)) >= MANY:
+            alike.setdefault((op.name, shape, distribution, seed), {})[key] = None
     groups = [list(keys) for keys in alike.values()]
     for keys, works in zip(groups, each(_works, groups, worth_it=FEW), strict=True):
         _counted.update(zip(keys, works, strict=True))

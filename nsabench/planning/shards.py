@@ -16,9 +16,9 @@ from nsabench.planning.cost import Costs, OpDirection, by_work, op_direction
 ALL = "1/1"
 _UNIT = 1e6  # of a second
 Cases = list[PlannedCase]
+SLACK = 1.02  # times as long the last shard may take, to keep together what compiles together
 ROOMS = 16  # that shards are given in turn, where beginnings are known
 MOST_PLACES = 10_000_000  # that are looked at, for all of them
-ROOM = 1.02  # times as long the last shard may take, to keep together what compiles together
 
 
 def share(
@@ -54,7 +54,7 @@ def share(
     units = _Units.of(costs, cases)
     alike = _alike(cases, units.beginnings)
     ladder_by_ladder = _dealt(ladders.values(), units, count)
-    longest = ROOM * units.longest(ladder_by_ladder)
+    longest = SLACK * units.longest(ladder_by_ladder)
     shards = next(
         (
             dealt
@@ -72,7 +72,7 @@ def share(
 @dataclass(frozen=True)
 class _Units:
     """Of time, in whole numbers: the sum of a shard is the same in whatever order, on every host.
-    cases: by id; beginnings: where they are known, and more than nothing."""
+    cases: by id; beginnings: where they are known."""
 
     cases: Mapping[str, int]
     beginnings: Mapping[OpDirection, int]
@@ -81,7 +81,7 @@ class _Units:
     def of(cls, costs: Costs, cases: Iterable[PlannedCase]) -> _Units:
         return cls(
             {planned.id: round(costs.seconds[planned.id] * _UNIT) for planned in cases},
-            {of: units for of, s in costs.beginnings.items() if (units := round(s * _UNIT)) > 0},
+            {begun: round(seconds * _UNIT) for begun, seconds in costs.beginnings.items()},
         )
 
     def of_cases(self, cases: Cases) -> int:

@@ -115,7 +115,7 @@ class Model(nn.Module):
     def selections(self, text: Tensor) -> Iterator[Tensor]:
         """block_indices int32 [T, H, S] of each layer, for one text [1, T]."""
         sizes, x = self.sizes, self.embed(text)
-        position = positions_of(x, 0, None)
+        position = positions_of(x)
         for layer in self.layers:
             attention = layer.attention
             q, k, v, _ = attention.project(normal(x))

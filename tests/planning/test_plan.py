@@ -207,7 +207,7 @@ def test_shards_are_balanced_by_what_is_said_to_be_their_cost() -> None:
     assert all(heads_of(cases, 4, Costs(nothing)))
 
 
-def test_what_a_kind_takes_to_begin_is_counted_in_every_shard_that_has_it() -> None:
+def test_what_a_direction_takes_to_begin_is_counted_in_every_shard_that_has_it() -> None:
     """Twelve ladders of forwards and four of backwards, ten seconds each: the shard that has to
     begin both has fewer of them."""
     cases = [c for c in both_directions(12) if _is_forward(c) or c.case.shape["H"] <= 4]
@@ -220,7 +220,7 @@ def test_what_a_kind_takes_to_begin_is_counted_in_every_shard_that_has_it() -> N
     assert sorted(taken) == [100, 110]
 
 
-def test_a_kind_is_begun_in_no_more_shards_than_it_must_be() -> None:
+def test_a_direction_is_begun_in_no_more_shards_than_it_must_be() -> None:
     cases = both_directions(4)
     costs = Costs(
         {c.id: 4.0 if c.case.shape["H"] == 1 else 1.0 for c in cases},
