@@ -92,26 +92,21 @@ gpu-packages *arguments: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
-# Two GPUs at once, balanced by what single ones took: how long, and do they agree? (2 x CUDA)
+# Two GPUs at once, balanced by what one took: how long, and do they agree? (2 x CUDA)
 gpu-two: install
     #!/bin/sh
     set -eu
     mkdir -p results/two
-    timed() {  # NAME COMMAND...: seconds, and an exit code of 1 tells of odd times alone
+    measured() {  # NAME OPTIONS...: seconds, and an exit code of 1 tells of odd times alone
         name="$1" begun=$(date +%s); shift
-        "$@" >"results/two/$name.log" 2>&1 || [ $? = 1 ]
+        .venv/bin/nsabench all selection_rows selection_blocks "$@" --out "results/two/$name" \
+            >"results/two/$name.log" 2>&1 || [ $? = 1 ]
         echo "$name: $(($(date +%s) - begun)) s"
     }
-    one() { CUDA_VISIBLE_DEVICES="$2" timed "$1" .venv/bin/nsabench all "selection_$1" --device cuda --out "results/two/$1"; }
-    compared() { .venv/bin/nsabench compare results/two/both "results/two/$1" --intersection --json >"results/two/$1.json" || [ $? = 1 ]; }
-    one rows 0 & rows=$!
-    one blocks 1
-    wait $rows
-    timed both .venv/bin/nsabench all selection_rows selection_blocks --devices 0,1 \
-        --balance results/two/rows --balance results/two/blocks --out results/two/both
-    compared rows
-    compared blocks
-    {{ python }} -m tests.gpu.agreement results/two/rows.json results/two/blocks.json
+    CUDA_VISIBLE_DEVICES=0 measured one --device cuda
+    measured both --devices 0,1 --balance results/two/one
+    .venv/bin/nsabench compare results/two/both results/two/one --json >results/two/compared.json || [ $? = 1 ]
+    {{ python }} -m tests.gpu.agreement results/two/compared.json
 
 # How far off is the worst row of every honest implementation? Into results/worst-rows, on all GPUs
 gpu-worst-rows seconds="600" workers="14": install
