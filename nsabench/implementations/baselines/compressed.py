@@ -205,7 +205,7 @@ def _bounds(
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="triton",
+    compiled_by="torch",
 )
 def flex_attention(
     q: Tensor,

@@ -159,7 +159,7 @@ def gathered_sdpa(
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="triton",
+    compiled_by="torch",
 )
 def flex_attention(
     q: Tensor,

@@ -247,7 +247,7 @@ def _flash(
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="triton",
+    compiled_by="torch",
 )
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int
