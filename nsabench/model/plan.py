@@ -52,7 +52,7 @@ class ImplementationInfo(BaseModel):
     computes: str = ""  # of an alternative: the op that it is one of
     kind: Kind | None = None  # of a baseline; None: it was not recorded
     origin: Origin = Origin()  # the library that it calls, if it does
-    # When it is called: `triton`, `torch`, `nvcc`, `cutlass`, or nothing; None: not recorded.
+    # When it is called: `triton`, `nvcc`, or nothing; None: not recorded.
     compiled_by: str | None = None
 
     def concerns(self, case: Case) -> bool:

@@ -109,10 +109,10 @@ def implementation(
     kind: of a baseline or an alternative: `general` where it is a mask, a gather or FlexAttention,
       which any selection of keys could be put through; else `specialised`.
     package: the library that it calls, if that is not the one that registers it.
-    compiled_by: `triton` where its kernels are compiled when they are called, `torch` where
-      `torch.compile` writes them for it; under another Triton such a baseline is another one.
-      `nvcc` where they are C++ that is compiled then, `cutlass` where they are CuTe DSL. What each
-      made is found in its cache by the next process.
+    compiled_by: `triton` where its kernels are compiled when they are called, by it or by
+      `torch.compile`; under another Triton such a baseline is another one. `nvcc` where they are
+      C++ that is compiled then, `cutlass` where they are CuTe DSL. What each made is found in its
+      cache by the next process.
     Raises `UsageError` for an unknown role, device, direction or kind.
     """
 

@@ -47,6 +47,7 @@ def test_a_run_agrees_with_itself(compared: dict[str, Any]) -> None:
     ]
     found = of({**compared, "cells": cells})
     assert found.holds and found.verdicts == found.cells and found.medians == found.times
+    assert found.device_times == found.times
     other = {**cells[0]["runs"][0], "verdict": "of another kind"}
     assert found + found == Agreement(*(2 * n for n in astuple(found)))
     few = of({**compared, "cells": [{**c, "runs": [other, c["runs"][0]]} for c in cells]})

@@ -10,7 +10,6 @@ from pathlib import Path
 from nsabench.execution.compilation import processes
 from nsabench.execution.compilation.jobs import Job, Jobs, jobs_of
 from nsabench.execution.compilation.processes import Called, Processes
-from nsabench.execution.supervisor import templates
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.supervisor.temporary import TemporaryFolder
@@ -68,8 +67,6 @@ class Ahead:
         if not any(jobs.values()):
             return
         note(f"compiling ahead in {count} processes")
-        if any(one.first.info.compiled_by == "torch" for kind in jobs.values() for one in kind):
-            templates.import_ahead()
         self.call(jobs, count, room_bytes, note)
         note(
             f"kernels of {len(self.implementations)} implementations were compiled ahead in "

@@ -17,8 +17,6 @@ from typing import IO, Any
 START_TIMEOUT_S = 180.0  # importing torch on a slow disk
 FORK_TIMEOUT_S = 20.0
 PROGRAM = ("-m", "nsabench.execution.worker.template")
-# What torch.compile imports; it takes each worker that compiles some five seconds.
-COMPILERS = ("torch._dynamo", "torch._inductor.compile_fx")
 MOST_TEMPLATES = 2  # of environments that differ; each holds some 300 MB
 WAIT_S = 0.01
 
@@ -83,7 +81,6 @@ class Template:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = start(environment, theirs)
-        self._ahead: tuple[str, ...] = ()
         self._answer(START_TIMEOUT_S)
 
     @property
@@ -92,26 +89,17 @@ class Template:
 
     def fork(self, module: str, arguments: Sequence[str]) -> ForkedProcess:
         """Raises `NoTemplate` when it is gone, or not what it was."""
-        request = {
-            "module": module,
-            "arguments": list(arguments),
-            "directory": str(Path.cwd()),
-            "ahead": list(_ahead),
-        }
+        request = {"module": module, "arguments": list(arguments), "directory": str(Path.cwd())}
         ours, theirs = zip(_pipe(write=True), _pipe(), _pipe(), strict=True)
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], theirs)
-            limit_s = FORK_TIMEOUT_S if self._ahead == _ahead else START_TIMEOUT_S
-            pid = self._answer(limit_s).get("pid")
+            pid = self._answer(FORK_TIMEOUT_S).get("pid")
             if not isinstance(pid, int):
                 raise NoTemplate("it is not what it was")
-            self._ahead = _ahead
         except (OSError, NoTemplate) as error:
             for descriptor in ours:
                 os.close(descriptor)
             self.stop()
-            if self._ahead != _ahead:  # which may be why
-                import_ahead(())
             raise NoTemplate(str(error)) from error
         finally:
             for descriptor in theirs:
@@ -140,16 +128,6 @@ class Template:
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(FORK_TIMEOUT_S)
-
-
-_ahead: tuple[str, ...] = ()  # modules that templates import before they fork
-
-
-def import_ahead(modules: tuple[str, ...] = COMPILERS) -> None:
-    """Have templates import these before the next fork, since many workers will need them. Where
-    that leaves a template with which no worker can be forked, it is left to the workers."""
-    global _ahead
-    _ahead = modules
 
 
 _templates: dict[frozenset[tuple[str, str]], Template] = {}

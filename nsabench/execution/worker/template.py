@@ -2,7 +2,6 @@
 
 Importing torch and Triton takes seconds, forking a process that did takes a twentieth of one. It
 has one thread and no CUDA context, since neither survives a fork; that is looked at before each.
-What it is asked to import ahead of a fork may leave neither.
 A worker is the child of a child that ends at once, so that the supervisor, which adopts orphans,
 becomes its parent, as if it had started it.
 """
@@ -44,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     die_with(options.parent)
     import_all()
-    if not _is_for_a_gpu():
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "0"):  # its workers measure on the CPU
         timer.flush()
     gc.collect()
     gc.freeze()  # pages of what is imported stay shared with every worker
@@ -55,11 +54,6 @@ def main() -> None:
         module, arguments = worker
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def _is_for_a_gpu() -> bool:
-    """Whether its workers measure on one."""
-    return bool(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
 
 
 def import_all() -> None:
@@ -77,19 +71,11 @@ def import_all() -> None:
 def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | None:
     """Fork workers until the supervisor hangs up. In a worker: what it has to run."""
     clean = _state()
-    ahead: set[str] = set()
     while True:
         message, streams, _, _ = socket.recv_fds(supervisor, MAX_REQUEST_BYTES, STREAMS)
         if not message:
             return None
-        request = json.loads(message)
-        is_clean = _state(without=streams) == clean and clean[0] == 1
-        if is_clean and (new := [name for name in request["ahead"] if name not in ahead]):
-            _import(new)
-            ahead.update(new)
-            (threads, _, descriptors), clean = clean, _state(without=streams)
-            is_clean = (clean[0], clean[2]) == (threads, descriptors)
-        if not is_clean:
+        if _state(without=streams) != clean or clean[0] != 1:
             supervisor.send(json.dumps({"unclean": "it is not what it was"}).encode())
             return None
         child = os.fork()
@@ -100,28 +86,10 @@ def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | No
             continue
         if os.fork():
             os._exit(0)
+        request = json.loads(message)
         _become_worker(streams, parent, request["directory"])
         supervisor.send(json.dumps({"pid": os.getpid()}).encode())
         return request["module"], request["arguments"]
-
-
-def _import(modules: Sequence[str]) -> None:
-    """Import those that there are: versions of torch differ in what they have.
-
-    Inductor asks, when it is imported, whether there is a GPU. To look would begin CUDA, and no
-    process could be forked from this one any more, so the environment says it.
-    """
-    cuda = sys.modules["torch"].cuda
-    looked = cuda.is_available
-    cuda.is_available = _is_for_a_gpu
-    try:
-        for name in modules:
-            with suppress(ModuleNotFoundError):
-                importlib.import_module(name)
-    finally:
-        cuda.is_available = looked
-    gc.collect()
-    gc.freeze()
 
 
 def _state(without: Sequence[int] = ()) -> tuple[int, frozenset[str], frozenset[int]]:

@@ -182,7 +182,7 @@ def _block_mask(t: int, device: torch.device) -> Any:
 _block_mask_of = memoised(2)(_block_mask)
 
 
-@dense("flex_attention", kind="general", compiled_by="torch")
+@dense("flex_attention", kind="general", compiled_by="triton")
 def flex_attention(
     q: Tensor,
     k: Tensor,

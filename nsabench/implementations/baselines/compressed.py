@@ -205,7 +205,7 @@ def _bounds(
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="torch",
+    compiled_by="triton",
 )
 def flex_attention(
     q: Tensor,

@@ -159,7 +159,7 @@ def gathered_sdpa(
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="torch",
+    compiled_by="triton",
 )
 def flex_attention(
     q: Tensor,

@@ -247,7 +247,7 @@ def _flash(
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="torch",
+    compiled_by="triton",
 )
 def flex_attention(
     q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, sm_scale: float, selected_len: int

@@ -142,7 +142,7 @@ def _bounds(cu_seqlens: Tensor, t: int, window: int) -> tuple[Tensor, Tensor]:
     role="baseline",
     devices=("cuda",),
     kind="general",
-    compiled_by="torch",
+    compiled_by="triton",
 )
 def flex_attention(
     q: Tensor,

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,88 +152,6 @@ def test_templates_of_many_environments_are_not_all_kept(program: Program) -> No
 )
 def test_a_template_sees_that_it_is_not_what_it_was(spoil: str) -> None:
     subprocess.run([sys.executable, "-c", UNCLEAN.format(spoil=spoil)], check=True, timeout=60)
-
-
-SAYS = "import sys; print('ahead_of_it' in sys.modules, 'torch._dynamo' in sys.modules)"
-ASKS = "import torch; there = torch.cuda.is_available()"
-SAYS_OF_GPUS = "import torch, ahead_of_it; print(ahead_of_it.there, torch.cuda.is_available())"
-
-
-@pytest.fixture
-def said(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[], tuple[bool, list[str]]]:
-    """What a forked worker has imported, and whether it came from the template that was there."""
-    monkeypatch.setattr(templates, "_ahead", ())
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "says.py").write_text(SAYS)
-    environment = {**program.environment, "PYTHONPATH": str(tmp_path)}
-
-    def fork() -> tuple[bool, list[str]]:
-        before = templates.pids()
-        forked = templates.fork("says", [], environment)
-        with forked.stdin, forked.stdout, forked.stderr:
-            words = forked.stdout.read().decode().split()
-        assert forked.wait(60) == 0
-        return templates.pids() == before, words
-
-    fork()
-    assert fork() == (True, ["False", "False"])
-    return fork
-
-
-@pytest.mark.usefixtures("begun_anew")
-def test_what_is_imported_ahead_is_there_in_workers(
-    said: Callable[[], tuple[bool, list[str]]], tmp_path: Path
-) -> None:
-    (tmp_path / "ahead_of_it.py").touch()
-    templates.import_ahead(("ahead_of_it", "torch.which_no_version_has"))
-    for _ in range(2):
-        assert said() == (True, ["True", "False"])
-    templates.import_ahead()
-    for _ in range(2):
-        assert said() == (True, ["True", "True"])
-
-
-@pytest.mark.usefixtures("begun_anew")
-@pytest.mark.parametrize(
-    "spoils",
-    [
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
-        "kept = open('/dev/null')",
-        "raise RuntimeError('not here')",
-    ],
-)
-def test_what_must_not_be_imported_ahead_is_left_to_workers(
-    said: Callable[[], tuple[bool, list[str]]], spoils: str, tmp_path: Path
-) -> None:
-    (tmp_path / "ahead_of_it.py").write_text(spoils)
-    templates.import_ahead(("ahead_of_it",))
-    assert said() == (False, ["False", "False"])
-    assert said() == (True, ["False", "False"])
-
-
-@pytest.mark.usefixtures("begun_anew")
-@pytest.mark.parametrize("visible", ["", "0"])
-def test_what_asks_for_a_gpu_when_it_is_imported_ahead_begins_no_cuda(
-    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str
-) -> None:
-    """Inductor does. To look for one leaves descriptors of the driver, and workers were started the
-    long way, after all of that."""
-    monkeypatch.setattr(templates, "_ahead", ())
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ahead_of_it.py").write_text(ASKS)
-    (tmp_path / "says.py").write_text(SAYS_OF_GPUS)
-    templates.import_ahead(("ahead_of_it",))
-    environment = {
-        **program.environment,
-        "PYTHONPATH": str(tmp_path),
-        "CUDA_VISIBLE_DEVICES": visible,
-    }
-    forked = templates.fork("says", [], environment)
-    with forked.stdin, forked.stdout, forked.stderr:
-        there, really = forked.stdout.read().decode().split()
-    assert (there, really) == (str(bool(visible)), "False")
 
 
 def test_what_pushes_the_caches_out_is_the_templates(worker: WorkerProcess) -> None:
