@@ -281,12 +281,21 @@ def test_processes_are_as_many_as_cores_and_memory_allow(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(["compiles"])
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(16)))
-    assert processes.most(plan, 80 << 30) == processes.MOST_PROCESSES
+    host = {"cores": 16, "bytes": 128 << 30}
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(host["cores"])))
+    monkeypatch.setattr(processes, "memory_of", lambda _: host["bytes"])
+    assert processes.most(plan, 80 << 30) == 15
     assert processes.most(plan, 8 << 30) == 4
     assert processes.most(plan, 0) == 0
     beside = plan.model_copy(update={"neighbours": 4})
     assert processes.most(beside, 80 << 30) == 2  # each of five has three cores
+    host["cores"] = 64
+    assert processes.most(plan, 80 << 30) == processes.MOST_PROCESSES
+    host["bytes"] = 32 << 30  # as beside a GPU of a desktop
+    assert processes.most(plan, 80 << 30) == 10
+    assert processes.most(beside, 80 << 30) == 2
+    host["bytes"] = None
+    assert processes.most(plan, 80 << 30) == processes.MOST_PROCESSES
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:

@@ -17,10 +17,12 @@ from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
 from nsabench.execution.compilation.jobs import Job
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
+from nsabench.machine.memory import memory_of
 from nsabench.model.plan import Plan
 
-MOST_PROCESSES = 12
+MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
+HOST_BYTES = 3 << 30  # that a process may take of the host, with torch and a compiler
 SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
 # A first call that took so much longer than the second compiled something, or chose a variant.
 COMPILES_S = 0.15
@@ -30,10 +32,14 @@ KILL_EVERY_S = 0.2  # of an interrupted one
 
 
 def most(plan: Plan, room_bytes: int) -> int:
-    """How many compile at once: as many as there are cores for them, and room on the device for
-    their contexts twice."""
-    cores = len(os.sched_getaffinity(0)) // (plan.neighbours + 1)
-    return max(0, min(cores - 1, room_bytes // (2 * CONTEXT_BYTES), MOST_PROCESSES))
+    """How many compile at once: as many as there are cores and memory for them, and room on the
+    device for their contexts twice."""
+    shards = plan.neighbours + 1  # of this host
+    cores = len(os.sched_getaffinity(0)) // shards
+    on_device = room_bytes // (2 * CONTEXT_BYTES)
+    host_bytes = memory_of("cpu")
+    on_host = host_bytes // shards // HOST_BYTES if host_bytes is not None else MOST_PROCESSES
+    return max(0, min(cores - 1, on_device, on_host, MOST_PROCESSES))
 
 
 @dataclass(frozen=True)
