@@ -27,6 +27,7 @@ SEED_STRIDE = 7919
 GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's gradient
 # What a set holds, as a reason calls it.
 INPUT, ORACLE, GRADIENT = "its input ", "the oracle of its ", "the gradient of its output"
+POISONED_BYTES = 32 << 20  # of results beyond the first, that a call may find unwritten
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 WORD_BYTES = 8
 
@@ -305,11 +306,14 @@ def _affordable(case: Case, each: int, free: int | None) -> int:
     return max(least, min(wanted, int(free * MEMORY_SHARE // max(each, 1))))
 
 
-def poison_like(expected: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Leave NaN where the allocator will put the next results of these sizes."""
-    for _ in range(2):
-        # All at once: one after the other, each would get the memory of the one before.
-        _ = [
-            torch.full(t.shape, float("nan"), dtype=dtype, device=t.device)
-            for t in expected.values()
-        ]
+def poison_like(expected: dict[str, Tensor], dtype: torch.dtype, calls: int = 1) -> None:
+    """Leave NaN where the allocator will put the results of these sizes of so many calls, and of
+    one more, should all be kept; of large ones of fewer."""
+    each = sum(t.numel() for t in expected.values()) * dtype.itemsize
+    # All at once: one after the other, each would get the memory of the one before.
+    poisoned = [
+        torch.full(t.shape, float("nan"), dtype=dtype, device=t.device)
+        for _ in range(1 + min(calls, POISONED_BYTES // max(each, 1)))
+        for t in expected.values()
+    ]
+    del poisoned

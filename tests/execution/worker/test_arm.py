@@ -14,7 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from nsabench.assessment.checks.burst import IN_A_BURST
 from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
 from nsabench.execution.worker import arm, state
@@ -128,7 +130,7 @@ def test_memory_of_the_default_stream_is_poisoned_whoever_calls(
         current.pop()
 
     monkeypatch.setattr(arm, "_on", on)
-    monkeypatch.setattr(arm, "poison_like", lambda expected, dtype: poisoned.append(current[-1]))
+    monkeypatch.setattr(arm, "poison_like", lambda *_: poisoned.append(current[-1]))
     caller: Any = object()
     arm_on(InputSets(CASE, "cpu"))._poison(0, caller)
     assert poisoned == [None, caller]
@@ -434,6 +436,54 @@ def test_the_call_of_a_burst_that_is_looked_at_has_inputs_of_its_own(data: st.Da
     kept, alone = data.draw(st.integers(0, count - 1)), data.draw(st.integers(0, sets - 1))
     indices = rotated(count, sets, kept, alone)
     assert len(indices) == count and indices[kept] == alone and indices.count(alone) == 1
+
+
+def test_one_burst_that_was_right_by_chance_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was not written yet held the answer of the arm before, now and then."""
+    monkeypatch.setattr(arm, "BURST_CHECKS", 0.0)
+    bursts = 0
+
+    class Timer(CpuTimer):
+        def burst(self, calls: Sequence[Call], *how: Any) -> tuple[float, object]:
+            nonlocal bursts
+            bursts += 1
+            return super().burst(calls, *how)
+
+    def lucky(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
+        out = honest(q, k, v, sm_scale=sm_scale)
+        return torch.zeros_like(out) if bursts == 2 else out
+
+    [found] = outcomes(lucky, timer=Timer())
+    assert found.status is Status.WRONG and found.reason.startswith(IN_A_BURST), found.reason
+
+
+def test_the_second_look_at_a_burst_is_on_another_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put off in the first is done by then, and its memory is free."""
+    alone: list[int] = []
+
+    def noted(count: int, sets: int, kept: int, own: int) -> list[int]:
+        alone.append(own)
+        return rotated(count, sets, kept, own)
+
+    monkeypatch.setattr(arm, "rotated", noted)
+    sets = InputSets(CASE, "cpu")
+    for seed in range(8):
+        mine = CaseArm(item(), CASE, "cpu", sets, Random(seed))
+        alone.clear()
+        for _ in range(2):
+            mine.burst(CpuTimer(), 4)
+        assert alone[0] != alone[1]
+
+
+@pytest.mark.parametrize("results", ["output", "gradients", "step"])
+def test_what_a_burst_returned_is_copied_before_anything_else(results: str) -> None:
+    """Of a step the gradients were not: what a thread wrote meanwhile was there."""
+    out, *gradients = (torch.zeros(4) for _ in range(4))
+    returned = {"output": out, "gradients": tuple(gradients), "step": (out, tuple(gradients))}
+    kept = arm._all_copied(returned[results])
+    for late in (out, *gradients):
+        late.fill_(1)
+    assert not any(leaf.any() for leaf in tree_leaves(kept))
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises", "writes", "settings"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from random import Random
 
 import numpy as np
@@ -159,3 +160,31 @@ def test_a_change_is_seen_however_a_tensor_lies(monkeypatch: pytest.MonkeyPatch,
     assert sets.repair() and sets.any_changed() == ""
     sets.sets[0].tensors["k"].data = torch.zeros_like(sets.sets[0].tensors["k"])
     assert sets.any_changed() == "its input k"  # and not what its memory was before
+
+
+@pytest.mark.parametrize(
+    "rows, calls, blocks",
+    [(8, 1, 2), (8, 24, 25), (1 << 22, 24, 3), (1 << 26, 24, 1)],
+    ids=["one", "burst", "long", "large"],
+)
+def test_memory_is_poisoned_for_all_results_that_may_be_kept(
+    monkeypatch: pytest.MonkeyPatch, rows: int, calls: int, blocks: int
+) -> None:
+    """Two in a row had been one and the same block: the first was free again for the second."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+
+    def full(
+        shape: torch.Size, value: float, *, dtype: torch.dtype, device: object
+    ) -> torch.Tensor:
+        nonlocal most
+        block = torch.empty(0, dtype=dtype)
+        alive.add(block)
+        most = max(most, len(alive))
+        assert np.isnan(value) and shape == (rows, 2)
+        return block
+
+    monkeypatch.setattr(inputs.torch, "full", full)
+    result = torch.empty(1, dtype=torch.float64).expand(rows, 2)  # of any size, and no memory
+    inputs.poison_like({"output": result}, torch.float16, calls)
+    assert most == blocks and not alive
