@@ -67,8 +67,7 @@ class CaseArm:
         self._rng = rng
         self._watched = False
         self._called = True  # the call that was last made ready
-        self._bursts_looked_at = 0
-        self._looked_at_first = 0  # the set of that call
+        self._sets_of_looks: list[int] = []  # at bursts, a look each
         self._order_spin = ORDER_SPIN_CYCLES
         self._awaits_device = False  # its call ends only when the device is done
         self._settings = state.settings()  # before any of its code runs
@@ -332,14 +331,14 @@ class CaseArm:
         and lies in memory then.
         """
         self.sets.heal()
-        sure = self._bursts_looked_at < SURE_LOOKS
+        sure = len(self._sets_of_looks) < SURE_LOOKS
         looks = sure or self._rng.random() < BURST_CHECKS
         # Work that is put off is there latest for the last.
         last = sure or self._rng.random() < LAST_OF_A_BURST
         kept = count - 1 if last else self._rng.randrange(count)
         alone = self._rng.randrange(len(self.sets))
-        if self._bursts_looked_at == 1:
-            alone = (self._looked_at_first + 1) % len(self.sets)
+        if sure and alone in self._sets_of_looks:
+            alone = (alone + 1) % len(self.sets)
         indices = rotated(count, len(self.sets), kept, alone)
         queued = self._guarded(partial(self._queued, indices))
         if looks:
@@ -348,9 +347,7 @@ class CaseArm:
         keep = _all_copied if looks else _as_it_is
         time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
         if looks:
-            if not self._bursts_looked_at:
-                self._looked_at_first = alone
-            self._bursts_looked_at += 1
+            self._sets_of_looks.append(alone)
             self.comparison.expect_after(indices[kept - 1] if kept else None)
             self.comparison.compare([queued[kept].answer(result)], IN_A_BURST)
         return time_ms
