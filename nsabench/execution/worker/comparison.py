@@ -12,7 +12,8 @@ from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
 from nsabench.execution.worker import parity
 from nsabench.execution.worker.calls import Answer
-from nsabench.execution.worker.inputs import InputSets, checksum
+from nsabench.execution.worker.checksums import checksum
+from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.parity import Errors, WrongValues
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status

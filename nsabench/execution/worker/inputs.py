@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nsabench import ops
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
+from nsabench.execution.worker.checksums import Cut, checksum
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
 from nsabench.ops import Inputs, Legal
 
-_amax, _add = torch.amax, np.add  # bound before foreign code is imported
+_amax = torch.amax  # bound before foreign code is imported
 
 MEMORY_SHARE = 0.25  # of the free device memory that all sets together may take
 MOST_OF_MEMORY = 0.6  # that the fewest possible sets may take
@@ -28,8 +27,6 @@ GRAD_SEED = 104729  # no set's inputs are drawn from the seed of another one's g
 # What a set holds, as a reason calls it.
 INPUT, ORACLE, GRADIENT = "its input ", "the oracle of its ", "the gradient of its output"
 POISONED_BYTES = 32 << 20  # of results beyond the first, that a call may find unwritten
-FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
-WORD_BYTES = 8
 
 
 class InputSets:
@@ -61,7 +58,7 @@ class InputSets:
         self.outputs: list[Tensor] = []
         self.legal: list[Legal | None] = []  # of each set, bounds of the rows that are left out
         self._checksums: list[dict[str, Tensor]] = []
-        self._cuts: dict[int, _Cut] = {}  # by the id of a tensor that a set holds
+        self._cuts: dict[int, Cut] = {}  # by the id of a tensor that a set holds
         free = _free_bytes(device)
         self._add(case.seed)
         count = _affordable(case, self._bytes_of_one(), free)
@@ -168,11 +165,11 @@ class InputSets:
         held = [t for index in range(len(self.sets)) for t in self._held(index).values()]
         return torch.cat([part for tensor in held for part in self._cut(tensor).sums()])
 
-    def _cut(self, tensor: Tensor) -> _Cut:
+    def _cut(self, tensor: Tensor) -> Cut:
         cut = self._cuts.get(id(tensor))
         if cut is not None and cut.lies_in(tensor):
             return cut
-        cut = _Cut.of(tensor)
+        cut = Cut.of(tensor)
         if cut.lies_in(tensor):  # what had to be copied first would be the same ever after
             self._cuts[id(tensor)] = cut
         return cut
@@ -224,63 +221,6 @@ def _exchange_values(a: Tensor, b: Tensor) -> None:
         saved = x.clone()
         x.copy_(y)
         y.copy_(saved)
-
-
-def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of each tensor's bits along rows and columns of a fold, by name; of what is too short to
-    be folded, the bits themselves.
-
-    Cheap and exact; it changes with any one element, and with elements that change places.
-    """
-    return {name: torch.cat(_Cut.of(t).sums()) for name, t in tensors.items()}
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """A tensor's bits: words of 64 as rows of a fold, the words that fill no row, and what fills no
-    word. address: where the tensor began."""
-
-    address: int
-    folded: Tensor
-    words: Tensor
-    rest: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Cut:
-        words, rest = _words(tensor.view(_BITS[tensor.element_size()]).reshape(-1))
-        rows = words.numel() // FOLD
-        folded = words[: rows * FOLD].view(-1, FOLD)
-        return cls(tensor.data_ptr(), folded, words[rows * FOLD :], rest)
-
-    def lies_in(self, tensor: Tensor) -> bool:
-        """Whether it is memory of the tensor, and no copy."""
-        own = tensor.untyped_storage().data_ptr()
-        return self.address == tensor.data_ptr() and all(
-            t.untyped_storage().data_ptr() == own for t in (self.words, self.rest)
-        )
-
-    def sums(self) -> list[Tensor]:
-        """Along rows and columns, and behind them the bits that are in neither."""
-        ends = [self.words, self.rest.long()] if self.rest.numel() else [self.words]
-        if not self.folded.numel():  # there is nothing to fold
-            return ends
-        if self.folded.device.type == "cpu":  # torch's own sums take up to nine times as long there
-            folded = self.folded.numpy()
-            return [*(torch.from_numpy(_add.reduce(folded, axis=axis)) for axis in (0, 1)), *ends]
-        return [self.folded.sum(0), self.folded.sum(1), *ends]
-
-
-def _words(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as words of 64 bits, and what does not fill one: what is narrower would be copied to
-    64 bits before it is summed, and the copy takes four times the memory."""
-    if bits.data_ptr() % WORD_BYTES or bits.storage_offset() * bits.element_size() % WORD_BYTES:
-        bits = bits.clone()
-    in_one = WORD_BYTES // bits.element_size()
-    whole = bits.numel() // in_one * in_one
-    return bits[:whole].view(torch.int64), bits[whole:]
-
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _free_bytes(device: str) -> int | None:
