@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ _add = np.add  # bound before foreign code is imported
 
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 WORD_BYTES = 8
+PACKED_BYTES = 8 << 20  # what is larger takes a GPU longer to copy than its host to launch its sums
 
 
 def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -33,6 +35,11 @@ class Cut:
     words: Tensor
     rest: Tensor
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is summed behind others, where many are."""
+        return bool(self.folded.is_cuda and 0 < self.folded.nbytes <= PACKED_BYTES)
+
     @classmethod
     def of(cls, tensor: Tensor) -> Cut:
         words, rest = _words(tensor.view(_BITS[tensor.element_size()]).reshape(-1))
@@ -47,15 +54,64 @@ class Cut:
             t.untyped_storage().data_ptr() == own for t in (self.words, self.rest)
         )
 
+    def ends(self) -> list[Tensor]:
+        """The bits that are in no row."""
+        return [self.words, self.rest.long()] if self.rest.numel() else [self.words]
+
     def sums(self) -> list[Tensor]:
-        """Along rows and columns, and behind them the bits that are in neither."""
-        ends = [self.words, self.rest.long()] if self.rest.numel() else [self.words]
+        """Of each column and of each row, and behind them the bits that are in neither."""
+        ends = self.ends()
         if not self.folded.numel():  # there is nothing to fold
             return ends
         if self.folded.device.type == "cpu":  # torch's own sums take up to nine times as long there
             folded = self.folded.numpy()
             return [*(torch.from_numpy(_add.reduce(folded, axis=axis)) for axis in (0, 1)), *ends]
         return [self.folded.sum(0), self.folded.sum(1), *ends]
+
+
+class Sums:
+    """The checksums of many tensors that stay where they are, asked for again and again.
+
+    To launch the sums takes the host of a GPU longer than they take the GPU, unless the tensors are
+    large. So the folds of those that are not are copied behind one another and summed at once:
+    each row by itself, and each column of all.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self._cuts = [Cut.of(tensor) for tensor in self.tensors]
+        # A copy would be the same ever after.
+        self._stay = [cut.lies_in(t) for cut, t in zip(self._cuts, self.tensors, strict=True)]
+
+    def now(self) -> Tensor:
+        """What `of` returns while no bit changes."""
+        cuts = [self._cut(index) for index in range(len(self.tensors))]
+        parts: list[Tensor] = []
+        if packed := [cut for cut in cuts if cut.is_packed]:
+            folded = torch.cat([cut.folded for cut in packed])
+            parts = [folded.sum(0), folded.sum(1), *(end for cut in packed for end in cut.ends())]
+        return torch.cat(parts + [p for cut in cuts if not cut.is_packed for p in cut.sums()])
+
+    def _cut(self, index: int) -> Cut:
+        cut, tensor = self._cuts[index], self.tensors[index]
+        if self._stay[index] and cut.address == tensor.data_ptr():
+            return cut
+        return Cut.of(tensor)
+
+    def of(self, checksums: Sequence[Tensor]) -> Tensor:
+        """The same of tensors whose `checksum`s these are, in the order of the tensors."""
+        packed, others = [], []
+        for cut, sums in zip(self._cuts, checksums, strict=True):
+            if cut.is_packed:
+                packed.append(
+                    sums.split([FOLD, len(cut.folded), len(sums) - FOLD - len(cut.folded)])
+                )
+            else:
+                others.append(sums)
+        if not packed:
+            return torch.cat(others)
+        columns, rows, ends = zip(*packed, strict=True)
+        return torch.cat([torch.stack(columns).sum(0), *rows, *ends, *others])
 
 
 def _words(bits: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
-from nsabench.execution.worker.checksums import Cut, checksum
+from nsabench.execution.worker.checksums import Sums, checksum
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
@@ -58,12 +58,13 @@ class InputSets:
         self.outputs: list[Tensor] = []
         self.legal: list[Legal | None] = []  # of each set, bounds of the rows that are left out
         self._checksums: list[dict[str, Tensor]] = []
-        self._cuts: dict[int, Cut] = {}  # by the id of a tensor that a set holds
+        self._wanted_sums: Tensor | None = None  # of all that is held, in the order of `_sums`
         free = _free_bytes(device)
         self._add(case.seed)
         count = _affordable(case, self._bytes_of_one(), free)
         for i in range(1, count):
             self._add(case.seed + i * SEED_STRIDE)
+        self._sums = Sums([t for i in range(count) for t in self._held(i).values()])
 
     def made_ready(self, index: int) -> None:
         """The next call is on this set."""
@@ -145,34 +146,31 @@ class InputSets:
         _exchange(self.legal, i, j)
         _exchange(self._checksums, i, j)
         _exchange(self._seeds, i, j)
+        self._wanted_sums = None
 
     def _changes(self) -> dict[int, list[str]]:
         """What does not hold the values that it should, by the set that it belongs to."""
         # The host waits for the device once, and finds out of what only where something changed.
-        if torch.equal(self._sums_now(), _joined(self._checksums)):
+        if torch.equal(self._sums.now(), self._right_sums()):
             return {}
+        self._wanted_sums = None  # it may be what changed
         now = [checksum(self._held(index)) for index in range(len(self.sets))]
         return {
             index: [what for what in sums if not torch.equal(sums[what], before[what])]
             for index, (sums, before) in enumerate(zip(now, self._checksums, strict=True))
-            if not torch.equal(_joined([sums]), _joined([before]))
+            if not torch.equal(torch.cat([*sums.values()]), torch.cat([*before.values()]))
         }
 
-    def _sums_now(self) -> Tensor:
-        """All checksums as they are now, in the order of `_joined`. This is asked before and after
-        each call that is looked at, so what a tensor is cut into is made once: it stays where it
-        is."""
-        held = [t for index in range(len(self.sets)) for t in self._held(index).values()]
-        return torch.cat([part for tensor in held for part in self._cut(tensor).sums()])
-
-    def _cut(self, tensor: Tensor) -> Cut:
-        cut = self._cuts.get(id(tensor))
-        if cut is not None and cut.lies_in(tensor):
-            return cut
-        cut = Cut.of(tensor)
-        if cut.lies_in(tensor):  # what had to be copied first would be the same ever after
-            self._cuts[id(tensor)] = cut
-        return cut
+    def _right_sums(self) -> Tensor:
+        """What `_sums` should say. An oracle belongs to another set once sets were exchanged."""
+        if self._wanted_sums is None:
+            of_each = {
+                id(tensor): self._checksums[index][what]
+                for index in range(len(self.sets))
+                for what, tensor in self._held(index).items()
+            }
+            self._wanted_sums = self._sums.of([of_each[id(t)] for t in self._sums.tensors])
+        return self._wanted_sums
 
     def any_changed(self) -> str:
         """What does not hold the values that it should ("its input q"), or ''; of the first set of
@@ -204,10 +202,7 @@ class InputSets:
                 results[name].copy_(tensor)
             # Sums of an oracle need not come in the same order twice.
             self._checksums[index] = checksum(self._held(index))
-
-
-def _joined(checksums: list[dict[str, Tensor]]) -> Tensor:
-    return torch.cat([sums for one in checksums for sums in one.values()])
+            self._wanted_sums = None
 
 
 def _exchange(items: list[Any], i: int, j: int) -> None:

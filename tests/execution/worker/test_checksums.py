@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsabench.execution.worker.checksums import FOLD, checksum
+from nsabench.execution.worker.checksums import FOLD, Cut, Sums, checksum
 
 
 @given(data=st.binary(min_size=4, max_size=70_000), start=st.integers(0, 3), at=st.integers(0))
@@ -38,3 +38,78 @@ def test_sums_of_a_fold_are_those_of_its_words(bits: torch.dtype, words: int, re
     wanted = np.concatenate([*sums, whole[folded.size :], left])
     got = checksum({"it": values})["it"]
     assert got.dtype == torch.int64 and np.array_equal(got.numpy(), wanted)
+
+
+def several(seed: int = 0) -> list[torch.Tensor]:
+    """Of the kinds that an op has: of any length, some too short for a fold, one that lies in no
+    order of its memory, and one that begins between two words."""
+    made = torch.Generator().manual_seed(seed)
+    tensors = [
+        torch.randn(4 * FOLD * rows + over, generator=made).to(torch.bfloat16)
+        for rows, over in ((3, 0), (2, 7), (0, 9), (300, 1))
+    ]
+    tensors += [torch.randn(FOLD, 5, generator=made, dtype=torch.float64) for _ in range(2)]
+    tensors.append(torch.randn(FOLD, 64, generator=made).mT)
+    tensors.append(torch.randn(2 * FOLD + 1, generator=made)[1:])
+    return tensors
+
+
+@pytest.fixture(params=["as on a GPU", "each by itself"])
+def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 8 * FOLD * 100 if request.param == "as on a GPU" else 0
+    monkeypatch.setattr(Cut, "is_packed", property(lambda cut: 0 < cut.folded.nbytes <= most))
+
+
+def sums_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [checksum({"it": tensor})["it"] for tensor in tensors]
+
+
+@pytest.mark.usefixtures("packed")
+def test_sums_of_many_tensors_are_made_of_the_checksums_of_each() -> None:
+    tensors = several()
+    sums = Sums(tensors)
+    right = sums.of(sums_of(tensors))
+    assert torch.equal(sums.now(), right) and torch.equal(sums.now(), right)
+    # Values of one that lies where another lay: what is right is known without asking again.
+    exchanged = sums_of(tensors)
+    exchanged[4], exchanged[5] = exchanged[5], exchanged[4]
+    saved = tensors[4].clone()
+    tensors[4].copy_(tensors[5])
+    tensors[5].copy_(saved)
+    assert not torch.equal(sums.now(), right)
+    assert torch.equal(sums.now(), sums.of(exchanged))
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("which", range(8))
+def test_sums_of_many_tensors_see_a_change_in_any(which: int) -> None:
+    tensors = several()
+    sums = Sums(tensors)
+    right = sums.of(sums_of(tensors))
+    for at in (0, tensors[which].numel() // 2, tensors[which].numel() - 1):
+        place = np.unravel_index(at, tensors[which].shape)
+        before = tensors[which][place].clone()
+        tensors[which][place] += 1
+        assert not torch.equal(sums.now(), right)
+        tensors[which][place] = before
+        assert torch.equal(sums.now(), right)
+    # The same values, of which two changed places: in one row of the fold, and in one column.
+    flat = tensors[which].view(-1) if tensors[which].is_contiguous() else None
+    in_a_word = 8 // tensors[which].element_size()
+    for other in (in_a_word, FOLD * in_a_word) if flat is not None else ():
+        if other < flat.numel():
+            flat[[0, other]] = flat[[other, 0]]
+            assert not torch.equal(sums.now(), right)
+            flat[[0, other]] = flat[[other, 0]]
+    assert torch.equal(sums.now(), right)
+
+
+@pytest.mark.usefixtures("packed")
+def test_sums_of_many_tensors_follow_one_that_moves() -> None:
+    tensors = several()
+    sums = Sums(tensors)
+    right = sums.of(sums_of(tensors))
+    tensors[0].data = tensors[0].clone()
+    assert torch.equal(sums.now(), right)
+    tensors[0].data = torch.zeros_like(tensors[0])
+    assert not torch.equal(sums.now(), right)
