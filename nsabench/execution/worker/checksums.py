@@ -77,41 +77,41 @@ class Sums:
     each row by itself, and each column of all.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = list(tensors)
-        self._cuts = [Cut.of(tensor) for tensor in self.tensors]
-        # A copy would be the same ever after.
-        self._stay = [cut.lies_in(t) for cut, t in zip(self._cuts, self.tensors, strict=True)]
+    def __init__(self) -> None:
+        self._cuts: dict[int, Cut] = {}  # by the id of a tensor
 
-    def now(self) -> Tensor:
-        """What `of` returns while no bit changes."""
-        cuts = [self._cut(index) for index in range(len(self.tensors))]
+    def now(self, tensors: Sequence[Tensor]) -> Tensor:
+        """What `of` returns of them while no bit changes."""
+        cuts = [self._cut(tensor) for tensor in tensors]
         parts: list[Tensor] = []
         if packed := [cut for cut in cuts if cut.is_packed]:
             folded = torch.cat([cut.folded for cut in packed])
             parts = [folded.sum(0), folded.sum(1), *(end for cut in packed for end in cut.ends())]
         return torch.cat(parts + [p for cut in cuts if not cut.is_packed for p in cut.sums()])
 
-    def _cut(self, index: int) -> Cut:
-        cut, tensor = self._cuts[index], self.tensors[index]
-        if self._stay[index] and cut.address == tensor.data_ptr():
-            return cut
-        return Cut.of(tensor)
-
-    def of(self, checksums: Sequence[Tensor]) -> Tensor:
-        """The same of tensors whose `checksum`s these are, in the order of the tensors."""
+    def of(self, tensors: Sequence[Tensor], checksums: Sequence[Tensor]) -> Tensor:
+        """The same, of the `checksum` of each."""
         packed, others = [], []
-        for cut, sums in zip(self._cuts, checksums, strict=True):
+        for tensor, sums in zip(tensors, checksums, strict=True):
+            cut = self._cut(tensor)
             if cut.is_packed:
-                packed.append(
-                    sums.split([FOLD, len(cut.folded), len(sums) - FOLD - len(cut.folded)])
-                )
+                rows = len(cut.folded)
+                packed.append((sums[:FOLD], sums[FOLD : FOLD + rows], sums[FOLD + rows :]))
             else:
                 others.append(sums)
         if not packed:
             return torch.cat(others)
-        columns, rows, ends = zip(*packed, strict=True)
-        return torch.cat([torch.stack(columns).sum(0), *rows, *ends, *others])
+        columns, by_row, ends = zip(*packed, strict=True)
+        return torch.cat([torch.stack(columns).sum(0), *by_row, *ends, *others])
+
+    def _cut(self, tensor: Tensor) -> Cut:
+        cut = self._cuts.get(id(tensor))
+        if cut is not None and cut.address == tensor.data_ptr():
+            return cut
+        cut = Cut.of(tensor)
+        if cut.lies_in(tensor):  # a copy would be the same ever after
+            self._cuts[id(tensor)] = cut
+        return cut
 
 
 def _words(bits: Tensor) -> tuple[Tensor, Tensor]:

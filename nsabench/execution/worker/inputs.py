@@ -58,13 +58,13 @@ class InputSets:
         self.outputs: list[Tensor] = []
         self.legal: list[Legal | None] = []  # of each set, bounds of the rows that are left out
         self._checksums: list[dict[str, Tensor]] = []
-        self._wanted_sums: Tensor | None = None  # of all that is held, in the order of `_sums`
+        self._sums = Sums()
+        self._right_sums: Tensor | None = None  # of all that is held; None until it is asked for
         free = _free_bytes(device)
         self._add(case.seed)
         count = _affordable(case, self._bytes_of_one(), free)
         for i in range(1, count):
             self._add(case.seed + i * SEED_STRIDE)
-        self._sums = Sums([t for i in range(count) for t in self._held(i).values()])
 
     def made_ready(self, index: int) -> None:
         """The next call is on this set."""
@@ -101,14 +101,17 @@ class InputSets:
             protected |= {GRADIENT: self.grads[index], ORACLE + OUTPUT: self.outputs[index]}
         return protected
 
+    def _tensors(self, index: int) -> list[Tensor]:
+        """The same in the same order: it is asked for around each call that is looked at."""
+        held = [*self.sets[index].tensors.values(), *self.expected[index].values()]
+        return held + ([self.grads[index], self.outputs[index]] if self.grads else [])
+
     def results_of(self, index: int) -> dict[str, Tensor]:
         """All that a call on this set returns, by name."""
         return self.expected[index] | ({OUTPUT: self.outputs[index]} if self.outputs else {})
 
     def _bytes_of_one(self) -> int:
-        tensors = [*self.sets[0].tensors.values(), *self.expected[0].values()]
-        tensors += [*self.grads[:1], *self.outputs[:1]]
-        return sum(t.nbytes for t in [*tensors, *self._checksums[0].values()])
+        return sum(t.nbytes for t in [*self._tensors(0), *self._checksums[0].values()])
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -146,31 +149,24 @@ class InputSets:
         _exchange(self.legal, i, j)
         _exchange(self._checksums, i, j)
         _exchange(self._seeds, i, j)
-        self._wanted_sums = None
+        self._right_sums = None
 
     def _changes(self) -> dict[int, list[str]]:
         """What does not hold the values that it should, by the set that it belongs to."""
+        held = [tensor for index in range(len(self.sets)) for tensor in self._tensors(index)]
+        if self._right_sums is None:
+            right = [sums for one in self._checksums for sums in one.values()]
+            self._right_sums = self._sums.of(held, right)
         # The host waits for the device once, and finds out of what only where something changed.
-        if torch.equal(self._sums.now(), self._right_sums()):
+        if torch.equal(self._sums.now(held), self._right_sums):
             return {}
-        self._wanted_sums = None  # it may be what changed
+        self._right_sums = None  # it may be what changed
         now = [checksum(self._held(index)) for index in range(len(self.sets))]
         return {
             index: [what for what in sums if not torch.equal(sums[what], before[what])]
             for index, (sums, before) in enumerate(zip(now, self._checksums, strict=True))
             if not torch.equal(torch.cat([*sums.values()]), torch.cat([*before.values()]))
         }
-
-    def _right_sums(self) -> Tensor:
-        """What `_sums` should say. An oracle belongs to another set once sets were exchanged."""
-        if self._wanted_sums is None:
-            of_each = {
-                id(tensor): self._checksums[index][what]
-                for index in range(len(self.sets))
-                for what, tensor in self._held(index).items()
-            }
-            self._wanted_sums = self._sums.of([of_each[id(t)] for t in self._sums.tensors])
-        return self._wanted_sums
 
     def any_changed(self) -> str:
         """What does not hold the values that it should ("its input q"), or ''; of the first set of
@@ -202,7 +198,7 @@ class InputSets:
                 results[name].copy_(tensor)
             # Sums of an oracle need not come in the same order twice.
             self._checksums[index] = checksum(self._held(index))
-            self._wanted_sums = None
+            self._right_sums = None
 
 
 def _exchange(items: list[Any], i: int, j: int) -> None:
