@@ -18,6 +18,9 @@ from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
 from nsabench.ops import Legal, rows_left_out
 
+# Bound before foreign code is imported.
+_norm = torch.linalg.vector_norm
+
 LOST = 1 / 8  # of its norm is left, at most, of a row that is nearly zero and should not be
 # Rounding does not happen to be the opposite of so many elements. Of fewer it may be, so that a row
 # of them is lost only beyond what rounding may be (dgates has three; on an H200 a query with four
@@ -89,54 +92,106 @@ def measure(
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
-    total = largest = 0.0
-    kept = len(expected)
-    off, right, found = [], [], []  # squared norms by row
-    # In pieces, or the largest results would need several times their own memory.
-    rows = max(PIECE // width, 1)
-    nearest = legal.nearest(result) if legal is not None else None
-    bounded = legal.rows.to(result.device) if legal is not None else None
-    begin = 0
-    for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
-        wide = part.double()
-        if leaves_out:
-            out = ~rows_left_out.compared(truth).unsqueeze(1)
-            kept -= int(out.sum())
-            if nearest is not None and bounded is not None:
-                here = (bounded >= begin) & (bounded < begin + len(part))
-                local = bounded[here] - begin
-                truth = truth.double().index_copy(0, local, nearest[here])
-                out[local] = False
-                kept += int(here.sum())
-            # What nobody is held to must be a number all the same, or it was never written.
-            number = wide.isfinite().all(1, keepdim=True)
-            wide, truth = wide.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
-        begin += len(part)
-        found.append(wide.square().sum(1))
-        difference = wide.sub(truth, alpha=factor)
-        off.append(difference.square().sum(1))
-        right.append(truth.double().square().sum(1))
-        total += float(difference.abs_().sum())
-        largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
-    scale, errors, norms = abs(factor), torch.cat(off), torch.cat(right)
-    size = float(norms.sum())
-    relative = math.sqrt(float(errors.sum())) / scale / (math.sqrt(size) or 1.0)
-    worst, at = 0.0, ""
-    if len(errors):
-        typical = size / max(kept, 1) or 1.0
-        held_to = norms.clamp_min(checks.least_row(name) ** 2 * typical)
-        rounding = resolved * (checks.row_ratio(name) if width < MANY else 1.0)
-        least = max(rounding**2 * typical, width * _underflow(output.dtype) ** 2)
-        lost = (torch.cat(found) <= LOST**2 * scale**2 * norms) & (norms >= least)
-        by_row = errors / torch.where(lost, norms, held_to)
-        row = int(by_row.argmax())
-        worst = math.sqrt(float(by_row[row])) / scale
-        index = np.unravel_index(row, output.shape[:-1])
-        at = f"{name}[{', '.join(map(str, index))}]" if index else name
-    # What is held to no row at all is not shown to be right.
-    mean = total / max(kept * width, 1) if kept or not len(expected) else math.nan
     counted = rows_left_out.counts(oracle) if leaves_out and name == checks.OUTPUT else None
-    return Errors(mean / scale, largest / scale, relative, worst, at, counted)
+    if not len(expected):
+        return Errors(0.0, 0.0, 0.0, 0.0, "", counted)
+    rows = _Rows.of(result, expected, factor, leaves_out=leaves_out, legal=legal)
+    # The host of a GPU waits for it twice, and launches little: each launch takes some 10 us.
+    total, largest, error, size, kept = _numbers(
+        rows.total, rows.largest, _norm(rows.off), _norm(rows.right), rows.kept
+    )
+    typical = size / math.sqrt(max(kept, 1)) or 1.0
+    held_to = rows.right.clamp_min(checks.least_row(name) * typical)
+    rounding = resolved * (checks.row_ratio(name) if width < MANY else 1.0)
+    least = max(rounding * typical, math.sqrt(width) * _underflow(output.dtype))
+    scale = abs(factor)
+    lost = (rows.found <= rows.right * (LOST * scale)) & (rows.right >= least)
+    worst, row = _numbers(*(rows.off / torch.where(lost, rows.right, held_to)).max(0))
+    index = np.unravel_index(int(row), output.shape[:-1])
+    return Errors(
+        # What is held to no row at all is not shown to be right.
+        total / (kept * width) / scale if kept else math.nan,
+        largest / scale,
+        error / scale / (size or 1.0),
+        worst / scale,
+        f"{name}[{', '.join(map(str, index))}]" if index else name,
+        counted,
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The norms of each row of what was found, of what is right, and of the difference; over all
+    rows the sum and the largest of what they differ by, and how many of them are held to the
+    oracle. float64, where the results are."""
+
+    found: Tensor
+    right: Tensor
+    off: Tensor
+    total: Tensor
+    largest: Tensor
+    kept: Tensor | int
+
+    @classmethod
+    def of(
+        cls,
+        result: Tensor,
+        expected: Tensor,
+        factor: float,
+        *,
+        leaves_out: bool,
+        legal: Legal | None,
+    ) -> _Rows:
+        """result, expected: [rows, width], one row at least."""
+        found, right, off, totals, largest, kept = [], [], [], [], [], []
+        # In pieces, or the largest results would need several times their own memory.
+        rows = max(PIECE // result.shape[1], 1)
+        nearest = legal.nearest(result) if legal is not None else None
+        bounded = legal.rows.to(result.device) if legal is not None else None
+        begin = 0
+        for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
+            truth = truth.double()
+            if leaves_out:
+                out = ~rows_left_out.compared(truth).unsqueeze(1)
+                if nearest is not None and bounded is not None:
+                    here = (bounded >= begin) & (bounded < begin + len(part))
+                    local = bounded[here] - begin
+                    truth = truth.index_copy(0, local, nearest[here])
+                    out[local] = False
+                kept.append((~out).sum())
+                # What nobody is held to must be a number all the same, or it was never written.
+                number = part.isfinite().all(1, keepdim=True)
+                part, truth = part.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
+            begin += len(part)
+            difference = torch.sub(part, truth, alpha=factor)  # in the wider format
+            found.append(_norm(part, dim=1, dtype=torch.float64))
+            right.append(_norm(truth, dim=1))
+            off.append(_norm(difference, dim=1))
+            totals.append(difference.abs_().sum())
+            largest.append(difference.max())
+        return cls(
+            _joined(found),
+            _joined(right),
+            _joined(off),
+            _added(totals),
+            torch.stack(largest).max() if len(largest) > 1 else largest[0],
+            _added(kept) if leaves_out else len(expected),
+        )
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _added(pieces: list[Tensor]) -> Tensor:
+    return torch.stack(pieces).sum() if len(pieces) > 1 else pieces[0]
+
+
+def _numbers(*scalars: Tensor | int) -> list[float]:
+    """As Python's; the host waits once for those that are tensors."""
+    tensors = [scalar.double() for scalar in scalars if isinstance(scalar, Tensor)]
+    values = iter(torch.stack(tensors).tolist())
+    return [next(values) if isinstance(scalar, Tensor) else scalar for scalar in scalars]
 
 
 def _underflow(dtype: torch.dtype) -> float:
@@ -204,12 +259,12 @@ def check_values(
     legal: Legal | None = None,
 ) -> Errors:
     """The errors of a result. Raises `WrongValues` when they exceed the case's tolerance."""
-    bad = int((~torch.isfinite(output)).sum())
-    if bad:
-        raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     resolved = checks.noise(case.dtype, ops.terms(case))
     leaves_out = ops.get(case.op).leaves_rows_out
     errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out, legal=legal)
+    # What is no number leaves none; so they are counted where there are any, which is rare.
+    if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
+        raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     what = f" of {name}" if case.direction.differentiates else ""
     if name != checks.OUTPUT:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
