@@ -69,6 +69,26 @@ class Cut:
         return [self.folded.sum(0), self.folded.sum(1), *ends]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What some of several tensors add to the sums of all: of those that are summed behind others
+    the columns, the rows and what is in neither, and the sums of the rest."""
+
+    columns: Tensor
+    rows: Tensor
+    ends: Tensor
+    others: Tensor
+
+    @staticmethod
+    def joined(parts: Sequence[Part]) -> Tensor:
+        """What `Sums.now` returns of their tensors, those of the first part first."""
+        columns = [part.columns for part in parts if len(part.columns)]
+        whole = [torch.stack(columns).sum(0)] if columns else []
+        for name in ("rows", "ends", "others"):
+            whole += [getattr(part, name) for part in parts]
+        return torch.cat(whole)
+
+
 class Sums:
     """The checksums of many tensors that stay where they are, asked for again and again.
 
@@ -81,7 +101,7 @@ class Sums:
         self._cuts: dict[int, Cut] = {}  # by the id of a tensor
 
     def now(self, tensors: Sequence[Tensor]) -> Tensor:
-        """What `of` returns of them while no bit changes."""
+        """What is joined of their parts while no bit changes."""
         cuts = [self._cut(tensor) for tensor in tensors]
         parts: list[Tensor] = []
         if packed := [cut for cut in cuts if cut.is_packed]:
@@ -89,20 +109,23 @@ class Sums:
             parts = [folded.sum(0), folded.sum(1), *(end for cut in packed for end in cut.ends())]
         return torch.cat(parts + [p for cut in cuts if not cut.is_packed for p in cut.sums()])
 
-    def of(self, tensors: Sequence[Tensor], checksums: Sequence[Tensor]) -> Tensor:
-        """The same, of the `checksum` of each."""
-        packed, others = [], []
+    def part(self, tensors: Sequence[Tensor], checksums: Sequence[Tensor]) -> Part:
+        """What the `checksum`s of some of them say of all."""
+        columns, rows, ends, others = [], [], [], []
         for tensor, sums in zip(tensors, checksums, strict=True):
             cut = self._cut(tensor)
             if cut.is_packed:
-                rows = len(cut.folded)
-                packed.append((sums[:FOLD], sums[FOLD : FOLD + rows], sums[FOLD + rows :]))
+                last = FOLD + len(cut.folded)
+                columns.append(sums[:FOLD])
+                rows.append(sums[FOLD:last])
+                ends.append(sums[last:])
             else:
                 others.append(sums)
-        if not packed:
-            return torch.cat(others)
-        columns, by_row, ends = zip(*packed, strict=True)
-        return torch.cat([torch.stack(columns).sum(0), *by_row, *ends, *others])
+        none = torch.cat([one[:0] for one in checksums])
+        return Part(
+            torch.stack(columns).sum(0) if columns else none,
+            *(torch.cat(sums) if sums else none for sums in (rows, ends, others)),
+        )
 
     def _cut(self, tensor: Tensor) -> Cut:
         cut = self._cuts.get(id(tensor))

@@ -11,7 +11,7 @@ from torch import Tensor
 from nsabench import ops
 from nsabench.assessment.checks.parity import OUTPUT
 from nsabench.execution.failure import Failure
-from nsabench.execution.worker.checksums import Sums, checksum
+from nsabench.execution.worker.checksums import Part, Sums, checksum
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
@@ -59,7 +59,8 @@ class InputSets:
         self.legal: list[Legal | None] = []  # of each set, bounds of the rows that are left out
         self._checksums: list[dict[str, Tensor]] = []
         self._sums = Sums()
-        self._right_sums: Tensor | None = None  # of all that is held; None until it is asked for
+        self._parts: list[Part] = []  # what each set adds to the sums of all that is held
+        self._right_sums: Tensor | None = None  # these sums; None until they are asked for
         free = _free_bytes(device)
         self._add(case.seed)
         count = _affordable(case, self._bytes_of_one(), free)
@@ -92,6 +93,7 @@ class InputSets:
         output = self.outputs[-1] if self.wanted else self.expected[-1][OUTPUT]
         self.legal.append(self._op.legal(inputs, output))
         self._checksums.append(checksum(self._held(len(self.sets) - 1)))
+        self._parts.append(self._part(len(self.sets) - 1))
 
     def _held(self, index: int) -> dict[str, Tensor]:
         """What of a set no call may write to, by what it is called in a reason."""
@@ -105,6 +107,9 @@ class InputSets:
         """The same in the same order: it is asked for around each call that is looked at."""
         held = [*self.sets[index].tensors.values(), *self.expected[index].values()]
         return held + ([self.grads[index], self.outputs[index]] if self.grads else [])
+
+    def _part(self, index: int) -> Part:
+        return self._sums.part(self._tensors(index), [*self._checksums[index].values()])
 
     def results_of(self, index: int) -> dict[str, Tensor]:
         """All that a call on this set returns, by name."""
@@ -148,6 +153,7 @@ class InputSets:
             _exchange(self.outputs, i, j)
         _exchange(self.legal, i, j)
         _exchange(self._checksums, i, j)
+        _exchange(self._parts, i, j)
         _exchange(self._seeds, i, j)
         self._right_sums = None
 
@@ -155,8 +161,7 @@ class InputSets:
         """What does not hold the values that it should, by the set that it belongs to."""
         held = [tensor for index in range(len(self.sets)) for tensor in self._tensors(index)]
         if self._right_sums is None:
-            right = [sums for one in self._checksums for sums in one.values()]
-            self._right_sums = self._sums.of(held, right)
+            self._right_sums = Part.joined(self._parts)
         # The host waits for the device once, and finds out of what only where something changed.
         if torch.equal(self._sums.now(held), self._right_sums):
             return {}
@@ -198,6 +203,7 @@ class InputSets:
                 results[name].copy_(tensor)
             # Sums of an oracle need not come in the same order twice.
             self._checksums[index] = checksum(self._held(index))
+            self._parts[index] = self._part(index)
             self._right_sums = None
 
 
