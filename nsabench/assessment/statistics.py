@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 FEW = 200  # samples that are sorted faster than an array is made of them
-COUNTED = 255  # rounds whose resamples are drawn once and kept, in bytes: half a MB for as many
+COUNTED = 255  # rounds whose resamples are drawn once and kept: the most that a byte counts
 # Fewer rounds give no interval to rely on: of one, both its ends are the ratio itself.
 MIN_ROUNDS_EVER = 5
 

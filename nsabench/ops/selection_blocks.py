@@ -103,10 +103,10 @@ class SelectionBlocks(AttentionOp):
             "q": q,
             "k": k,
             "v": normal(shape.B, shape.T, shape.H, shape.Dv),
-            "block_indices": torch.from_numpy(indices).to(device),
+            "block_indices": torch.tensor(indices, device=device),  # what is kept is not handed out
         }
         if distribution == "packed":
-            tensors["cu_seqlens"] = torch.from_numpy(cu_seqlens).to(device)
+            tensors["cu_seqlens"] = torch.tensor(cu_seqlens, device=device)
         return Inputs(tensors, {"sm_scale": shape.D**-0.5, "block_size": shape.block_size})
 
     def oracle(self, inputs: Inputs) -> Tensor:

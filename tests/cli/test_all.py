@@ -382,7 +382,7 @@ def slow(*args, **kwargs):
 
 @implementation(op="selection_rows", name="mine", devices=("cpu", "cuda"))
 def mine(q, k, v, *, sm_scale):
-    time.sleep(0.01)  # so much slower than `lean` that no chance hides it, nor a busy machine
+    time.sleep(0.01)  # so much slower than `lean` that neither chance nor load hides it
     out = honest(q, k, v, sm_scale=sm_scale)
     rival.attend = slow
     return out

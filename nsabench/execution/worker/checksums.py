@@ -13,7 +13,9 @@ _add = np.add  # bound before foreign code is imported
 
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 WORD_BYTES = 8
-PACKED_BYTES = 8 << 20  # what is larger takes a GPU longer to copy than its host to launch its sums
+GATHERED_BYTES = (
+    8 << 20
+)  # what is larger takes a GPU longer to copy than its host to launch its sums
 
 
 def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -25,34 +27,41 @@ def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat(Cut.of(t).sums()) for name, t in tensors.items()}
 
 
+Place = tuple[int, torch.Size, tuple[int, ...]]
+
+
+def place(tensor: Tensor) -> Place:
+    """Where a tensor lies, and how."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
 @dataclass(frozen=True)
 class Cut:
     """A tensor's bits: words of 64 as rows of a fold, the words that fill no row, and what fills no
-    word. address: where the tensor began."""
+    word. place: where and how the tensor lay."""
 
-    address: int
+    place: Place
     folded: Tensor
     words: Tensor
     rest: Tensor
 
     @property
-    def is_packed(self) -> bool:
-        """Whether it is summed behind others, where many are."""
-        return bool(self.folded.is_cuda and 0 < self.folded.nbytes <= PACKED_BYTES)
+    def is_gathered(self) -> bool:
+        """Whether its fold is summed together with those of others."""
+        return bool(self.folded.is_cuda and 0 < self.folded.nbytes <= GATHERED_BYTES)
 
     @classmethod
     def of(cls, tensor: Tensor) -> Cut:
-        words, rest = _words(tensor.view(_BITS[tensor.element_size()]).reshape(-1))
+        bits = tensor.view(_BITS[tensor.element_size()])
+        words, rest = _words(bits.reshape(-1).contiguous())  # of one stride it would be a view
         rows = words.numel() // FOLD
         folded = words[: rows * FOLD].view(-1, FOLD)
-        return cls(tensor.data_ptr(), folded, words[rows * FOLD :], rest)
+        return cls(place(tensor), folded, words[rows * FOLD :], rest)
 
     def lies_in(self, tensor: Tensor) -> bool:
         """Whether it is memory of the tensor, and no copy."""
         own = tensor.untyped_storage().data_ptr()
-        return self.address == tensor.data_ptr() and all(
-            t.untyped_storage().data_ptr() == own for t in (self.words, self.rest)
-        )
+        return all(t.untyped_storage().data_ptr() == own for t in (self.words, self.rest))
 
     def ends(self) -> list[Tensor]:
         """The bits that are in no row."""
@@ -71,8 +80,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Part:
-    """What some of several tensors add to the sums of all: of those that are summed behind others
-    the columns, the rows and what is in neither, and the sums of the rest."""
+    """What some of several tensors add to the sums of all: of those that are gathered the columns,
+    the rows and what is in neither, and the sums of the others."""
 
     columns: Tensor
     rows: Tensor
@@ -94,27 +103,28 @@ class Sums:
 
     To launch the sums takes the host of a GPU longer than they take the GPU, unless the tensors are
     large. So the folds of those that are not are copied behind one another and summed at once:
-    each row by itself, and each column of all.
+    each row by itself, and each column of all. No change of one element can hide, nor one of two in
+    a row or a column; changes in several tensors could make up for one another.
     """
 
     def __init__(self) -> None:
         self._cuts: dict[int, Cut] = {}  # by the id of a tensor
 
     def now(self, tensors: Sequence[Tensor]) -> Tensor:
-        """What is joined of their parts while no bit changes."""
+        """The sums as they are now, laid out as by `Part.joined`."""
         cuts = [self._cut(tensor) for tensor in tensors]
-        parts: list[Tensor] = []
-        if packed := [cut for cut in cuts if cut.is_packed]:
-            folded = torch.cat([cut.folded for cut in packed])
-            parts = [folded.sum(0), folded.sum(1), *(end for cut in packed for end in cut.ends())]
-        return torch.cat(parts + [p for cut in cuts if not cut.is_packed for p in cut.sums()])
+        sums: list[Tensor] = []
+        if gathered := [cut for cut in cuts if cut.is_gathered]:
+            folded = torch.cat([cut.folded for cut in gathered])
+            sums = [folded.sum(0), folded.sum(1), *(end for cut in gathered for end in cut.ends())]
+        return torch.cat(sums + [s for cut in cuts if not cut.is_gathered for s in cut.sums()])
 
     def part(self, tensors: Sequence[Tensor], checksums: Sequence[Tensor]) -> Part:
-        """What the `checksum`s of some of them say of all."""
+        """The share of some tensors in the sums of all, from their `checksum`s."""
         columns, rows, ends, others = [], [], [], []
         for tensor, sums in zip(tensors, checksums, strict=True):
             cut = self._cut(tensor)
-            if cut.is_packed:
+            if cut.is_gathered:
                 last = FOLD + len(cut.folded)
                 columns.append(sums[:FOLD])
                 rows.append(sums[FOLD:last])
@@ -129,7 +139,7 @@ class Sums:
 
     def _cut(self, tensor: Tensor) -> Cut:
         cut = self._cuts.get(id(tensor))
-        if cut is not None and cut.address == tensor.data_ptr():
+        if cut is not None and cut.place == place(tensor):
             return cut
         cut = Cut.of(tensor)
         if cut.lies_in(tensor):  # a copy would be the same ever after

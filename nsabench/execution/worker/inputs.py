@@ -165,13 +165,16 @@ class InputSets:
         # The host waits for the device once, and finds out of what only where something changed.
         if torch.equal(self._sums.now(held), self._right_sums):
             return {}
-        self._right_sums = None  # it may be what changed
         now = [checksum(self._held(index)) for index in range(len(self.sets))]
-        return {
+        changes = {
             index: [what for what in sums if not torch.equal(sums[what], before[what])]
             for index, (sums, before) in enumerate(zip(now, self._checksums, strict=True))
             if not torch.equal(torch.cat([*sums.values()]), torch.cat([*before.values()]))
         }
+        self._right_sums = None
+        if not changes:  # so what changed is what was kept of them
+            self._parts = [self._part(index) for index in range(len(self.sets))]
+        return changes
 
     def any_changed(self) -> str:
         """What does not hold the values that it should ("its input q"), or ''; of the first set of
@@ -204,7 +207,6 @@ class InputSets:
             # Sums of an oracle need not come in the same order twice.
             self._checksums[index] = checksum(self._held(index))
             self._parts[index] = self._part(index)
-            self._right_sums = None
 
 
 def _exchange(items: list[Any], i: int, j: int) -> None:

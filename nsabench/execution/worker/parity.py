@@ -19,7 +19,7 @@ from nsabench.model.vocabulary import Status
 from nsabench.ops import Legal, rows_left_out
 
 # Bound before foreign code is imported.
-_norm = torch.linalg.vector_norm
+_norm, _sub = torch.linalg.vector_norm, torch.sub
 
 LOST = 1 / 8  # of its norm is left, at most, of a row that is nearly zero and should not be
 # Rounding does not happen to be the opposite of so many elements. Of fewer it may be, so that a row
@@ -96,7 +96,8 @@ def measure(
     if not len(expected):
         return Errors(0.0, 0.0, 0.0, 0.0, "", counted)
     rows = _Rows.of(result, expected, factor, leaves_out=leaves_out, legal=legal)
-    # The host of a GPU waits for it twice, and launches little: each launch takes some 10 us.
+    # The host of a GPU waits for it twice, where no row is left out, and launches little: each
+    # launch takes some 10 us.
     total, largest, error, size, kept = _numbers(
         rows.total, rows.largest, _norm(rows.off), _norm(rows.right), rows.kept
     )
@@ -145,11 +146,11 @@ class _Rows:
         """result, expected: [rows, width], one row at least."""
         found, right, off, totals, largest, kept = [], [], [], [], [], []
         # In pieces, or the largest results would need several times their own memory.
-        rows = max(PIECE // result.shape[1], 1)
+        at_once = max(PIECE // result.shape[1], 1)
         nearest = legal.nearest(result) if legal is not None else None
         bounded = legal.rows.to(result.device) if legal is not None else None
         begin = 0
-        for part, truth in zip(result.split(rows), expected.split(rows), strict=True):
+        for part, truth in zip(result.split(at_once), expected.split(at_once), strict=True):
             truth = truth.double()
             if leaves_out:
                 out = ~rows_left_out.compared(truth).unsqueeze(1)
@@ -163,7 +164,7 @@ class _Rows:
                 number = part.isfinite().all(1, keepdim=True)
                 part, truth = part.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
             begin += len(part)
-            difference = torch.sub(part, truth, alpha=factor)  # in the wider format
+            difference = _sub(part, truth, alpha=factor)  # in the wider format
             found.append(_norm(part, dim=1, dtype=torch.float64))
             right.append(_norm(truth, dim=1))
             off.append(_norm(difference, dim=1))
@@ -262,7 +263,7 @@ def check_values(
     resolved = checks.noise(case.dtype, ops.terms(case))
     leaves_out = ops.get(case.op).leaves_rows_out
     errors = measure(name, output, oracle, resolved, factor, leaves_out=leaves_out, legal=legal)
-    # What is no number leaves none; so they are counted where there are any, which is rare.
+    # NaN or infinity in the output makes the mean so, too; they are counted only then.
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     what = f" of {name}" if case.direction.differentiates else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,9 +59,9 @@ def several(seed: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.fixture(params=["as on a GPU", "each by itself"])
-def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 8 * FOLD * 100 if request.param == "as on a GPU" else 0
-    monkeypatch.setattr(Cut, "is_packed", property(lambda cut: 0 < cut.folded.nbytes <= most))
+    monkeypatch.setattr(Cut, "is_gathered", property(lambda cut: 0 < cut.folded.nbytes <= most))
 
 
 def sums_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -75,7 +77,7 @@ def right_of(
     return Part.joined([sums.part(tensors[at], checksums[at]) for at in places])
 
 
-@pytest.mark.usefixtures("packed")
+@pytest.mark.usefixtures("gathered")
 def test_sums_of_many_tensors_are_made_of_the_checksums_of_each() -> None:
     tensors = several()
     sums = Sums()
@@ -91,7 +93,7 @@ def test_sums_of_many_tensors_are_made_of_the_checksums_of_each() -> None:
     assert torch.equal(sums.now(tensors), right_of(sums, tensors, exchanged))
 
 
-@pytest.mark.usefixtures("packed")
+@pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize("which", range(8))
 def test_sums_of_many_tensors_see_a_change_in_any(which: int) -> None:
     tensors = several()
@@ -115,7 +117,7 @@ def test_sums_of_many_tensors_see_a_change_in_any(which: int) -> None:
     assert torch.equal(sums.now(tensors), right)
 
 
-@pytest.mark.usefixtures("packed")
+@pytest.mark.usefixtures("gathered")
 def test_sums_of_many_tensors_follow_one_that_moves() -> None:
     tensors = several()
     sums = Sums()
@@ -123,4 +125,37 @@ def test_sums_of_many_tensors_follow_one_that_moves() -> None:
     tensors[0].data = tensors[0].clone()
     assert torch.equal(sums.now(tensors), right)
     tensors[0].data = torch.zeros_like(tensors[0])
+    assert not torch.equal(sums.now(tensors), right)
+
+
+@pytest.mark.parametrize(
+    "on_gpu, nbytes, is_gathered",
+    [
+        (True, 8, True),
+        (True, 0, False),
+        (True, 8 << 20, True),
+        (True, (8 << 20) + 8, False),
+        (False, 8, False),
+    ],
+)
+def test_what_is_small_is_gathered_on_a_gpu(on_gpu: bool, nbytes: int, is_gathered: bool) -> None:
+    folded = SimpleNamespace(is_cuda=on_gpu, nbytes=nbytes)
+    cut = replace(Cut.of(torch.zeros(4)), folded=folded)  # type: ignore[arg-type]
+    assert cut.is_gathered is is_gathered
+
+
+@pytest.mark.parametrize("kind", ["every other", "one for all"])
+def test_a_checksum_is_of_values_that_lie_apart(kind: str) -> None:
+    """A kernel may return a view, of any strides."""
+    values = torch.arange(8 * FOLD, dtype=torch.float32)
+    view = values[::2] if kind == "every other" else values[:1].expand(4 * FOLD)
+    assert torch.equal(checksum({"it": view})["it"], checksum({"it": view.clone()})["it"])
+
+
+@pytest.mark.usefixtures("gathered")
+def test_sums_of_many_tensors_see_one_that_lies_otherwise_in_its_place() -> None:
+    tensors = several()
+    sums = Sums()
+    right = right_of(sums, tensors, sums_of(tensors))
+    tensors[4].transpose_(0, 1)
     assert not torch.equal(sums.now(tensors), right)

@@ -218,3 +218,38 @@ def caught_of(op: str, direction: Direction, case: Case) -> dict[str, Catch]:
         )
     findings = run_all(rows, Limits())
     return {r.implementation: catch(r, rows, findings) for r in rows if r.role is Role.CONTROL}
+
+
+@pytest.mark.parametrize(
+    "op, distribution",
+    [  # what is recorded is of its own sizes
+        (op, one) for op in SHAPES for one in ops.get(op).distributions if one != "recorded"
+    ],
+)
+def test_what_is_drawn_is_drawn_again(op: str, distribution: str) -> None:
+    """Also when the values of the sets changed places: none is the memory of what an op keeps."""
+    shape = SHAPES[op] | ({"B": 1} if "B" in SHAPES[op] else {})
+    if (op, distribution) == ("selection_blocks", "dense"):
+        shape = shape | {"S": 12}
+    case = Case(
+        op=op,
+        shape=shape,
+        dtype=DType.FLOAT16,
+        direction=Direction.FORWARD,
+        distribution=distribution,
+        streams=1,
+        timeout_s=60,
+        seed=1,
+        timing=Timing(rotate=2),
+    )
+    sets = InputSets(case, "cpu")
+    sets.swap(0, Random())
+    for index in range(len(sets)):
+        again = sets.draw(sets.seed(index)).tensors
+        for name, held in sets.sets[index].tensors.items():
+            assert torch.equal(again[name], held), name
+    for inputs in sets.sets:
+        for tensor in inputs.tensors.values():
+            if tensor.is_floating_point():
+                tensor.zero_()
+    assert sets.repair() and sets.any_changed() == ""
