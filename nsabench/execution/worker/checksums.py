@@ -13,9 +13,8 @@ _add = np.add  # bound before foreign code is imported
 
 FOLD = 1021  # prime: no layout of heads, keys or dimensions lines up with it
 WORD_BYTES = 8
-GATHERED_BYTES = (
-    8 << 20
-)  # what is larger takes a GPU longer to copy than its host to launch its sums
+# What is larger takes a GPU longer to copy than its host to launch its sums.
+GATHERED_BYTES = 8 << 20
 
 
 def checksum(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -103,20 +103,16 @@ class InputSets:
             protected |= {GRADIENT: self.grads[index], ORACLE + OUTPUT: self.outputs[index]}
         return protected
 
-    def _tensors(self, index: int) -> list[Tensor]:
-        """The same in the same order: it is asked for around each call that is looked at."""
-        held = [*self.sets[index].tensors.values(), *self.expected[index].values()]
-        return held + ([self.grads[index], self.outputs[index]] if self.grads else [])
-
     def _part(self, index: int) -> Part:
-        return self._sums.part(self._tensors(index), [*self._checksums[index].values()])
+        held, checksums = self._held(index), self._checksums[index]
+        return self._sums.part([*held.values()], [*checksums.values()])
 
     def results_of(self, index: int) -> dict[str, Tensor]:
         """All that a call on this set returns, by name."""
         return self.expected[index] | ({OUTPUT: self.outputs[index]} if self.outputs else {})
 
     def _bytes_of_one(self) -> int:
-        return sum(t.nbytes for t in [*self._tensors(0), *self._checksums[0].values()])
+        return sum(t.nbytes for t in [*self._held(0).values(), *self._checksums[0].values()])
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -159,7 +155,7 @@ class InputSets:
 
     def _changes(self) -> dict[int, list[str]]:
         """What does not hold the values that it should, by the set that it belongs to."""
-        held = [tensor for index in range(len(self.sets)) for tensor in self._tensors(index)]
+        held = [tensor for index in range(len(self.sets)) for tensor in self._held(index).values()]
         if self._right_sums is None:
             self._right_sums = Part.joined(self._parts)
         # The host waits for the device once, and finds out of what only where something changed.

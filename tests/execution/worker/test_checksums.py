@@ -71,7 +71,7 @@ def sums_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 def right_of(
     sums: Sums, tensors: list[torch.Tensor], checksums: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Of parts of which one has none that are summed behind others, and one has none besides."""
+    """Of parts of which one has none that are gathered, and one has none besides."""
     ends = [0, 2, 3, 5, len(tensors)]
     places = [slice(*two) for two in pairwise(ends)]
     return Part.joined([sums.part(tensors[at], checksums[at]) for at in places])
