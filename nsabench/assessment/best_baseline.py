@@ -18,7 +18,8 @@ def best_baseline(
     """The fastest baseline among the records of one case that is `ok` and within tolerance.
 
     Only what was sampled to the end may be it: clocks may have moved since an early round. Given
-    `beside`, only what was interleaved with that record, since nothing else forms a ratio with it.
+    `beside`, only what was interleaved with that record, since nothing else forms a ratio with it,
+    and what comes from another package than that record, if there is any such.
     alongside: also what runs for the sake of a control alone, which a candidate is not held to.
     regime: in which it is the fastest. Who left the samples early may still be it in the queue.
     """
@@ -31,6 +32,8 @@ def best_baseline(
         and (r.mae is None or r.mae <= r.mae_tolerance)
         and (beside is None or r.session == beside.session)
     ]
+    if beside is not None:
+        valid = [r for r in valid if r.source != beside.source] or valid
     if regime is Regime.QUEUE:
         return min(valid, key=lambda r: r.queued_ms or 0.0, default=None)
     most: dict[int, int] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from nsabench.assessment import labels
 from nsabench.assessment.checks.controls import CHECK
 from nsabench.assessment.checks.finding import Effect, Finding
@@ -36,20 +34,6 @@ def _who(record: Record) -> str:
 def unproven(results: Results) -> list[str]:
     """What is said of verdicts behind which a check stands that no control showed to work."""
     return [f.sentence for f in results.findings if f.effect is Effect.UNPROVEN]
-
-
-def unseen(records: Iterable[Record]) -> str:
-    """What is said of verdicts on calls that nobody looks at from outside; '' where there is none.
-
-    Of a run on the CPU each candidate's record says it where it was not seen.
-    """
-    judged = (r for r in records if r.role is Role.CANDIDATE and r.verdict is not None)
-    if not any(record.device != "cpu" for record in judged):
-        return ""
-    return (
-        "not seen from outside: on a GPU the process of a kernel says itself how long it takes and "
-        "whether it is right, so that who attacks the bench by name may deceive it"
-    )
 
 
 def found_while_measuring(results: Results) -> list[Finding]:

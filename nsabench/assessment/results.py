@@ -8,9 +8,8 @@ from functools import cached_property
 
 from nsabench import ops
 from nsabench.assessment import checks, doubts, neighbours
-from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.caution import caution
-from nsabench.assessment.checks import controls, ordering, outside, parity, roofline
+from nsabench.assessment.checks import controls, ordering, parity, roofline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.group import Group
@@ -25,19 +24,18 @@ from nsabench.assessment.verdict import (
     Aside,
     Judgement,
     Key,
-    by_the_supervisor,
     judge,
     look_again,
 )
 from nsabench.errors import UsageError
-from nsabench.model.journal import NO_RIVAL, Contents, Entry, Header
+from nsabench.model.journal import Contents, Entry, Header
 from nsabench.model.measurement import Bursts, Ceilings, Outcome, Samples
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import BENIGN, Catch, PassName, Regime, Role, Status, Verdict
 
-ALL_OWN = "all its baselines come with it: none was timed where it was not imported"
+ALL_OWN = "all its baselines come from its own package: none was timed without it"
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Assessed:
 
     def judgements(self, contents: Contents) -> dict[Key, Judgement]:
         """The verdicts after what other processes saw of the same cases, by which later passes
-        are chosen; before what the supervisor saw."""
+        are chosen."""
         second_looks = self._checked(contents.by_case(PassName.SECOND_LOOK))
         return self._look_again(second_looks, contents)
 
@@ -84,7 +82,7 @@ class Assessed:
         def seen(first: Mapping[Key, Judgement], regime: Regime) -> dict[Key, Judgement]:
             timings = {key: self.outcomes[key].timings(regime) for key in first}
             asides = {
-                key: self._aside(key, entry, first[key], regime)
+                key: self._aside(key, entry, first[key])
                 for key, entry in isolated.items()
                 if key in first
             }
@@ -96,70 +94,27 @@ class Assessed:
         return {key: replace(one, queue=queue.get(key)) for key, one in own.items()}
 
     def _isolated(self, contents: Contents) -> dict[Key, Entry]:
-        """By candidate, what was seen of the baselines where it was not imported: of those that
-        come with no candidate, and of those that come with others."""
-        found = {}
-        looks = contents.by_rival(PassName.ISOLATED_BASELINES)
-        checked = {case_id: self._by_rival(seen) for case_id, seen in looks.items()}
-        for key in self.first_look:
-            source = self._source(*key)
-            others = [e for rival, e in checked.get(key[0], {}).items() if rival != source]
-            if others:
-                found[key] = _joined(others)
-        return found
+        """What was seen of the baselines where no candidate was imported, by candidate."""
+        checked = self._checked(contents.by_case(PassName.ISOLATED_BASELINES))
+        return {key: checked[key[0]] for key in self.first_look if key[0] in checked}
 
-    def _by_rival(self, looks: Mapping[Source, Entry]) -> dict[Source, Entry]:
-        """Each held to what the first look is, a rival's beside those that come with no candidate:
-        alone it would be its own yardstick, and it is not to be theirs."""
-        clean = looks.get(NO_RIVAL)
-        found = {} if clean is None else {NO_RIVAL: self._checked_entry(clean)}
-        for rival in looks.keys() - {NO_RIVAL}:
-            look = looks[rival]
-            both = [look] if clean is None else [clean, look]
-            beside = self._checked_entry(_joined(both))
-            own = beside.outcomes[-len(look.outcomes) :] if look.outcomes else []
-            found[rival] = look.model_copy(update={"outcomes": own})
-        return found
-
-    def _aside(self, key: Key, entry: Entry, judgement: Judgement, regime: Regime) -> Aside:
-        others = self._others(key)
-        rows = [row for row in self._by_case[key[0]] if row.implementation in others]
-        ok = [row for row in rows if row.status is Status.OK and row.timed_ms is not None]
-        return Aside(
-            entry,
-            self._leader(key, rows, judgement, regime),
-            [row.implementation for row in ok],
-            self._rival_baselines(key),
-        )
+    def _aside(self, key: Key, entry: Entry, judgement: Judgement) -> Aside:
+        clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
+        valid = [
+            row.implementation
+            for row in self._by_case[key[0]]
+            if row.implementation in clean and row.status is Status.OK and row.timed_ms is not None
+        ]
+        best = judgement.best_baseline
+        is_own = not best or self._source(key[0], best) == self._source(*key)
+        return Aside(entry, "" if is_own else best, valid)
 
     def _with_own_alone(self, key: Key, judgement: Judgement) -> Judgement:
         """The judgement, which says so where no baseline could be timed apart from a winner."""
-        if judgement.verdict is not Verdict.FASTER or not self.plan.sources or self._others(key):
+        clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
+        if judgement.verdict is not Verdict.FASTER or not self.plan.sources or clean:
             return judgement
         return replace(judgement, why="; ".join(filter(None, (judgement.why, ALL_OWN))))
-
-    def _others(self, key: Key) -> set[str]:
-        """The baselines that a candidate is held to and that do not come with it."""
-        clean = self.plan.clean_baselines(self.plan.by_id[key[0]])
-        return {*clean, *self._rival_baselines(key)}
-
-    def _rival_baselines(self, key: Key) -> set[str]:
-        """Those that come with candidates of other sources."""
-        planned, source = self.plan.by_id[key[0]], self._source(*key)
-        rivals = [rival for rival in self.plan.rivals if rival != source]
-        return {name for rival in rivals for name in self.plan.baselines_of(rival, planned)}
-
-    def _leader(self, key: Key, others: Sequence[Row], judgement: Judgement, regime: Regime) -> str:
-        """The best baseline of a candidate beside it that does not come with it, among the others
-        by the same rules; empty where there is none."""
-        case_id, name = key
-        source = self._source(case_id, name)
-        if self._source(case_id, judgement.best_baseline or name) != source:
-            return judgement.best_baseline
-        [row] = [row for row in self._by_case[case_id] if row.implementation == name]
-        seen = regime if regime is Regime.QUEUE else Regime.of_samples(row.mode)
-        best = best_baseline(others, beside=row, regime=seen)
-        return best.implementation if best else ""
 
     @cached_property
     def _by_case(self) -> dict[str, list[Row]]:
@@ -168,13 +123,6 @@ class Assessed:
     def _source(self, case_id: str, name: str) -> Source:
         return self.plan.info(self.plan.by_id[case_id].case.op, name).source
 
-    def _by_the_supervisor(self, key: Key, judgement: Judgement) -> Judgement:
-        """The judgement in both regimes, held to what the supervisor saw."""
-        seen, queue = self.outcomes[key].outside, judgement.queue
-        if queue is not None:
-            queue = by_the_supervisor(queue, seen)
-        return replace(by_the_supervisor(judgement, seen), queue=queue)
-
     def _checked(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         """The entries of a later pass by case id, held to what those of the first look are."""
         return {case_id: self._checked_entry(entry) for case_id, entry in entries.items()}
@@ -182,9 +130,7 @@ class Assessed:
     def _checked_entry(self, entry: Entry) -> Entry:
         case = self.plan.by_id[entry.case_id].case
         rows = of_case(self.plan, case, entry.outcomes, entry.conditions)
-        findings = [
-            f for c in (parity, ordering, roofline, outside) for f in c.check(rows, self.limits)
-        ]
+        findings = [f for c in (parity, ordering, roofline) for f in c.check(rows, self.limits)]
         outcomes = [
             outcome if row.status is outcome.status else without_times(outcome, row)
             for row, outcome in zip(with_findings(rows, findings), entry.outcomes, strict=True)
@@ -194,10 +140,7 @@ class Assessed:
     def results(self, contents: Contents) -> Results:
         """Records and samples as Parquet will hold them."""
         second_looks = self._checked(contents.by_case(PassName.SECOND_LOOK))
-        judgements = {
-            key: self._by_the_supervisor(key, one)
-            for key, one in self._look_again(second_looks, contents).items()
-        }
+        judgements = self._look_again(second_looks, contents)
         notes = by_case(f for f in self.findings if f.effect is Effect.NOTE)
         of_times = doubts.of_findings(self.findings)
         failed = _failed_again(self.rows, second_looks)
@@ -240,19 +183,6 @@ class Assessed:
         samples = {key: (o.session, o.samples) for key, o in self.outcomes.items()}
         bursts = {key: (o.session, o.bursts) for key, o in self.outcomes.items()}
         return Results(records, samples, bursts, self.findings, judgements)
-
-
-def _joined(looks: Sequence[Entry]) -> Entry:
-    """What processes of several kinds saw of one case, as one."""
-    if len(looks) == 1:
-        return looks[0]
-    return looks[0].model_copy(
-        update={
-            "outcomes": [outcome for look in looks for outcome in look.outcomes],
-            "conditions": {n: state for look in looks for n, state in look.conditions.items()},
-            "reason": "; ".join(look.reason for look in looks if look.reason),
-        }
-    )
 
 
 def assemble(plan: Plan, contents: Contents) -> Results:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -10,7 +10,6 @@ from nsabench.assessment.best_baseline import best_baseline
 from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.clocks import clock_spread, disturbances
 from nsabench.assessment.checks.finding import Effect, Finding
-from nsabench.assessment.checks.outside import is_no_faster
 from nsabench.assessment.checks.row import Row
 from nsabench.assessment.statistics import (
     MIN_ROUNDS_EVER,
@@ -21,7 +20,7 @@ from nsabench.assessment.statistics import (
     ratio_of_medians,
 )
 from nsabench.model.journal import Entry
-from nsabench.model.measurement import Bursts, Conditions, Outside, Samples
+from nsabench.model.measurement import Bursts, Conditions, Samples
 from nsabench.model.vocabulary import BENIGN, MARGIN, Mode, Regime, Role, Status, Verdict
 
 # Medians of one implementation in two processes differ by this much
@@ -63,14 +62,12 @@ class Aside:
     """What processes that never imported a candidate saw of the baselines in its case.
 
     leader: the best baseline beside it that does not come with it; empty where there is none.
-    valid: the baselines that were right and timed beside it and should have been so there. rivals:
-    those that come with another candidate.
+    valid: the baselines that were right and timed beside it and should have been so there.
     """
 
     entry: Entry
     leader: str
     valid: Sequence[str] = ()
-    rivals: Collection[str] = ()
 
 
 NO_ASIDES: Mapping[Key, Aside] = MappingProxyType({})
@@ -143,16 +140,6 @@ def look_again(
     return judged
 
 
-def by_the_supervisor(judgement: Judgement, seen: Outside | None) -> Judgement:
-    """The judgement of a regime, or `inconclusive` where it is `faster` and not so by the
-    supervisor's clock. It comes last: which baselines are timed where no candidate was imported
-    does not hang on it, or what a slowed one took would stand as a speed-up."""
-    no_faster = is_no_faster(seen)
-    if judgement.verdict is not Verdict.FASTER or not no_faster:
-        return judgement
-    return replace(judgement, verdict=Verdict.INCONCLUSIVE, why=no_faster)
-
-
 def _judge(
     row: Row,
     case: Sequence[Row],
@@ -186,8 +173,30 @@ def _judge(
     for finding in concerning:
         if finding.effect is Effect.INCONCLUSIVE:
             verdict, why = Verdict.INCONCLUSIVE, finding.sentence
+    own = _faster_of_own_package(case, row, best, regime)
     return Judgement(
-        verdict, why, best.implementation, ratio.value, ratio.lo, ratio.hi, row.conditions
+        verdict,
+        "; ".join(filter(None, (why, own))),
+        best.implementation,
+        ratio.value,
+        ratio.lo,
+        ratio.hi,
+        row.conditions,
+    )
+
+
+def _faster_of_own_package(case: Sequence[Row], row: Row, best: Row, regime: Regime) -> str:
+    """What is said where a baseline from the candidate's own package is the fastest; it does not
+    decide."""
+    own = best_baseline([r for r in case if r.source == row.source], beside=row, regime=regime)
+    if own is None or own.source == best.source:
+        return ""
+    own_ms, best_ms = own.time_ms(regime) or 0.0, best.time_ms(regime) or 0.0
+    if own_ms >= best_ms:
+        return ""
+    return (
+        f"{own.implementation}, a baseline from its own package, takes {own_ms:.3g} ms and does "
+        f"not decide; {best.implementation} takes {best_ms:.3g} ms"
     )
 
 
@@ -273,8 +282,7 @@ def _beside_nobody(
     isolated, leader = aside.entry, aside.leader
 
     def unknown(why: str, who: str = "") -> Judgement:
-        whom = "it" if who in aside.rivals else "the candidates"
-        what = f"{who or 'the baselines'} could not be timed apart from {whom}"
+        what = f"{who or 'the baselines'} could not be timed apart from the candidates"
         return _unknown(judgement, what, why)
 
     disturbance = next(disturbances(isolated.conditions_that_count), "")
@@ -287,7 +295,7 @@ def _beside_nobody(
     if isolated.reason and not {leader, *aside.valid} <= outcomes.keys():
         return unknown(isolated.reason)
     if leader not in outcomes:
-        return unknown("it comes with another candidate: measure it again", leader)
+        return unknown("it comes with another candidate: measure without that one", leader)
     for who in (leader, *aside.valid):
         # What others take does not show that it was not slowed until they led.
         if who in outcomes and outcomes[who].status is not Status.OK:
@@ -305,7 +313,6 @@ def _beside_nobody(
     if beside_ms <= isolated_ms / spread * (1 + DRIFT):
         return judgement
     moved = ratio_of_independent_medians(timed[best], candidate.time_ms).widened(spread)
-    whom = "it" if best in aside.rivals else "a candidate"
     # They come from two processes, and two processes differ by that much without a reason.
     lo = min(judgement.speedup_lo, moved.lo / (1 + DRIFT))
     return replace(
@@ -314,7 +321,7 @@ def _beside_nobody(
         speedup=min(judgement.speedup, moved.value),
         speedup_lo=lo,
         speedup_hi=moved.hi,
-        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported {whom}, and "
+        why=f"{best} takes {isolated_ms:.3g} ms in a process that never imported a candidate, and "
         f"the best baseline beside it {beside_ms:.3g} ms: the ratio to the former counts; to the "
         f"latter would be {judgement.speedup:.3f}",
     )

@@ -23,8 +23,7 @@ FAULTS = 100  # of one document, that are told apart
 
 JOURNAL = GIB
 JOURNAL_LINE = 16 * MIB
-LINES_A_CASE = 10  # of a journal: a pass has one, and one more for each rival
-RIVALS = 16  # packages of a plan that bring baselines and candidates
+LINES_A_CASE = 10  # of a journal: a pass has one
 SITTINGS = 5_000  # lines beside those
 LOG = 64 * KIB  # of the end of a log that a report shows
 

@@ -7,13 +7,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from nsabench.errors import Interrupted, UsageError, VerificationFailed
 from nsabench.files import writing
-from nsabench.model.journal import NO_RIVAL, Entry
-from nsabench.model.source import Source
+from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
 
 LATEST = "latest"
@@ -118,11 +116,9 @@ class RunFolder:
             raise UsageError(f"{path} holds no run", "give the folder that nsabench made.")
         return folder
 
-    def log(self, case_id: str, name: PassName, rival: Source = NO_RIVAL) -> Path:
+    def log(self, case_id: str, name: PassName) -> Path:
         """What the implementations of a case printed and raised in a pass."""
         later = "" if name is PassName.FIRST_LOOK else f".{name}"
-        if rival:
-            later += f".{sha256(rival.encode()).hexdigest()[:12]}"  # a name may hold anything
         return self.logs / f"{case_id}{later}.log"
 
     def write_log(self, entry: Entry) -> None:
@@ -137,5 +133,5 @@ class RunFolder:
         if not parts:
             return
         sections = (f"{HEAD}{', '.join(names)}\n{log.rstrip()}\n" for log, names in parts.items())
-        path = self.log(entry.case_id, entry.pass_name, entry.rival)
+        path = self.log(entry.case_id, entry.pass_name)
         path.write_text("".join(sections), encoding="utf-8")

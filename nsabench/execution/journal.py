@@ -20,8 +20,7 @@ from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution import chain
 from nsabench.execution.chain import Origin, Sealer
 from nsabench.files import fresh
-from nsabench.model.journal import LINE, NO_RIVAL, Begun, Contents, Line
-from nsabench.model.source import Source
+from nsabench.model.journal import LINE, Begun, Contents, Line
 from nsabench.model.vocabulary import PassName
 
 _NO_FILE = {errno.ELOOP: "a link", errno.ENXIO: "a pipe or a device"}
@@ -71,9 +70,9 @@ class Journal:
             fresh(aside)
             aside.write_bytes(rest)
 
-    def done(self, name: PassName, rival: Source = NO_RIVAL) -> set[str]:
+    def done(self, name: PassName) -> set[str]:
         """The ids of the cases that a pass has journaled."""
-        return {entry.case_id for entry in self.contents.of(name) if entry.rival == rival}
+        return {entry.case_id for entry in self.contents.of(name)}
 
     @property
     def end(self) -> str:

@@ -11,9 +11,8 @@ from pydantic import Field, TypeAdapter
 
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Conditions, Message, Number, Outcome, Time
+from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome, Time
 from nsabench.model.plan import ImplementationInfo
-from nsabench.model.vocabulary import Status
 
 # --- supervisor -> worker
 
@@ -78,47 +77,8 @@ class Compile(Message):
     implementation: str
 
 
-class Sheet(Message):
-    """Where a tensor lies in a file. offset: in bytes; dtype: as torch calls it."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    offset: int
-
-
-class Examine(Message):
-    """Call an implementation on inputs that it has never seen, one set after another.
-
-    questions: by set, where its tensors lie in its file, `inputs`.0 and so on. They are there once
-    step `NEW_INPUTS` was heard; in turn, the first is, and each further one when it was asked for
-    with a byte in the pipe `turns`.asked, and a byte came in `turns`.given. options: by set, as the
-    referee pickled them; answers: by set, where results go in the file `outputs`, which is made.
-    gradients: where in `gradient`.0 and so on the gradient of each output lies; those come with the
-    inputs. In a backward all inputs come at once, and the gradients as the inputs do otherwise,
-    with step `NEW_GRADIENTS`. again: of a process that can be trusted, warm up, and say how long
-    the calls take there, too.
-    """
-
-    kind: Literal["examine"] = "examine"
-    case: Case
-    implementation: str
-    inputs: str
-    questions: list[list[Sheet]]
-    options: str
-    outputs: str
-    answers: list[list[Sheet]]
-    in_turn: bool = False
-    turns: str = ""
-    gradient: str = ""
-    gradients: list[Sheet] = Field(default=[])
-    again: bool = False
-
-
-NEW_INPUTS, NEW_GRADIENTS = "new inputs", "new gradients"
-
 Request = Annotated[
-    Discover | Describe | Calibrate | Compile | Measure | Examine, Field(discriminator="kind")
+    Discover | Describe | Calibrate | Compile | Measure, Field(discriminator="kind")
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
@@ -168,20 +128,6 @@ class Measured(Message):
     queue_s: float = 0.0  # spent on what the queue shows alone: bursts, and counting launches
 
 
-class Examined(Message):
-    """All was called and written; or why not.
-
-    own_ms: of a call that was made again, by the clock of that process. besides_ms: of all that was
-    done for its sake, and to warm up.
-    """
-
-    kind: Literal["examined"] = "examined"
-    own_ms: Time | None = None
-    besides_ms: Time = 0.0
-    status: Status = Status.OK
-    reason: str = ""
-
-
 class LostDevice(Message):
     """The device is lost to this process (a sticky CUDA error) since `implementation` used it."""
 
@@ -200,74 +146,7 @@ class Refused(Message):
 
 
 Reply = Annotated[
-    Step
-    | Discovered
-    | Described
-    | Calibrated
-    | Compiled
-    | Measured
-    | Examined
-    | LostDevice
-    | Refused,
+    Step | Discovered | Described | Calibrated | Compiled | Measured | LostDevice | Refused,
     Field(discriminator="kind"),
 ]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
-
-
-# --- supervisor -> referee
-
-
-class Pose(Message):
-    """Draw up to `count` sets of inputs of the op that is computed, into new files, `path`.0 and so
-    on; gradients of the outputs, where the case differentiates, into `gradient`.0 and so on."""
-
-    kind: Literal["pose"] = "pose"
-    case: Case
-    computes: str
-    count: int
-    path: str
-    gradient: str = ""
-
-
-class Judge(Message):
-    """Hold the outputs in a file to the oracle of what was posed last."""
-
-    kind: Literal["judge"] = "judge"
-    path: str
-
-
-EXAMINATION: TypeAdapter[Pose | Judge] = TypeAdapter(
-    Annotated[Pose | Judge, Field(discriminator="kind")]
-)
-
-
-# --- referee -> supervisor
-
-
-class Posed(Message):
-    """Where the inputs lie, and where outputs go, so many bytes together; or why there are none."""
-
-    kind: Literal["posed"] = "posed"
-    questions: list[list[Sheet]] = Field(default=[])
-    options: str = ""
-    gradients: list[Sheet] = Field(default=[])
-    answers: list[list[Sheet]] = Field(default=[])
-    answer_bytes: int = 0
-    reason: str = ""
-
-
-class Judged(Message):
-    """How far the outputs are off, the worst of each kind, or what is wrong with them."""
-
-    kind: Literal["judged"] = "judged"
-    reason: str = ""
-    mae: Number | None = None
-    max_abs_err: Number | None = None
-    rel_l2: Number | None = None
-    worst_row: Number | None = None
-    worst_row_at: str = ""
-
-
-OF_A_REFEREE: TypeAdapter[Step | Posed | Judged | Refused] = TypeAdapter(
-    Annotated[Step | Posed | Judged | Refused, Field(discriminator="kind")]
-)

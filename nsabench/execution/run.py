@@ -289,8 +289,7 @@ class _Run:
                 measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
                 with closing(self._ahead), self._started:
                     for pass_ in PASSES:
-                        for one in (pass_, *pass_.variants(self.plan)):
-                            self._look(one)
+                        self._look(pass_)
                 results = self._assess().results(contents)
             parquet.write(results, self.plan.run_id, self.folder.path)
         return Finished(
@@ -325,7 +324,7 @@ class _Run:
             self._executor = None
             self._started.close()
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
-        lacking = not cells.keys() <= self.journal.done(pass_.name, pass_.rival)
+        lacking = not cells.keys() <= self.journal.done(pass_.name)
         if pass_.beside is Beside.ANYTHING:
             if lacking:
                 with self._ready(pass_, cells) as executor:
@@ -366,10 +365,9 @@ class _Run:
             self._open(executor, described)
             self._is_open = True
         device = self.journal.contents.headers[-1].described.device
-        if not pass_.rival:  # which begins with nothing that other candidates could write to
-            wanted = self._compiled_before(pass_, cells)
-            self._ahead.compile(wanted, device.memory_bytes, self.view.note)
-            self._ahead.lend(executor, self._held)
+        wanted = self._compiled_before(pass_, cells)
+        self._ahead.compile(wanted, device.memory_bytes, self.view.note)
+        self._ahead.lend(executor, self._held)
         if pass_.beside is not Beside.ANYTHING:  # a worker is there before it is waited for
             described_as_before(executor, self.journal.contents.headers)
 
@@ -387,7 +385,7 @@ class _Run:
         return left
 
     def _left(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        done = self.journal.done(pass_.name, pass_.rival)
+        done = self.journal.done(pass_.name)
         return {case_id: names for case_id, names in cells.items() if case_id not in done}
 
     def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:

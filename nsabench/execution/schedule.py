@@ -23,7 +23,6 @@ def _begin(journal: Journal, pass_: Pass, case_id: str, implementations: list[st
         Begun(
             pass_name=pass_.name,
             case_id=case_id,
-            rival=pass_.rival,
             implementations=implementations,
         )
     )
@@ -52,15 +51,13 @@ def run(
 
     An interrupt leaves a resumable journal.
     """
-    done = journal.done(pass_.name, pass_.rival)
+    done = journal.done(pass_.name)
     for number, (case_id, names) in enumerate(cells.items(), 1):
         if case_id in done:
             continue
         planned = plan.measured(case_id)
         if pass_.announcement:
-            progress.note(
-                pass_.announcement.format(case=labels.of_case(planned.case), rival=pass_.rival.name)
-            )
+            progress.note(pass_.announcement.format(case=labels.of_case(planned.case)))
         else:
             progress.case_started(planned, number, len(cells))
         start = time.monotonic()
@@ -73,11 +70,10 @@ def run(
             pass_.on_loss,
             pass_.first_session,
             begin=partial(_begin, journal, pass_, case_id),
-            killed=Killed.of(journal.contents, pass_.name, case_id, pass_.rival),
+            killed=Killed.of(journal.contents, pass_.name, case_id),
             partial=pass_.partial,
         )
         entry = group.measure(pass_.name)
-        entry.rival = pass_.rival
         entry.wall_s = time.monotonic() - start
         folder.write_log(entry)
         journal.append(entry)

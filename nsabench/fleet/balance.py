@@ -98,7 +98,7 @@ def of_run(path: Path) -> Balance:
             of_controls[run_id, begun] += theirs
             seconds[entry.case_id] += entry.wall_s - theirs
             if not entry.reason:  # a case that hung says nothing of how long one takes
-                process = run_id, entry.pass_name, entry.rival, begun
+                process = run_id, entry.pass_name, begun
                 measured[process].append((entry.case_id, entry.wall_s - theirs))
     if not seconds:
         raise UsageError(f"{path} has measured nothing", "give --balance a finished run.")

@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Conditions, Outcome
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName
 
 
@@ -84,8 +83,6 @@ EARLIER_KINDS = {
 }
 
 
-NO_RIVAL = Source("")
-
 # Small ones: large numbers can be chosen so that a table of them takes the square of its size.
 Session = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -93,7 +90,6 @@ Session = Annotated[int, Field(ge=0, lt=1 << 31)]
 class Entry(Linked):
     """What one pass measured on one case.
 
-    rival: the source of candidates that its process imported beside those that bring none.
     conditions: by session, the state of the device. reason: why there are no outcomes, if there are
     none. wall_s: seconds of the whole; measuring_s: of these inside kernels and compilation;
     queue_s: of these for bursts, and for counting launches.
@@ -102,7 +98,6 @@ class Entry(Linked):
     kind: Literal["entry"] = "entry"
     pass_name: PassName
     case_id: str
-    rival: Source = NO_RIVAL
     outcomes: list[Outcome] = []
     conditions: dict[Session, Conditions] = {}
     wall_s: float = 0.0
@@ -150,7 +145,6 @@ class Begun(Linked):
     kind: Literal["begun"] = "begun"
     pass_name: PassName
     case_id: str
-    rival: Source = NO_RIVAL
     implementations: list[str]
     phase: str = ""
     implementation: str = ""
@@ -202,21 +196,13 @@ class Contents:
         """The entries of one pass."""
         return [entry for entry in self.entries if entry.pass_name is name]
 
-    def killed_in(self, name: PassName, case_id: str, rival: Source = NO_RIVAL) -> list[Begun]:
+    def killed_in(self, name: PassName, case_id: str) -> list[Begun]:
         """What the process was busy with each time that it was killed in a pass over a case."""
-        where = (name, case_id, rival)
-        return [b for b in self.killed if (b.pass_name, b.case_id, b.rival) == where]
+        return [b for b in self.killed if (b.pass_name, b.case_id) == (name, case_id)]
 
     def by_case(self, name: PassName) -> dict[str, Entry]:
-        """The last entry of each case in one pass, by case id, without those beside a rival."""
-        return {e.case_id: e for e in self.of(name) if e.rival == NO_RIVAL}
-
-    def by_rival(self, name: PassName) -> dict[str, dict[Source, Entry]]:
-        """The last entry of each case and rival in one pass, by case id."""
-        found: dict[str, dict[Source, Entry]] = {}
-        for entry in self.of(name):
-            found.setdefault(entry.case_id, {})[entry.rival] = entry
-        return found
+        """The last entry of each case in one pass, by case id."""
+        return {e.case_id: e for e in self.of(name)}
 
     @property
     def ceilings(self) -> Ceilings:

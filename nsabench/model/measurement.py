@@ -66,27 +66,6 @@ class Bursts(Message):
         return self
 
 
-class Outside(Message):
-    """What the supervisor's own clock saw of calls on inputs that were new to the process.
-
-    calls: in one look; time_ms: of a call at most, the least of all looks, with all that a look
-    takes besides. baseline_ms: that of `baseline` on the same inputs, in a process that imports no
-    candidate, and baseline_claim_ms: what it takes by the clock there; None: nobody was asked,
-    or `baseline` failed. in_turn_ms, baseline_in_turn_ms: of both, where each set of inputs came
-    when the one before was answered; None: nothing hung on it, or `baseline` failed.
-    reason: why nothing was seen.
-    """
-
-    calls: Whole = 0
-    time_ms: Time = 0.0
-    baseline: str = ""
-    baseline_ms: Time | None = None
-    baseline_claim_ms: Time | None = None
-    in_turn_ms: Time | None = None
-    baseline_in_turn_ms: Time | None = None
-    reason: str = ""
-
-
 class Outcome(Message):
     """What a worker found out about one implementation on one case."""
 
@@ -110,7 +89,6 @@ class Outcome(Message):
     bursts: Bursts = Bursts()
     launches: Whole | None = None  # of a call; None: not counted
     kernels_us: Number | None = None  # how long these take, one after the other
-    outside: Outside | None = None  # None: nobody looked
     notes: list[str] = []
     log: str = ""
     traceback: str = ""  # of what it raised; like the log, a file of its case holds it

@@ -168,7 +168,7 @@ class Plan(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, which derives anew what this one has derived of what was changed."""
         copy = super().model_copy(update=update, deep=deep)
-        for derived in ("by_id", "by_name", "clean_sources", "rivals", "openings"):
+        for derived in ("by_id", "by_name", "clean_sources", "openings"):
             copy.__dict__.pop(derived, None)
         return copy
 
@@ -212,17 +212,6 @@ class Plan(BaseModel):
     def clean_baselines(self, planned: PlannedCase) -> list[str]:
         """The baselines of a case that come from clean sources, and that a candidate is held to."""
         return [i.name for i in self._baselines(planned) if i.source in self.clean_sources]
-
-    @cached_property
-    def rivals(self) -> list[Source]:
-        """The sources that bring candidates and baselines."""
-        foreign = self.sources.keys() - self.clean_sources.keys()
-        sources = {i.source for i in self.implementations if i.role is Role.BASELINE}
-        return sorted(source for source in sources if source in foreign)
-
-    def baselines_of(self, rival: Source, planned: PlannedCase) -> list[str]:
-        """Those of a case that come with candidates, from this source."""
-        return [i.name for i in self._baselines(planned) if i.source == rival]
 
     def _baselines(self, planned: PlannedCase) -> list[ImplementationInfo]:
         """Those that a candidate is held to."""

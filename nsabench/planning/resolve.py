@@ -11,7 +11,6 @@ from pathlib import Path
 from secrets import token_hex
 
 from nsabench import ops
-from nsabench.bounds import limits
 from nsabench.errors import UsageError
 from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
@@ -85,7 +84,7 @@ def resolve(
     measured = cases if canary is None else [*cases, canary]
     used = {(c.case.op, name) for c in measured for name in c.implementations}
     now = datetime.now(UTC).replace(microsecond=0)
-    plan = Plan(
+    return Plan(
         run_id="-".join(filter(None, (f"{now:%Y%m%dT%H%M%SZ}", token_hex(3), tag))),
         created=now,
         device=device,
@@ -106,13 +105,6 @@ def resolve(
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,
     )
-    if len(plan.rivals) > limits.RIVALS:
-        raise UsageError(
-            f"{len(plan.rivals)} packages bring both candidates and baselines, and each is timed "
-            f"apart from the others: at most {limits.RIVALS} may",
-            "name fewer of them under `implementations: {only: [...]}`.",
-        )
-    return plan
 
 
 def _with_controls(

@@ -14,14 +14,11 @@ from pathlib import Path
 from nsabench import registry
 from nsabench.assessment.caution import GREAT, all_general
 from nsabench.assessment.checks.clocks import disturbances
-from nsabench.assessment.checks.finding import Finding
-from nsabench.assessment.checks.outside import NEAR, is_no_faster
 from nsabench.assessment.results import Results, assemble
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused
 from nsabench.execution import discovery
 from nsabench.execution.protocol import Step
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
-from nsabench.execution.supervisor.family import StillRuns
 from nsabench.execution.supervisor.group import Group, find_culprit
 from nsabench.machine import pressure
 from nsabench.model.case import Case
@@ -110,7 +107,6 @@ def answer(
                 f"the device could not be described: {lost.reason}", "run `nsabench doctor`."
             ) from None
         planned = plan(question, infos, sources)
-        own.infos = {(info.op, info.name): info for info in infos}
         known = KnownBaselines(described, clean, fresh=question.fresh)
         return [a for case in planned.cases for a in _try(planned, case, own, apart, known)]
 
@@ -145,9 +141,8 @@ def _try(
     beside = _undisturbed(plan, planned, own, apart, known, installed)
     # Samples of another process form no ratio with those of the file.
     outcomes = [o.model_copy(update={"session": SESSION}) for o in beside.outcomes]
-    own.apart, own.beside = apart, [*cached.values(), *outcomes]
     entry = _measured(plan, planned, own, [i.name for i in infos if not known.keeps(i)])
-    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *own.beside]})
+    entry = entry.model_copy(update={"outcomes": [*entry.outcomes, *cached.values(), *outcomes]})
     results = _assembled(plan, planned, entry, known.described)
     records = {record.implementation: record for record in results.records}
     timed = [
@@ -166,11 +161,7 @@ def _try(
             log = "\n".join(filter(None, (outcome.log.rstrip(), outcome.traceback)))
             is_known = best is not None and best.implementation in cached
             record = records[info.name]
-            doubts = [_doubt(one, results.findings) for one in (record, best) if one is not None]
-            # Who says to be as fast is not asked whether it is faster.
-            if best is not None and NEAR * (record.median_ms or 0) < (best.median_ms or 0):
-                doubts.append(is_no_faster(outcome.outside))
-            doubt = next(filter(None, doubts), "")
+            doubt = record.time_doubt or (best.time_doubt if best is not None else "")
             yield Answer(planned.case, record, best, is_known, log, general, doubt)
 
 
@@ -182,33 +173,16 @@ def _undisturbed(
     known: KnownBaselines,
     installed: Sequence[str],
 ) -> Entry:
-    """What is installed, measured while nothing of the file runs; kept, where nothing else did.
-
-    Raises `UsageError` for a file of which something always runs.
-    """
-    if plan.device == "cuda" and installed:
-        own.retire()  # a kernel goes on although the process that launched it is stopped
-    try:
-        with own.stopped():
-            was_busy = pressure.watch(apart.processes)
-            beside = _measured(plan, planned, apart, installed)
-            busy = was_busy()
-    except StillRuns as running:
-        raise UsageError(
-            f"{plan.kernels} cannot be held up while the baselines are timed: {running}",
-            "have it start no processes.",
-        ) from None
-    if not busy and not any(disturbances(beside.conditions_that_count)):
+    """Measure what is installed while nothing of the file runs; keep it if the machine was idle."""
+    if installed:
+        own.retire()
+    was_busy = pressure.watch(apart.processes)
+    beside = _measured(plan, planned, apart, installed)
+    if not was_busy() and not any(disturbances(beside.conditions_that_count)):
         for outcome in beside.outcomes:
             info = plan.info(planned.case.op, outcome.implementation)
             known.keep(planned.case, info, outcome)
     return beside
-
-
-def _doubt(record: Record, findings: Sequence[Finding]) -> str:
-    """Why its time says nothing; a clock that it could reach does not where ours disagrees."""
-    outside = (f.sentence for f in findings if f.check == "outside" and f.concerns(record))
-    return record.time_doubt or next(outside, "")
 
 
 def _measured(

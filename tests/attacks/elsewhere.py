@@ -32,7 +32,7 @@ COMBO = "cpu"
 THERE = "/checkout"  # in the container
 PACKAGES = "/packages"
 TIME_LIMIT_S = 1800
-FEW = "rewrites_the_bench or oracle_in_memory or leaves_an_orphan"
+FEW = "rewrites_the_bench or kept_by_address or leaves_an_orphan"
 
 
 def pytest_in(temporary: str, arguments: Sequence[str]) -> list[str]:

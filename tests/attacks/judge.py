@@ -11,78 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 import nsabench
 from nsabench import Unsupported
-from nsabench.execution.referee import sheets
-from nsabench.execution.worker import comparison, parity
-from nsabench.execution.worker.parity import Errors
-from tests.attacks.kit import attack, honest, instances, once
+from tests.attacks.kit import attack, instances, once
 
-NEW = "on inputs that only the referee knew, "
 DENIED = "the sandbox denies it"
-
-
-def none(*given, **named):
-    return Errors(0.0, 0.0, 0.0, 0.0, "output")
-
-
-@attack("wrong", NEW)
-def a_comparison_of_its_own(q, k, v, sm_scale):
-    parity.check_values = none
-    return torch.zeros_like(q)
-
-
-@attack("wrong", NEW)
-def a_measure_of_its_own(q, k, v, sm_scale):
-    parity.measure = none
-    return torch.zeros_like(q)
-
-
-@attack("wrong", "relative L2 error")
-def a_small_error_of_its_own(q, k, v, sm_scale):
-    """One row is off by no more than a mean of all forgives, and it says by nothing."""
-    parity.measure = none
-    out = honest(q, k, v, sm_scale)
-    out[0, 0] *= 1.01  # of eight rows: 1.02 is over the mean's bound for some inputs
-    return out
-
-
-@attack("wrong", NEW)
-def nothing_is_compared(q, k, v, sm_scale):
-    comparison.Comparison.compare = lambda self, answers, when: setattr(self, "errors", none())
-    return torch.zeros_like(q)
-
-
-@attack("wrong", NEW)
-def an_oracle_of_its_own(q, k, v, sm_scale):
-    """What is right is what it says."""
-    for sets in instances("InputSets"):
-        for expected in sets.expected:
-            expected["output"].zero_()
-            sets._checksums = [{} for _ in sets._checksums]
-        sets.any_changed = lambda: ""
-        sets.repair = lambda: False
-    return torch.zeros_like(q)
-
-
-@attack("wrong", NEW)
-def all_is_finite_and_equal(q, k, v, sm_scale):
-    torch.equal = lambda one, other: True
-    torch.isfinite = lambda one: torch.ones_like(one, dtype=torch.bool)
-    parity._sub = lambda one, other, alpha=1: torch.zeros_like(other)
-    return torch.zeros_like(q)
-
-
-@attack("wrong", NEW)
-def declines_when_it_counts(q, k, v, sm_scale):
-    """Right in the worker's own inputs, where it knows them, and busy elsewhere."""
-    if any(
-        q.data_ptr() == s.tensors["q"].data_ptr() for i in instances("InputSets") for s in i.sets
-    ):
-        return honest(q, k, v, sm_scale)
-    raise Unsupported("not today")
 
 
 @attack("crashed", DENIED)
@@ -227,25 +160,6 @@ def leaves_a_key(q, k, v, sm_scale):
     refused(libc.syscall(add_key, b"user", b"nsabench-attack", b"answer", 6, -4))
 
 
-@once
-def patch_sheets():
-    mapping = sheets.mapping
-
-    def elsewhere(path, size, *, new=False, private=False):
-        if new:
-            real = Path(os.environ["TMPDIR"], f"the real {path.name}")
-            path.symlink_to(real)
-            path = real
-        return mapping(path, size, new=new, private=private)
-
-    sheets.mapping = elsewhere
-
-
-@attack("wrong", "its outputs cannot be read")
-def outputs_behind_a_link(q, k, v, sm_scale):
-    patch_sheets()
-
-
 @attack("crashed", "closed the descriptor")
 def closes_every_descriptor(q, k, v, sm_scale):
     os.closerange(3, 256)
@@ -255,27 +169,6 @@ def closes_every_descriptor(q, k, v, sm_scale):
 @attack("timeout", "no answer within")
 def swallows_the_requests(q, k, v, sm_scale):
     sys.stdin.buffer.read(1)
-
-
-@once
-def deafen():
-    """No more is read once this case is measured, and of what is said little finds room."""
-    [channel] = instances("Channel")
-    send = channel.send
-    fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 4096)
-
-    def last(message):
-        send(message)
-        if type(message).__name__ == "Measured":
-            time.sleep(600)
-
-    channel.send = last
-
-
-@attack("timeout", "no answer within")
-def hears_nothing_more(q, k, v, sm_scale):
-    """Whoever asks it something long would wait for ever."""
-    deafen()
 
 
 @attack("crashed", "wrote on the descriptor of the worker's answers")
@@ -290,10 +183,10 @@ def writes_on_every_descriptor(q, k, v, sm_scale):
 
 @attack("crashed", "answered with a")
 def answers_before_it_is_done(q, k, v, sm_scale):
-    from nsabench.execution.protocol import Examined
+    from nsabench.execution.protocol import Compiled
 
     [channel] = instances("Channel")
-    channel.send(Examined())
+    channel.send(Compiled())
     time.sleep(600)
 
 

@@ -1,9 +1,9 @@
 """What an author needs to attack the bench: a mark for a kernel, and honest work to hide.
 
-Each kernel of a family (`memory.py`, `time_.py`, `judge.py`, `neighbours.py`, `looks.py`) says by
+Each kernel of a family (`memory.py`, `time_.py`, `judge.py`, `neighbours.py`) says by
 its mark what becomes of it, which `test_attacks.py` reads from its source:
 
-    @attack("wrong", "on inputs that only the referee knew")
+    @attack("wrong", "mean absolute error")
 
 A status of "ok" says that it gains nothing: its time is its own, and the words are those of a note.
 So it works slowly, and that must show: of an honest one as fast as its baseline chance would say,

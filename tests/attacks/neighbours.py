@@ -8,14 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsabench.execution.worker import session
 from tests.attacks.kit import attack, honest
 
 DENIED = "the sandbox denies it"
@@ -171,23 +169,6 @@ def breeds(q, k, v, sm_scale):
         if not os.fork():
             time.sleep(600)
     time.sleep(600)
-
-
-framed = []
-
-
-@attack("ok")
-def frames_a_rival(q, k, v, sm_scale):
-    """Nothing of its own is wrong; whoever is examined behind it is."""
-    if not framed:
-        framed.append(session.examine)
-
-        def examine(request, item, *how):
-            if item.name != "frames_a_rival":
-                item = replace(item, call=lambda q, k, v, sm_scale: torch.zeros_like(q))
-            return framed[0](request, item, *how)
-
-        session.examine = examine
 
 
 @attack("wrong", "L2 set aside from", device="cuda")

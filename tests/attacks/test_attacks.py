@@ -38,7 +38,7 @@ from tests.attacks.kit import SLOW_S
 from tests.execution.supervisor.test_hostile import Silent, leftovers
 from tests.execution.worker.test_sandbox import needs_landlock
 
-FAMILIES = ("memory", "time_", "judge", "neighbours", "looks")
+FAMILIES = ("memory", "time_", "judge", "neighbours")
 OP = "selection_rows"
 BASELINE = "sdpa_gqa"
 TIMEOUT_S = 4.0
@@ -238,30 +238,15 @@ def test_those_that_need_a_gpu_are_planned_for_one() -> None:
 
 
 @needs_landlock
-def test_a_rival_is_not_framed(tmp_path: Path) -> None:
-    """It is examined again where nobody else is, before it is called wrong."""
-    plan = planned("neighbours", ("frames_a_rival", "leaves_an_orphan"))
-    run = measured(plan, tmp_path / "run")
-    record, _ = run.of("leaves_an_orphan")
-    assert record.status is Status.OK, record.reason
-    assert "measured alone, since beside others it was on inputs that only" in record.notes
-
-
-@needs_landlock
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda one: f"{one.family}-{one.name}")
 def test_it_gains_nothing(attacked, attack: Attack) -> None:
     if attack.device == "cuda":
         pytest.skip("it needs a CUDA device: tests/gpu/test_attacks_on_cuda.py")
     run = attacked(attack.family)
     record, baseline = run.of(attack.name)
-    said = [f.sentence for f in run.results.findings if f.concerns(record) and f.check == "outside"]
-    told = f"{record.status}: {record.reason} | {record.notes} | {said}"
-    if attack.status == Status.IMPLAUSIBLE and record.status is Status.OK:
-        # A busy machine: nobody is accused, and nothing is decided.
-        assert any("the machine may have been busy" in one for one in said), told
-    else:
-        assert record.status == attack.status, told
-        assert attack.says in f"{record.reason} {record.notes}", told
+    told = f"{record.status}: {record.reason} | {record.notes}"
+    assert record.status == attack.status, told
+    assert attack.says in f"{record.reason} {record.notes}", told
     assert record.verdict is not Verdict.FASTER
     if record.status is not Status.OK:
         assert record.median_ms is None and record.speedup is None

@@ -157,8 +157,8 @@ def test_the_worker_that_measures_finds_it_and_its_record_says_what_it_took(
             assert outcome.status is Status.OK, outcome.reason
             assert outcome.compile_s is not None
             assert compiling.COMPILES_S <= outcome.compile_s <= time.monotonic() - began + 5
-            assert executor.folder() == ahead._scratch.path  # some caches hold paths
-            caches = Path(executor.folder(), "triton")
+            assert executor.scratch.path == ahead._scratch.path  # some caches hold paths
+            caches = Path(executor.scratch.path, "triton")
             assert [kernel.name for kernel in caches.iterdir()] == ["of_16"], look
             (caches / "left").touch()
 
@@ -183,9 +183,9 @@ def test_who_imports_no_candidate_begins_with_what_such_workers_compiled(
         assert of_clean.is_dir() and not list(of_clean.iterdir())
         # Where the sandbox does not keep files, a candidate could have written there since.
         ahead.lend(executor, "none: this kernel has no Landlock, sockets (seccomp)")
-        assert executor.folder() != ahead._scratch.path
+        assert executor.scratch.path != ahead._scratch.path
         ahead.lend(executor, "files (Landlock 3)")
-        assert executor.folder() == ahead._scratch.path
+        assert executor.scratch.path == ahead._scratch.path
 
 
 def test_the_others_begin_with_what_those_have_compiled(

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +14,13 @@ import pytest
 from nsabench import sources
 from nsabench.assessment.results import ALL_OWN, assess
 from nsabench.assessment.verdict import Judgement
-from nsabench.execution import journal, run, schedule
+from nsabench.execution import journal, schedule
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
 from nsabench.execution.passes import Pass, first_look, isolated_baselines, second_look
 from nsabench.execution.protocol import Measured, Spare
 from nsabench.execution.supervisor import retry
 from nsabench.execution.supervisor.executor import GroupLost
-from nsabench.execution.supervisor.loss import WorkerRefused
 from nsabench.model.case import Case, FixedCount, RatioCI
 from nsabench.model.journal import Contents, Entry
 from nsabench.model.measurement import Bursts, Ceilings, Conditions, Outcome, Samples
@@ -34,25 +32,6 @@ from tests.runs import OP, Made, isolated, make_plan, make_run, spoilt, timed
 SESSION = isolated_baselines.PASS.first_session
 ONE = Made(lengths=(64,), shapes=((256, 4, 64),), ratio=lambda _: 1.5)
 HOT = Conditions(clock_event_reasons=["hw_thermal_slowdown"])
-
-
-THEIRS = Source("theirs")
-
-
-def with_a_rival(plan: Plan, *more: str) -> Plan:
-    """As `with_baselines`, and `own` comes with a candidate of another package that wins, too."""
-    plan = with_baselines(plan, *more)
-    infos = [
-        i.model_copy(update={"source": THEIRS}) if i.name == "own" else i
-        for i in plan.implementations
-    ]
-    rival = next(i for i in infos if i.role is Role.CANDIDATE)
-    infos.append(rival.model_copy(update={"name": "rival", "source": THEIRS}))
-    cases = [
-        p.model_copy(update={"implementations": (*p.implementations, "rival")}) for p in plan.cases
-    ]
-    update = {"implementations": infos, "cases": cases, "sources": {**plan.sources, THEIRS: "c"}}
-    return plan.model_copy(update=update)
 
 
 def with_baselines(plan: Plan, *more: str) -> Plan:
@@ -85,12 +64,6 @@ def first_looked(folder: Path, *more: str) -> tuple[Plan, Contents]:
     for header in contents.headers:
         header.plan_sha256 = ""
     return with_baselines(Plan.read(folder / "plan.yaml"), *more), contents
-
-
-def looked_at_with_a_rival(folder: Path, *more: str) -> tuple[Plan, Contents]:
-    """The same of `with_a_rival`."""
-    _, contents = first_looked(folder)
-    return with_a_rival(Plan.read(folder / "plan.yaml"), *more), contents
 
 
 class Alone:
@@ -204,200 +177,8 @@ def test_where_all_baselines_come_with_a_candidate_none_is_wanted() -> None:
     assert isolated_baselines.cells(plan, lambda: won) == {}
 
 
-def test_a_baseline_that_comes_with_a_rival_is_wanted_where_another_wins(tmp_path: Path) -> None:
-    """In a process that has no other candidate, not even a second one of the winner's author."""
-    plan = with_a_rival(make_plan(ONE), "other", "own")
-    first, second = (planned.id for planned in plan.cases)
-    assert isolated_baselines.cells(plan, dict) == {}
-    [alone] = isolated_baselines.PASS.variants(plan)  # no baseline comes with `mine.py`
-    assert (alone.name, alone.rival) == (PassName.ISOLATED_BASELINES, THEIRS)
-    assert alone.first_session != isolated_baselines.PASS.first_session
-    won = {
-        (first, "mine"): Judgement(Verdict.FASTER),
-        (second, "mine"): Judgement(Verdict.SLOWER),
-        (second, "rival"): Judgement(Verdict.FASTER),
-    }
-    assert alone.cells(plan, lambda: won) == {first: ["own"]}
-    assert isolated_baselines.cells(plan, lambda: won) == {
-        id_: ["sdpa_gqa", "other"] for id_ in (first, second)
-    }
-    spare = Spare(baselines=("own",), stay=1)
-    assert alone.spares(plan) == {first: spare, second: spare}
-    executor = alone.start(plan, tmp_path)
-    assert set(executor.sources or ()) == {"pkg", THEIRS}
-    assert not executor.is_clean
-    # Nothing that was compiled ahead is at hand, where a candidate could have left something.
-    assert alone.timing(plan.cases[0].case).timeout_s >= 300
-
-
-def test_nothing_that_was_compiled_ahead_is_at_hand_beside_a_rival(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All candidates could write to what is left of its kernels."""
-    plan = with_a_rival(make_plan(ONE), "own")
-    [with_theirs] = isolated_baselines.PASS.variants(plan)
-    monkeypatch.setattr(run, "described_as_before", lambda *_: SimpleNamespace(sandbox="files"))
-    did: list[str] = []
-    header = SimpleNamespace(described=SimpleNamespace(device=SimpleNamespace(memory_bytes=1)))
-    one = SimpleNamespace(
-        _ahead=SimpleNamespace(
-            compile=lambda *_: did.append("compile"), lend=lambda *_: did.append("lend")
-        ),
-        _compiled_before=lambda *_: {},
-        _is_open=True,
-        _sit=lambda described: None,
-        journal=SimpleNamespace(contents=SimpleNamespace(headers=[header])),
-        view=SimpleNamespace(note=print),
-    )
-    prepare: Any = run._Run._prepare
-    prepare(one, None, isolated_baselines.PASS, {})
-    assert did == ["compile", "lend"]
-    prepare(one, None, with_theirs, {})
-    assert did == ["compile", "lend"]
-
-
-def test_processes_of_each_kind_are_journaled_beside_each_other(tmp_path: Path) -> None:
-    """What one of them has measured is not missing from another, and goes to logs of its own."""
-    plan = with_a_rival(make_plan(ONE), "own")
-    [with_theirs] = isolated_baselines.PASS.variants(plan)
-    case_id = plan.cases[0].id
-    alone = Alone({"sdpa_gqa": 0.2, "own": 0.1})
-    with closing(Journal(tmp_path / "journal.jsonl")) as records:
-        for _ in range(2):
-            for pass_, name in ((isolated_baselines.PASS, "sdpa_gqa"), (with_theirs, "own")):
-                look(pass_, {case_id: [name]}, plan, alone, records, tmp_path)
-    contents = journal.read(tmp_path / "journal.jsonl")
-    lines = contents.of(PassName.ISOLATED_BASELINES)
-    assert [(line.rival, line.outcomes[0].implementation) for line in lines] == [
-        ("", "sdpa_gqa"),
-        (THEIRS, "own"),
-    ]
-    assert {session for line in lines for session in line.conditions} == {
-        SESSION,
-        with_theirs.first_session,
-    }
-    logs = {RunFolder(tmp_path).log(case_id, line.pass_name, line.rival) for line in lines}
-    assert len(logs) == 2
-
-
 OWN = "own takes 0."  # 1 ms in a process that never imported the one that is judged
 DEAD = "own could not be timed apart from it: dead"
-
-
-@pytest.mark.parametrize(
-    ("beside", "apart", "verdict", "why"),
-    [
-        # It leads, and is not slowed by the one that is judged.
-        (0.19, 0.19, Verdict.FASTER, ""),
-        (0.19, 0.1, Verdict.INCONCLUSIVE, OWN),
-        # So slow beside it that another leads.
-        (0.4, 0.1, Verdict.INCONCLUSIVE, OWN),
-        (0.4, 0.4, Verdict.FASTER, ""),
-        # Nobody knows what it takes.
-        (0.19, "own", Verdict.INCONCLUSIVE, DEAD),
-        (0.4, "own", Verdict.INCONCLUSIVE, DEAD),
-        (
-            0.4,
-            "process",
-            Verdict.INCONCLUSIVE,
-            "the baselines could not be timed apart from the candidates: dead",
-        ),
-        # In a run from before, where it leads and where it does not.
-        (0.19, "", Verdict.INCONCLUSIVE, "own could not be timed apart from it: it comes with"),
-        (0.4, "", Verdict.FASTER, ""),
-    ],
-)
-def test_who_slows_the_baseline_of_a_rival_wins_nothing_by_it(
-    tmp_path: Path, beside: float, apart: float | str, verdict: Verdict, why: str
-) -> None:
-    """What the rival's package brings was timed only where the one was imported who slows it."""
-    plan, contents = looked_at_with_a_rival(tmp_path, "own")
-    rng = np.random.default_rng(0)
-    for entry in contents.of(PassName.FIRST_LOOK):
-        entry.outcomes += [timed("own", beside, ONE, rng), timed("rival", 0.3, ONE, rng)]
-        contents.add(isolated(case_id=entry.case_id, outcomes=[timed("sdpa_gqa", 0.2, ONE, rng)]))
-        seen = Outcome(implementation="own", status=Status.CRASHED, reason="dead")
-        if isinstance(apart, float):
-            seen = timed("own", apart, ONE, rng)
-        theirs = isolated(case_id=entry.case_id, rival=THEIRS, outcomes=[seen])
-        if apart == "process":
-            theirs = isolated(case_id=entry.case_id, rival=THEIRS, reason="dead")
-        if apart:
-            contents.add(theirs)
-    judgements = assess(plan, contents).judgements(contents)
-    for (_, name), judgement in judgements.items():
-        if name == "mine":
-            assert judgement.verdict is verdict
-            assert judgement.why.startswith(why) if why else judgement.why == ""
-
-
-def test_what_a_shard_saw_of_a_source_that_is_clean_in_it_counts_in_the_whole(
-    tmp_path: Path,
-) -> None:
-    """Its candidate was for the op of another shard; merged, its baseline is a rival's."""
-    plan, contents = looked_at_with_a_rival(tmp_path, "own")
-    rng = np.random.default_rng(0)
-    for entry in contents.of(PassName.FIRST_LOOK):
-        entry.outcomes += [timed("own", 0.4, ONE, rng), timed("rival", 0.3, ONE, rng)]
-        dead = Outcome(implementation="own", status=Status.CRASHED, reason="dead")
-        seen = [timed("sdpa_gqa", 0.2, ONE, rng), dead]
-        contents.add(isolated(case_id=entry.case_id, outcomes=seen))
-    judgements = assess(plan, contents).judgements(contents)
-    assert {j.why for (_, name), j in judgements.items() if name == "mine"} == {DEAD}
-
-
-def test_a_rival_that_is_exact_makes_no_other_baseline_wrong(tmp_path: Path) -> None:
-    plan, contents = looked_at_with_a_rival(tmp_path, "own", "quick")
-    rng = np.random.default_rng(0)
-    for entry in contents.of(PassName.FIRST_LOOK):
-        gone = Outcome(implementation="quick", status=Status.UNSUPPORTED, reason="not today")
-        exact = timed("own", 0.4, ONE, rng).model_copy(update={"rel_l2": 0.0})
-        entry.outcomes += [gone, exact, timed("rival", 0.3, ONE, rng)]
-        clean = {"sdpa_gqa": 0.2, "quick": 0.05}
-        seen = [timed(name, ms, ONE, rng) for name, ms in clean.items()]
-        seen = [o.model_copy(update={"rel_l2": 0.002}) for o in seen]
-        contents.add(isolated(case_id=entry.case_id, outcomes=seen))
-        contents.add(isolated(case_id=entry.case_id, rival=THEIRS, outcomes=[exact]))
-    judgements = assess(plan, contents).judgements(contents)
-    for (_, name), judgement in judgements.items():
-        if name == "mine":
-            assert judgement.verdict is Verdict.INCONCLUSIVE
-            assert judgement.why.startswith("quick takes 0.0")
-
-
-def test_a_rival_that_cannot_be_imported_alone_ends_no_run(tmp_path: Path) -> None:
-    """It may need another, or want to end it. Where all are imported nothing is to be had."""
-    plan = with_a_rival(make_plan(ONE), "own")
-    infos = [
-        i.model_copy(update={"source": Source("{0}.py@12")}) if i.source == THEIRS else i
-        for i in plan.implementations
-    ]
-    sources = {**plan.sources, "{0}.py@12": "d"}
-    plan = plan.model_copy(update={"implementations": infos, "sources": sources})
-    [with_theirs] = isolated_baselines.PASS.variants(plan)
-    case_id = plan.cases[0].id
-    refuses = Alone({}, {"own": WorkerRefused("it wraps nothing", "mend it", 2)})
-    with closing(Journal(tmp_path / "journal.jsonl")) as records:
-        look(with_theirs, {case_id: ["own"]}, plan, refuses, records, tmp_path)
-        with pytest.raises(WorkerRefused):
-            look(second_look.PASS, {case_id: ["own"]}, plan, refuses, records, tmp_path)
-    [line] = journal.read(tmp_path / "journal.jsonl").of(PassName.ISOLATED_BASELINES)
-    assert (line.outcomes, line.reason) == ([], "it wraps nothing")
-
-
-def test_an_approximation_of_a_rival_is_as_wrong_apart_as_beside(tmp_path: Path) -> None:
-    """Alone it would be its own yardstick, and every winner held to it."""
-    plan, contents = looked_at_with_a_rival(tmp_path, "own")
-    rng = np.random.default_rng(0)
-    for entry in contents.of(PassName.FIRST_LOOK):
-        own = timed("own", 0.05, ONE, rng).model_copy(update={"rel_l2": 0.02})
-        entry.outcomes += [own, timed("rival", 0.3, ONE, rng)]
-        contents.add(isolated(case_id=entry.case_id, outcomes=[timed("sdpa_gqa", 0.2, ONE, rng)]))
-        contents.add(isolated(case_id=entry.case_id, rival=THEIRS, outcomes=[own]))
-    assessed = assess(plan, contents)
-    assert {r.status for r in assessed.rows if r.implementation == "own"} == {Status.WRONG}
-    judgements = assessed.judgements(contents)
-    assert {j.verdict for (_, name), j in judgements.items() if name == "mine"} == {Verdict.FASTER}
 
 
 def test_a_winner_whose_baselines_all_come_with_it_says_so(tmp_path: Path) -> None:
@@ -538,6 +319,7 @@ def test_who_was_left_out_as_hopeless_decides_nothing(
     assert {j.why for j in judgements.values()} == {why}
 
 
+OWN = "own, a baseline from its own package, takes 0.19 ms and does not decide; sdpa_gqa takes 0.2 "
 OTHERS = "own could not be timed apart from the candidates: it comes with another candidate"
 FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of memory"
 
@@ -545,7 +327,7 @@ FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of me
 @pytest.mark.parametrize(
     ("source", "alone", "verdict", "why"),
     [
-        ("mine.py", {"sdpa_gqa": 0.2}, Verdict.FASTER, ""),
+        ("mine.py", {"sdpa_gqa": 0.2}, Verdict.FASTER, OWN),
         # It was slowed, and what took less beside the candidate than it did says so.
         ("mine.py", {"sdpa_gqa": 0.1}, Verdict.INCONCLUSIVE, "sdpa_gqa takes 0.1 ms in a process"),
         ("mine.py", {"slow": 0.4}, Verdict.INCONCLUSIVE, FAILED),
@@ -556,8 +338,7 @@ FAILED = "sdpa_gqa could not be timed apart from the candidates: it is out of me
 def test_a_best_baseline_that_no_process_has_without_candidates(
     tmp_path: Path, source: Source, alone: dict[str, float], verdict: Verdict, why: str
 ) -> None:
-    """Where it comes with the candidate, the best of the others says whether they were slowed: a
-    kernel 15 times as fast was `inconclusive`, since its own baseline was looked for."""
+    """If it comes with the candidate, the best of the others decides, and the reason says so."""
     plan, contents = first_looked(tmp_path, "own", "slow")
     infos = [
         i.model_copy(update={"source": source}) if i.name == "own" else i
@@ -576,8 +357,8 @@ def test_a_best_baseline_that_no_process_has_without_candidates(
         contents.add(isolated(case_id=entry.case_id, outcomes=apart))
     for judgement in assess(plan, contents).judgements(contents).values():
         assert judgement.verdict is verdict
-        assert judgement.best_baseline == "own"
-        assert judgement.why.startswith(why) if why else judgement.why == ""
+        assert judgement.best_baseline == ("sdpa_gqa" if source == "mine.py" else "own")
+        assert judgement.why.startswith(why)
 
 
 def test_a_wrong_baseline_stands_for_no_other(tmp_path: Path) -> None:
@@ -589,7 +370,7 @@ def test_a_wrong_baseline_stands_for_no_other(tmp_path: Path) -> None:
         apart = [timed("sdpa_gqa", 0.2, ONE, rng), sloppy]
         contents.add(isolated(case_id=entry.case_id, outcomes=apart))
     judgements = assess(plan, contents).judgements(contents).values()
-    assert {(j.verdict, j.why) for j in judgements} == {(Verdict.FASTER, "")}
+    assert {(j.verdict, j.best_baseline) for j in judgements} == {(Verdict.FASTER, "sdpa_gqa")}
 
 
 def test_a_process_that_was_lost_says_why_and_accuses_nobody(tmp_path: Path) -> None:

@@ -250,39 +250,6 @@ def test_every_op_brings_shapes_that_it_takes() -> None:
                 op.shape_model.model_validate(_sizes(text))
 
 
-LIES = """
-import time
-from nsabench.execution.timing.timer import CpuTimer
-
-made = CpuTimer.sample
-
-def sample(self, *given):
-    taken, result = made(self, *given)
-    return taken._replace(time_ms=1e-3) if hasattr(taken, "_replace") else lie(taken), result
-
-def lie(taken):
-    object.__setattr__(taken, "time_ms", 1e-3)
-    return taken
-
-CpuTimer.sample = sample
-honest = gqa
-
-def gqa(q, k, v, *, sm_scale):
-    time.sleep(0.01)
-    return honest(q, k, v, sm_scale=sm_scale)
-"""
-
-
-def test_a_time_in_doubt_makes_no_speedup(two: Path) -> None:
-    """By its own clock it takes a microsecond."""
-    two.write_text(TWO + LIES)
-    [right, _] = json.loads(check(two, *SMALL, "--json").output)
-    assert right["status"] == "implausible" and not right["right"]
-    assert right["speedup"] is None and "by the supervisor's" in right["reason"]
-    output = check(two, *SMALL).output
-    assert "IMPLAUSIBLE 1 of 1" in output and "implausible: by its own clock" in output
-
-
 SPOILS = """
 import torch
 from nsabench.registry.declaration import collected
@@ -364,7 +331,7 @@ def test_nothing_of_the_file_runs_while_baselines_are_timed(
 def test_no_kernel_of_the_file_runs_on_while_baselines_are_timed(
     monkeypatch: pytest.MonkeyPatch, device: str, installed: str
 ) -> None:
-    """A process that is stopped leaves its kernels on the device."""
+    """Its process has ended, and its kernels with it."""
     done: list[str] = []
     own, apart = (mock.MagicMock(spec=WorkerExecutor) for _ in range(2))
     own.retire.side_effect = lambda: done.append("retire")
@@ -377,8 +344,7 @@ def test_no_kernel_of_the_file_runs_on_while_baselines_are_timed(
     of: Any = SimpleNamespace(device=device)
     nothing: Any = None
     trial._undisturbed(of, nothing, own, apart, nothing, list(filter(None, [installed])))
-    spared = device == "cpu" or not installed
-    assert done == ["measure"] if spared else ["retire", "measure"]
+    assert done == (["retire", "measure"] if installed else ["measure"])
 
 
 @pytest.mark.parametrize("how", ["busy", "throttled"])

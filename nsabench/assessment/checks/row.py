@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nsabench import ops
 from nsabench.assessment import labels
-from nsabench.model.measurement import Conditions, Outside
+from nsabench.model.measurement import Conditions
 from nsabench.model.record import Record
 from nsabench.model.vocabulary import L2, Direction, DType, Kind, Mode, Regime, Role, Status
 
@@ -33,6 +33,7 @@ class Row:
     l2: L2 = L2.COLD
     caught_by: str = ""  # of a control: the check that is meant to catch it
     wraps: str = ""  # of a control: the baseline that it is without its trick
+    source: str = ""  # the package or file that it comes from
     computes: str = ""  # of an alternative: the op that it is one of
     kind: Kind | None = None  # of a baseline: what it was made for
     alongside: bool = False  # of a baseline: it is there for a control that wraps it, and no more
@@ -50,7 +51,6 @@ class Row:
     queued_ms: float | None = None  # median of calls one behind the other
     launches: int | None = None  # of a call
     kernels_us: float | None = None  # how long these take, one after the other
-    outside: Outside | None = None  # what the supervisor's clock saw
     n_samples: int = 0  # that median_ms is of
     median_mcycles: float | None = None  # median of sample time x SM clock, in 1e6 cycles
     escaped_share: float = 0.0  # share of samples with work that outlived the end event

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from nsabench.bounds import limits
 from nsabench.errors import UsageError, VerificationFailed
-from nsabench.evidence.manifest.looks import Looks
 from nsabench.evidence.manifest.same import same, same_members
 from nsabench.execution import joined, journal
 from nsabench.execution.chain import Origin
@@ -31,7 +30,7 @@ class Journaled:
 
     cases: how often the first look at each was journaled; samples, bursts: timings in them;
     described: by the first header; environments: the sha256 of environment.json, as the headers
-    say; looked: whether a candidate was looked at from outside; origin: who vouches for it all;
+    say; origin: who vouches for it all;
     segments: of a merged run instead, by the run of each shard.
     """
 
@@ -41,7 +40,6 @@ class Journaled:
     bursts: int = 0
     described: Described | None = None
     environments: set[str] = field(default_factory=set)
-    looked: bool = False
     origin: Origin | None = None
     segments: dict[str, Segment] = field(default_factory=dict)
 
@@ -66,7 +64,6 @@ class Journaled:
         self.bursts += piece.bursts
         self.described = self.described or piece.described
         self.environments |= piece.environments
-        self.looked |= piece.looked
 
 
 class _Reader:
@@ -75,14 +72,13 @@ class _Reader:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._openings = plan.openings
-        a_case = limits.LINES_A_CASE + min(len(plan.rivals), limits.RIVALS)
-        self._most = limits.SITTINGS + a_case * (len(plan.cases) + len(plan.shards))
-        self._looks = Looks(plan)
+        measured = len(plan.cases) + len(plan.shards)
+        self._most = limits.SITTINGS + limits.LINES_A_CASE * measured
         self.found = Journaled()
 
     def piece(self, path: Path, piece: Piece) -> Journaled:
         """What a piece of it holds."""
-        self.found, self._looks.any = Journaled(), False
+        self.found = Journaled()
         self.found.segments = joined.segments(path, self.take, piece)
         return self.found
 
@@ -91,8 +87,6 @@ class _Reader:
         found = self.found
         found.lines += 1
         self.refuse_many(found.lines)  # each may have a seal to check
-        self._looks.take(line)
-        found.looked = self._looks.any
         if isinstance(line, Sitting | Header):
             if line.run_id not in self._openings:
                 same("run_id", line.run_id, self._plan.run_id)

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from nsabench.assessment.checks.group import Group
 from nsabench.assessment.checks.proofs import Outcome, unproven
 from nsabench.evidence.manifest import dsse, files
-from nsabench.evidence.manifest.looks import seen_from_outside
 from nsabench.evidence.manifest.statement import (
     Digest,
     EnvironmentBrief,
@@ -83,7 +82,6 @@ def describe(folder: Path, signer: Signer) -> Statement:
             bursts=_rows_of(folder / "bursts.parquet"),
             controls_caught=controls_caught(_outcomes(table)),
             results_schema=SCHEMA_VERSION,
-            seen_from_outside=seen_from_outside(folder / "journal.jsonl", plan),
         ),
     )
 

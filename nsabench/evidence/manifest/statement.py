@@ -106,9 +106,6 @@ class Predicate(Part):
     bursts: Count | None = None  # rows of bursts.parquet; None: of a run that has none
     controls_caught: bool  # False: a control was missed, and the run decides nothing
     results_schema: Count
-    # Whether a clock and a judge of other processes looked at calls of a candidate, on some case at
-    # least. None: of a run that was signed before it was said.
-    seen_from_outside: bool | None = None
 
 
 class Statement(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,9 +13,7 @@ from nsabench.execution.protocol import Spare
 from nsabench.execution.supervisor.executor import WorkerExecutor
 from nsabench.execution.supervisor.group import OnLoss
 from nsabench.model.case import Case
-from nsabench.model.journal import NO_RIVAL
 from nsabench.model.plan import Plan
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName
 
 
@@ -31,10 +29,6 @@ def _as_planned(case: Case) -> Case:
 
 def _nobody(plan: Plan) -> Mapping[str, Spare]:
     return {}
-
-
-def _none(plan: Plan) -> Sequence[Pass]:
-    return ()
 
 
 class Beside(Enum):
@@ -55,14 +49,12 @@ class Pass:
     on_loss: what is done when such a process is lost.
     timing: the case as this pass times it.
     first_session: its sessions count from here, so that those of two passes never meet.
-    announcement: what is said of a case before it is measured, {case} being its label and {rival}
-      the name of the rival; empty for the pass that a progress table is drawn of.
+    announcement: what is said of a case before it is measured, {case} being its label; empty for
+      the pass that a progress table is drawn of.
     beside: what the shards on the other devices of the host do meanwhile.
     goes_on: with the executor of the pass before, whose worker has imported everything, where that
       pass had one: it starts the same.
     partial: its processes import some of the plan's sources only.
-    rival: the one source of candidates that its processes import, though no other that brings any.
-    variants: the same pass in processes of other kinds, by the plan; they come behind it.
     """
 
     name: PassName
@@ -76,5 +68,3 @@ class Pass:
     beside: Beside = Beside.ANYTHING
     goes_on: bool = False
     partial: bool = False
-    rival: Source = NO_RIVAL
-    variants: Callable[[Plan], Sequence[Pass]] = _none

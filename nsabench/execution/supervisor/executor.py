@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,8 +16,6 @@ from nsabench.execution.protocol import (
     Describe,
     Discover,
     Discovered,
-    Examine,
-    Examined,
     LostDevice,
     Measure,
     Measured,
@@ -27,18 +24,16 @@ from nsabench.execution.protocol import (
 )
 from nsabench.execution.supervisor import process, sensors
 from nsabench.execution.supervisor.classify import classify
-from nsabench.execution.supervisor.examiner import Examiner, examines, found_out, rivals
-from nsabench.execution.supervisor.look import Looker
 from nsabench.execution.supervisor.loss import WorkerFilledScratch, WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess
 from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Message, Outcome
+from nsabench.model.measurement import Ceilings, Message
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
-from nsabench.model.vocabulary import Role, Status
+from nsabench.model.vocabulary import Status
 
 DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
@@ -107,22 +102,15 @@ class WorkerExecutor:
         self._memory_limit = memory_limit_bytes
         self._run = run
         self._sandboxed = sandboxed
-        # Of the plan, by op and name; those of whom nothing is known are not examined.
-        self.infos: Mapping[tuple[str, str], ImplementationInfo] = {}
-        # Of a case, what is known of the baselines that are not measured with it.
-        self.beside: list[Outcome] = []
         # Whether its workers import no candidate.
         self.is_clean = False
         # By the id of a case, who of it need not be measured as the others are.
         self.spares: Mapping[str, Spare] = {}
-        # Whose workers import none, and have the baselines.
-        self.apart: WorkerExecutor | None = None
         self._scratch: Scratch | None = None
         self._scratch_is_lent = False
         self._is_sibling = False  # others write to its scratch at the same time
         # Seconds of first calls that were made ahead, by case and implementation.
         self.compiled_s: dict[tuple[str, str], float] = {}
-        self._looker: Looker | None = None
         self._worker: WorkerProcess | None = None
         self._last_log = ""
 
@@ -132,7 +120,7 @@ class WorkerExecutor:
         kernels = Path(plan.kernels) if plan.kernels else None
         ops_file = Path(plan.ops) if plan.ops else None
         # No sources: a plan made before they were recorded.
-        executor = cls(
+        return cls(
             plan.device,
             kernels,
             sources=plan.sources or None,
@@ -140,28 +128,15 @@ class WorkerExecutor:
             run=run,
             sandboxed=plan.sandboxed,
         )
-        executor.infos = {(info.op, info.name): info for info in plan.implementations}
-        executor.apart = cls.without_candidates(plan, run)
-        return executor
 
     @classmethod
     def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
         """Workers that import the sources that no candidate of the plan comes from."""
-        executor = cls._of_sources(plan, run, plan.clean_sources)
-        executor.is_clean = True
-        return executor
-
-    @classmethod
-    def with_rival(cls, plan: Plan, run: Path, rival: Source) -> WorkerExecutor:
-        """The same, and one source that candidates come from."""
-        return cls._of_sources(plan, run, plan.clean_sources | {rival: plan.sources[rival]})
-
-    @classmethod
-    def _of_sources(cls, plan: Plan, run: Path, sources: dict[str, str]) -> WorkerExecutor:
+        sources = plan.clean_sources
         kernels = Path(plan.kernels) if plan.kernels else None
         # By its content: the file of the op may have the same name.
         own = Source.of_digest(kernels, plan.kernels_sha256) if kernels is not None else None
-        return cls(
+        executor = cls(
             plan.device,
             kernels if own in sources else None,
             sources=sources if plan.sources else None,
@@ -169,6 +144,8 @@ class WorkerExecutor:
             run=run,
             sandboxed=plan.sandboxed,
         )
+        executor.is_clean = True
+        return executor
 
     def _ask(
         self,
@@ -264,16 +241,9 @@ class WorkerExecutor:
             raise GroupLost("", Status.CRASHED, reason + "room for; killed", self._retire())
         self._last_log = self._worker.log.text()
         for outcome in measured.outcomes:
-            outcome.outside = None  # a worker that says it saw itself from there
             if outcome.compile_s is not None:  # what was compiled ahead is only read by now
                 ahead_s = self.compiled_s.get((case.id, outcome.implementation), 0.0)
                 outcome.compile_s = max(outcome.compile_s, ahead_s)
-        if self._examine(case, measured):
-            # Who deceived the judge of this process has it in hand.
-            log = self._last_log
-            self._retire()
-            self._last_log = log
-            return measured
         left = self._worker.children()
         if left:
             names = ", ".join(sorted({_name(p) for p in left}))
@@ -292,52 +262,6 @@ class WorkerExecutor:
         if self._scratch is None:
             self._scratch = Scratch(self._run)
         return self._scratch
-
-    def folder(self) -> str:
-        return self.scratch.path
-
-    def examine(self, request: Examine, at_step: Callable[[Step], None]) -> Examined:
-        """Have calls made on inputs of the referee. Raises `GroupLost`."""
-        return self._ask(request, Examined, request.case.timeout_s, at_step=at_step)
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Nothing of its worker runs meanwhile. Raises `StillRuns`."""
-        if self._worker is None:
-            yield
-            return
-        with self._worker.stopped():
-            yield
-
-    def _examine(self, case: Case, measured: Measured) -> bool:
-        """Look at the candidates from outside; whether one was found out. Raises `GroupLost`."""
-        infos = {name: info for (op, name), info in self.infos.items() if op == case.op}
-        if not infos or not examines(self.device, case):
-            return False
-        if self._looker is None:
-            self._looker = Looker(self.scratch, self.ops_file)
-        clean = {name: info for name, info in infos.items() if self._is_apart(info)}
-        found = rivals([*measured.outcomes, *self.beside], clean)
-        examiner = Examiner(self._looker, self._beside)
-        examiner.examine(case, measured.outcomes, infos, self, found)
-        return any(found_out(outcome) for outcome in measured.outcomes)
-
-    def _is_apart(self, info: ImplementationInfo) -> bool:
-        """Whether workers that import no candidate have it."""
-        if self.apart is not None and self.apart.sources is not None:
-            return info.source in self.apart.sources
-        candidates = (i for i in self.infos.values() if i.role is Role.CANDIDATE)
-        return info.source not in {candidate.source for candidate in candidates}
-
-    def _beside(self) -> _Beside:
-        if self.apart is None:
-            self.apart = WorkerExecutor(
-                self.device,
-                ops_file=self.ops_file,
-                run=self._run,
-                sandboxed=self._sandboxed,
-            )
-        return _Beside(self.apart)
 
     def processes(self) -> list[int]:
         """Its worker and what that started, by their numbers."""
@@ -367,27 +291,9 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self._retire()
-        if self._looker is not None:
-            self._looker.close()
-        if self.apart is not None:
-            self.apart.close()
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch = None
-
-
-class _Beside:
-    """An executor whose worker may be lost: then nothing is known of it."""
-
-    def __init__(self, executor: WorkerExecutor) -> None:
-        self._executor = executor
-        self.folder, self.stopped = executor.folder, executor.stopped
-
-    def examine(self, request: Examine, at_step: Callable[[Step], None]) -> Examined:
-        try:
-            return self._executor.examine(request, at_step)
-        except GroupLost as lost:
-            return Examined(status=lost.status, reason=lost.reason)
 
 
 def _name(process: object) -> str:

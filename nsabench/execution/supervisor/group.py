@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from nsabench.execution.protocol import Measured
-from nsabench.execution.supervisor.examiner import found_out
 from nsabench.execution.supervisor.executor import Executor, GroupLost
 from nsabench.execution.supervisor.killed import NEVER, Killed
 from nsabench.execution.supervisor.loss import WorkerRefused
@@ -85,29 +84,11 @@ class Group:
         while pending := [n for n in self.names if n not in self.outcomes]:
             try:
                 measured = cooled(lambda names=pending: self.attempt(names))  # type: ignore[misc]
-                deceivers = [o for o in measured.outcomes if found_out(o)]
-                if deceivers and len(pending) > 1:
-                    # What the judge of that process said of the others does not count.
-                    for outcome in deceivers:
-                        self._try_alone(outcome)
-                else:
-                    self.outcomes |= {o.implementation: o for o in measured.outcomes}
+                self.outcomes |= {o.implementation: o for o in measured.outcomes}
             except GroupLost as lost:
                 if not self._on_loss(self, pending, lost):
                     self.reason = lost.reason
                     break
-
-    def _try_alone(self, together: Outcome) -> None:
-        """Was it itself that was found out, or did another make it look like that?"""
-        name = together.implementation
-        try:
-            alone = self.attempt([name]).outcomes[0]
-        except GroupLost as lost:
-            self.condemn(name, lost)
-            return
-        if not found_out(alone):
-            alone.notes.append(f"measured alone, since beside others it was {together.reason}")
-        self.outcomes[name] = alone
 
     def _go_on(self) -> bool:
         """Do not run into the death again that an earlier process died; whether to measure."""

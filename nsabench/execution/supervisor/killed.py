@@ -13,8 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nsabench.execution.supervisor.executor import GroupLost
-from nsabench.model.journal import NO_RIVAL, Begun, Contents
-from nsabench.model.source import Source
+from nsabench.model.journal import Begun, Contents
 from nsabench.model.vocabulary import PassName, Status
 
 SIGNALS = "signals"  # in what a worker says of its sandbox
@@ -31,11 +30,9 @@ class Killed:
     forgiven: int = 0
 
     @classmethod
-    def of(
-        cls, contents: Contents, name: PassName, case_id: str, rival: Source = NO_RIVAL
-    ) -> Killed:
+    def of(cls, contents: Contents, name: PassName, case_id: str) -> Killed:
         held = contents.headers[-1].described.sandbox if contents.headers else None
-        begun = contents.killed_in(name, case_id, rival)
+        begun = contents.killed_in(name, case_id)
         return cls(begun, int(SIGNALS in (held or "")))
 
     def guilty(self, pending: Collection[str], judged: Collection[str]) -> list[str]:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 
@@ -226,12 +225,6 @@ class WorkerProcess:
     def children(self) -> list[psutil.Process]:
         """Processes the worker started and left."""
         return [p for p in family.family(self.pid) if p.pid != self.pid]
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Neither it nor what it started runs meanwhile. Raises `family.StillRuns`."""
-        with family.stopped(self.pid, self._started):
-            yield
 
     def _started(self) -> set[int]:
         orphans = {orphan.pid for orphan in _orphans(self._siblings, self._born)}

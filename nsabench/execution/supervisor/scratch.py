@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -81,16 +78,10 @@ class Scratch:
     """
 
     def __init__(self, run: Path | None = None) -> None:
-        referees = _of_referees()
-        _sweep(referees, Path(tempfile.gettempdir()))
-        self._locks = referees  # which no worker can open
-        self._folder = TemporaryFolder(self._locks)
-        self._private = TemporaryFolder(self._locks, referees)
+        _sweep_once()
+        self._folder = TemporaryFolder()
         self._begins_as = ""
-        hidden = [str(path) for path in (referees, *_hidden(run))]
-        self._sandbox = Sandbox(scratch=self.path, hidden=[*hidden, self._private.name])
-        # The referee writes where no worker sees it, and sees no more than a worker.
-        self.of_the_referee = Sandbox(scratch=self._private.name, hidden=[*hidden, self.path])
+        self._sandbox = Sandbox(scratch=self.path, hidden=[str(path) for path in _hidden(run)])
 
     @property
     def path(self) -> str:
@@ -104,7 +95,7 @@ class Scratch:
 
     def put_aside(self) -> TemporaryFolder:
         """Keep what workers have left here, for those that `begin_afresh`. None runs meanwhile."""
-        aside = TemporaryFolder(self._locks)
+        aside = TemporaryFolder()
         Path(self.path).rename(Path(aside.name, _ASIDE))
         Path(self.path).mkdir(0o700)
         return aside
@@ -120,31 +111,13 @@ class Scratch:
         self._begins_as = str(Path(aside.name, _ASIDE))
 
     def remove(self) -> None:
-        for folder in (self._folder, self._private):
-            folder.remove()
+        self._folder.remove()
 
 
 @cache
-def _sweep(referees: Path, others: Path) -> None:
-    """Remove what killed runs have left; once a process."""
-    sweep(referees, referees, others)
-
-
-def _of_referees() -> Path:
-    """Where the referees of all runs of this user write: a worker is hidden those of other runs,
-    whose candidates may be the same."""
-    folder = Path(tempfile.gettempdir(), f"nsabench-referees-{os.geteuid()}")
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    known = folder.lstat()
-    if stat.S_ISDIR(known.st_mode) and known.st_uid == os.geteuid():
-        return folder
-    return _of_this_process()  # another user was there first
-
-
-@cache
-def _of_this_process() -> Path:
-    return Path(tempfile.mkdtemp(prefix="nsabench-referees-"))
+def _sweep_once() -> None:
+    """Remove what killed runs have left."""
+    sweep()
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import (
-    NEW_INPUTS,
     REQUEST,
     Calibrate,
     Calibrated,
@@ -22,7 +21,6 @@ from nsabench.execution.protocol import (
     Describe,
     Discover,
     Discovered,
-    Examine,
     LostDevice,
     Measure,
     Refused,
@@ -101,8 +99,6 @@ class Worker:
                     self.compile(request)
                 case Measure() as request:
                     self.measure(request)
-                case Examine() as request:
-                    self.examine(request)
 
     def discover(self) -> None:
         from nsabench import registry
@@ -132,11 +128,6 @@ class Worker:
 
     def measure(self, request: Measure) -> None:
         self._answer(lambda session: session.measure(request, self.step))
-
-    def examine(self, request: Examine) -> None:
-        self._open()  # before the clock runs
-        self.step(Step(phase=NEW_INPUTS, implementation=request.implementation))
-        self._answer(lambda session: session.examine(request, self.step))
 
     def _open(self) -> Session:
         from nsabench.execution.worker.session import Session

@@ -12,16 +12,14 @@ import torch
 
 from nsabench import registry
 from nsabench.errors import EnvironmentRefused
-from nsabench.execution.protocol import Compile, Compiled, Examine, Examined, Measure, Measured
+from nsabench.execution.protocol import Compile, Compiled, Measure, Measured
 from nsabench.execution.timing.timer import CpuTimer, Timer
 from nsabench.execution.worker.compilation import compile_case
-from nsabench.execution.worker.examination import examine
 from nsabench.execution.worker.glance import Report
 from nsabench.execution.worker.measure import measure
 from nsabench.execution.worker.state import give_back
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id
-from nsabench.model.vocabulary import Status
 from nsabench.registry import Implementation
 
 
@@ -56,13 +54,6 @@ class Session:
         if item is None:
             return Compiled(reason=f"{request.implementation} is not installed")
         return compile_case(request.case, item, self.device)
-
-    def examine(self, request: Examine, report: Report) -> Examined:
-        name = request.implementation
-        item = self.items.get((request.case.op, name))
-        if item is None:
-            return Examined(status=Status.UNSUPPORTED, reason=f"{name} is not installed")
-        return examine(request, item, self.device, report)
 
     def measure(self, request: Measure, report: Report) -> Measured:
         case = request.case

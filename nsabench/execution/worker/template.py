@@ -27,8 +27,8 @@ from nsabench.execution.worker.channel import die_with
 
 IMPORTED = (
     *("torch", "triton", "triton.language"),
-    *("nsabench.execution.worker.session", "nsabench.execution.referee.sheets"),
-    *("nsabench.execution.timing.ceilings", "nsabench.registry.validation"),
+    *("nsabench.execution.worker.session", "nsabench.execution.timing.ceilings"),
+    "nsabench.registry.validation",
     "nsabench.assessment.diagnosis.search",
 )
 MAX_REQUEST_BYTES = 1 << 17

@@ -14,7 +14,7 @@ from nsabench import bounds, ops
 from nsabench.assessment import pays, threshold
 from nsabench.assessment.caution import recalled, speedups
 from nsabench.assessment.checks import Effect, Finding
-from nsabench.assessment.failures import failures, unproven, unseen
+from nsabench.assessment.failures import failures, unproven
 from nsabench.assessment.pays import Payment
 from nsabench.assessment.results import Results, assemble
 from nsabench.assessment.statistics import geometric_mean
@@ -28,11 +28,10 @@ from nsabench.execution.folder import HEAD, RunFolder
 from nsabench.machine import doctor
 from nsabench.machine.doctor import Problem
 from nsabench.machine.environment.model import Environment
-from nsabench.model.journal import NO_RIVAL, Contents
+from nsabench.model.journal import Contents
 from nsabench.model.measurement import Ceilings
 from nsabench.model.plan import Plan
 from nsabench.model.record import Record
-from nsabench.model.source import Source
 from nsabench.model.vocabulary import (
     BENIGN,
     MARGIN,
@@ -199,11 +198,6 @@ class Facts:
         return unproven(self.results)
 
     @property
-    def unseen(self) -> str:
-        """What is said of verdicts on calls that nobody looked at from outside."""
-        return unseen(self.results.records)
-
-    @property
     def valid(self) -> bool:
         return not self.invalidating
 
@@ -265,18 +259,15 @@ class Facts:
         """The last lines of what an implementation printed and raised on a case, alone or with
         others, pass by pass; empty when there were none."""
         parts = []
-        for look, rival in [*((look, NO_RIVAL) for look in PassName), *self._with_rivals()]:
+        for look in PassName:
             try:
-                text = bounds.tail(self.folder.log(case_id, look, rival), limits.LOG)
+                text = bounds.tail(self.folder.log(case_id, look), limits.LOG)
             except (OSError, bounds.OutOfBounds):
                 continue
             own = _of_one(text, name)
             heading = [f"--- {look}"] if own and look is not PassName.FIRST_LOOK else []
             parts += [*heading, *own[-lines:]]
         return "\n".join(parts)
-
-    def _with_rivals(self) -> list[tuple[PassName, Source]]:
-        return [(PassName.ISOLATED_BASELINES, rival) for rival in self.plan.rivals]
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,6 @@ def _summary(facts: Facts) -> Iterator[str]:
         yield f"**Nothing is decided of a part of this run.** {markdown(finding.sentence)}\n"
     for sentence in facts.unproven:
         yield f"**Unproven:** {markdown(sentence)}.\n"
-    if facts.unseen:
-        yield f"**These verdicts are {markdown(facts.unseen)}.**\n"
     if facts.missing:
         yield (
             f"**This run is incomplete:** {facts.missing} of {len(facts.plan.cases)} planned "

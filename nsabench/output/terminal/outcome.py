@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from nsabench.assessment import pays, threshold
 from nsabench.assessment.caution import speedups
 from nsabench.assessment.checks.proofs import regime_of
-from nsabench.assessment.failures import unproven, unseen
+from nsabench.assessment.failures import unproven
 from nsabench.assessment.statistics import geometric_mean
 from nsabench.assessment.threshold import Decision
 from nsabench.execution.run import Finished
@@ -153,8 +153,7 @@ def _believable(finished: Finished) -> str:
     missed = sorted({r.implementation for r in got_away})
     everywhere = any(regime_of(r.caught_by) is None for r in got_away)
     lacking = unproven(finished.results)
-    shown = "; not seen from outside" if unseen(records) else ""
-    shown += "; what is unproven stands above" if lacking else ""
+    shown = "; what is unproven stands above" if lacking else ""
     if missed:
         where = "" if everywhere else f" in the regime {Regime.QUEUE}"
         return f"believable: NO{where}: {', '.join(missed)} was not caught{shown}"

@@ -35,7 +35,6 @@ def lie(run: Path, signer: Signer, **change: Any) -> None:
         ({"environment": {"torch": "9.9.9"}}, "environment: environment.json: torch is"),
         ({"environment": {"commits": {"nsabench": "0" * 40}}}, "environment.json: commits is"),
         ({"environment": {"complete": True}}, "environment.json: complete is False"),
-        ({"seen_from_outside": True}, "what was signed: seen_from_outside is True"),
         ({"controls_caught": False}, "records: what was signed: controls_caught is False"),
     ],
 )
@@ -45,39 +44,6 @@ def test_a_summary_that_lies(
     assert verify(run).broken is None
     lie(run, signer, **change)
     assert sentence in (verify(run).broken or "it passes")
-
-
-@pytest.mark.parametrize(
-    ("who", "look", "seen"),
-    [
-        ("mine", {"calls": 3, "time_ms": 1.0}, True),
-        ("mine", {"reason": "its inputs are too large"}, False),
-        ("sdpa_gqa", {"calls": 3, "time_ms": 1.0}, False),
-    ],
-)
-def test_that_a_candidate_was_looked_at_is_what_the_journal_says(
-    tmp_path: Path, signer: Signer, who: str, look: dict[str, Any], seen: bool
-) -> None:
-    """On a GPU too, where that was asked for."""
-    run = make_run(tmp_path / "run")
-    path = run / "journal.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for outcome in (o for line in lines for o in line.get("outcomes", ())):
-        outcome["outside"] = look if outcome["implementation"] == who else None
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert seal(run, signer).predicate.seen_from_outside is seen
-    assert verify(run).broken is None
-    lie(run, signer, seen_from_outside=not seen)
-    said = f"seen_from_outside is {not seen} and should be {seen}"
-    assert said in (verify(run).broken or "")
-    lie(run, signer, seen_from_outside=None)
-    assert verify(run).broken is None
-
-
-def test_a_run_on_a_cpu_that_nobody_looked_at_says_so(tmp_path: Path, signer: Signer) -> None:
-    """As where all its cases are of calls at once."""
-    on_cpu = make_run(tmp_path / "run", change=lambda p: p.model_copy(update={"device": "cpu"}))
-    assert seal(on_cpu, signer).predicate.seen_from_outside is False
 
 
 def test_an_uncaught_control_that_is_denied(tmp_path: Path, signer: Signer) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nsabench.execution.supervisor import scratch, temporary
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.supervisor.temporary import PREFIX, TemporaryFolder, sweep
 
 OWNER = """
-import os, sys
+import sys
 from pathlib import Path
 from nsabench.execution.supervisor.scratch import Scratch
 
@@ -33,12 +32,10 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of temporary files, in which no process has been yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scratch._sweep.cache_clear()
-    yield tmp_path
-    scratch._sweep.cache_clear()
+    return tmp_path
 
 
 @pytest.fixture
@@ -57,68 +54,50 @@ def owner(tmp: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def left(tmp: Path) -> list[Path]:
-    """Folders and locks, where a run has them."""
-    return [*tmp.glob(f"{PREFIX}*"), *tmp.glob("nsabench-referees-*/*")]
-
-
 def test_the_next_run_removes_what_a_killed_one_left(
     tmp: Path, owner: subprocess.Popen[str]
 ) -> None:
     """With what it had put aside, and what its kernels had locked."""
-    theirs = left(tmp)
-    assert len(theirs) == 4, "a scratch, one put aside, the referee's, and the lock"
-    Scratch().remove()
-    assert set(theirs) <= set(left(tmp)), "its process lives"
+    theirs = set(tmp.glob(f"{PREFIX}*"))
+    assert len(theirs) == 2, "a scratch, and one put aside"
+    sweep()
+    assert theirs <= set(tmp.glob(f"{PREFIX}*")), "its process lives"
     owner.send_signal(signal.SIGKILL)
     owner.wait(60)
-    scratch._sweep.cache_clear()
-    Scratch().remove()
-    assert not set(theirs) & set(left(tmp))
+    sweep()
+    assert not theirs & set(tmp.glob(f"{PREFIX}*"))
 
 
-def test_nothing_else_is_removed(tmp: Path) -> None:
-    """What has no lock beside it, and what only looks like it."""
-    locks = tmp / "locks"
-    locks.mkdir()
-    own = TemporaryFolder(locks)
-    others = [tmp / f"{PREFIX}another", tmp / "nsabench-abc"]
+def test_what_only_looks_like_a_leftover_stays(tmp: Path) -> None:
+    """A folder of this process, of another machine, and one whose name says nothing."""
+    own = Scratch()
+    others = [tmp / f"{PREFIX}another", tmp / f"{PREFIX}elsewhere.4026531836-1-1-x"]
     for path in others:
         path.mkdir()
-    (locks / "elsewhere-12345678.lock").touch()  # of another machine
-    (tmp / f"{PREFIX}elsewhere-12345678-x").mkdir()
-    sweep(locks, tmp)
-    assert Path(own.name).is_dir() and all(path.is_dir() for path in others)
-    assert (tmp / f"{PREFIX}elsewhere-12345678-x").is_dir()
+    sweep()
+    assert Path(own.path).is_dir() and all(path.is_dir() for path in others)
     own.remove()
-    assert not Path(own.name).exists()
+    assert not Path(own.path).exists()
 
 
-def test_a_link_in_the_place_of_a_folder_leads_nowhere(tmp: Path) -> None:
-    locks, precious = tmp / "locks", tmp / "precious"
-    locks.mkdir()
+def test_a_link_in_the_place_of_a_folder_leads_nowhere(
+    tmp: Path, owner: subprocess.Popen[str]
+) -> None:
+    precious = tmp / "precious"
     precious.mkdir()
     (precious / "file").touch(0o400)
-    (locks / f"{temporary._boot()}12345678.lock").touch()
-    link = tmp / f"{PREFIX}{temporary._boot()}12345678-x"
+    theirs = next(tmp.glob(f"{PREFIX}*"))
+    link = theirs.with_name(f"{theirs.name}-link")
     link.symlink_to(precious)
-    sweep(locks, tmp)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait(60)
+    sweep()
     assert not link.is_symlink() and (precious / "file").stat().st_mode & 0o777 == 0o400
-
-
-def test_where_the_machine_is_not_known_nothing_is_swept(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp / "12345678.lock").touch()
-    (tmp / f"{PREFIX}12345678-x").mkdir()
-    monkeypatch.setattr(temporary, "_boot", lambda: "")
-    sweep(tmp, tmp)
-    assert (tmp / f"{PREFIX}12345678-x").is_dir()
 
 
 @pytest.mark.parametrize("depth", [3, 3000])
 def test_however_deep_it_is_it_is_removed(tmp: Path, depth: int) -> None:
-    own = TemporaryFolder(tmp)
+    own = TemporaryFolder()
     here = os.open(own.name, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d", dir_fd=here)

@@ -1,1 +1,0 @@
-"""A process that draws inputs and judges outputs, and never imports the code that made them."""
