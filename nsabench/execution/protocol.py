@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from nsabench.model.case import Case
+from nsabench.checker.messages import Prepared
+from nsabench.delivery import Delivery
+from nsabench.model.case import Case, Seed
 from nsabench.model.description import Described
 from nsabench.model.measurement import Ceilings, Conditions, Message, Outcome, Time
 from nsabench.model.plan import ImplementationInfo
@@ -60,12 +62,18 @@ NOBODY = Spare()
 
 
 class Measure(Message):
-    """Measure implementations of a case together."""
+    """Measure implementations of a case together.
+
+    case: its seed is another than those that inputs are drawn from. prepared: what the checker has
+    oracles for. seeds: of the sets of inputs.
+    """
 
     kind: Literal["measure"] = "measure"
     case: Case
     implementations: list[str]
     session: int
+    prepared: Prepared
+    seeds: list[Seed]
     spare: Spare = NOBODY
 
 
@@ -146,7 +154,15 @@ class Refused(Message):
 
 
 Reply = Annotated[
-    Step | Discovered | Described | Calibrated | Compiled | Measured | LostDevice | Refused,
+    Step
+    | Discovered
+    | Described
+    | Calibrated
+    | Compiled
+    | Measured
+    | Delivery
+    | LostDevice
+    | Refused,
     Field(discriminator="kind"),
 ]
 REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal, Self
 
 import yaml
@@ -127,6 +128,8 @@ class Plan(BaseModel):
     # Where implementations and ops come from, each a `Source`, and the sha256 of the files there.
     sources: dict[str, str] = {}
     shard: str = "1/1"
+    # What the seeds of inputs are made from, so that none is known before it is used.
+    entropy: str = Field(default_factory=lambda: token_hex(16))
     margin: float = Field(MARGIN, ge=1, allow_inf_nan=False)  # that second looks are taken at
     sandboxed: bool = True  # whether kernels are kept from what is not theirs, where the OS can
     where: tuple[str, ...] = ()  # the conditions that all its cases meet

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from triton.compiler.errors import CompilationError
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded, one_line
+from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 from nsabench.preflight.architectures import KIB, Architecture
 from nsabench.preflight.compiled import Compiled

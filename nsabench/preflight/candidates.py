@@ -6,8 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nsabench import ops
-from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded
+from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.ops import Inputs

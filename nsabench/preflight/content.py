@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from triton.runtime import cache as triton_cache
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.worker.guard import guarded
+from nsabench.failure import Failure
 from nsabench.preflight import build, compiled, driver, machine_code, record
 from nsabench.preflight.architectures import Architecture
 from nsabench.preflight.record import Call, Pointer, in_boxes, is_described

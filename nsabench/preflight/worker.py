@@ -13,9 +13,9 @@ import torch
 from nsabench import registry
 from nsabench.assessment import labels
 from nsabench.errors import NsabenchError
-from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Refused, Step
 from nsabench.execution.worker.channel import Channel, die_with
+from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
 from nsabench.preflight import driver, record

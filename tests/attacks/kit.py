@@ -1,6 +1,6 @@
 """What an author needs to attack the bench: a mark for a kernel, and honest work to hide.
 
-Each kernel of a family (`memory.py`, `time_.py`, `judge.py`, `neighbours.py`) says by
+Each kernel of a family (`answers.py`, `memory.py`, `time_.py`, `judge.py`, `neighbours.py`) says by
 its mark what becomes of it, which `test_attacks.py` reads from its source:
 
     @attack("wrong", "mean absolute error")
@@ -24,10 +24,12 @@ SLOW_S = 0.01  # what an honest call takes that somebody would like to hide
 
 
 def attack(status: str, says: str = "", *, device: str = "cpu"):
-    """Register `call(q, k, v, sm_scale)`."""
+    """Register `call(q, k, v, sm_scale)`, for one device or `any`."""
+
+    devices = ("cpu", "cuda") if device == "any" else (device,)
 
     def mark(call):
-        @implementation(op="selection_rows", name=call.__name__, devices=(device,))
+        @implementation(op="selection_rows", name=call.__name__, devices=devices)
         def run(q, k, v, *, sm_scale):
             out = call(q, k, v, sm_scale)
             if out is not None:

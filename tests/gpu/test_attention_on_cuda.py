@@ -17,13 +17,13 @@ pytestmark = [
 
 from nsabench import ops, registry  # noqa: E402
 from nsabench.assessment.checks import parity as checks  # noqa: E402
-from nsabench.execution.failure import Failure  # noqa: E402
-from nsabench.execution.worker.arm import CaseArm  # noqa: E402
+from nsabench.checker.errors import Errors  # noqa: E402
 from nsabench.execution.worker.inputs import InputSets  # noqa: E402
-from nsabench.execution.worker.parity import Errors  # noqa: E402
+from nsabench.failure import Failure  # noqa: E402
 from nsabench.model.case import Case, Timing  # noqa: E402
 from nsabench.model.vocabulary import Direction, DType, Role, Status  # noqa: E402
 from nsabench.registry import Implementation  # noqa: E402
+from tests.checking import arm_of, desk_of, sets_of  # noqa: E402
 
 DEVICE = "cuda"
 OP = "nsa_attention"
@@ -69,10 +69,11 @@ def case_of(
 
 def checked(item: Implementation, case: Case, sets: InputSets) -> Errors:
     """What a call is off by. Raises `Failure` as a worker would."""
-    arm = CaseArm(item, ops.computed(case, item.computes), DEVICE, sets, Random(0))
+    arm = arm_of(item, ops.computed(case, item.computes), sets, Random(0))
     arm.check()
-    assert arm.comparison.errors is not None
-    return arm.comparison.errors
+    errors = desk_of(sets).findings(item.name).errors
+    assert errors is not None
+    return errors
 
 
 def assert_honest(errors: Errors, case: Case) -> None:
@@ -86,7 +87,7 @@ def assert_honest(errors: Errors, case: Case) -> None:
 @pytest.mark.parametrize(("shape", "tokens", "distribution", "dtype"), CASES)
 def test_the_library_is_right(items, shape, tokens, distribution, dtype, direction) -> None:
     case = case_of(shape, tokens, distribution, dtype, direction)
-    sets = InputSets(case, DEVICE)
+    sets = sets_of(case, DEVICE)
     errors = checked(items["nsa"], case, sets)
     assert_honest(errors, case)
     compared, left_out = errors.rows or (0, 0)
@@ -99,7 +100,7 @@ def test_at_a_great_length_some_queries_are_looked_at(items) -> None:
     """And the library is right at all that are, the last among them."""
     for direction in Direction:
         case = case_of(WIDE, 16384, "dense", DType.BFLOAT16, direction)
-        errors = checked(items["nsa"], case, InputSets(case, DEVICE))
+        errors = checked(items["nsa"], case, sets_of(case, DEVICE))
         assert_honest(errors, case)
         assert errors.rows is not None and 100 * 64 < sum(errors.rows) <= 256 * 64
 
@@ -113,7 +114,7 @@ OF_PACKAGES = ("flash_attn", "flash_attn_4")
 def test_alternatives_are_right_or_say_why_not(items, distribution, direction) -> None:
     case = case_of(MANY, 1000, distribution, DType.BFLOAT16, direction)
     dense = ops.computed(case, "causal_attention")
-    sets, right = InputSets(dense, DEVICE), []
+    sets, right = sets_of(dense, DEVICE), []
     for name in (*ALTERNATIVES, *OF_PACKAGES):
         item = items[f"dense_{name}"]
         assert item.role is Role.ALTERNATIVE
@@ -143,5 +144,5 @@ def test_controls_are_found_wrong(items, name, direction) -> None:
     shape = {**MANY, **NARROW}
     case = case_of(shape, 1000, "dense", DType.BFLOAT16, direction)
     with pytest.raises(Failure) as caught:
-        checked(items[name], case, InputSets(case, DEVICE))
+        checked(items[name], case, sets_of(case, DEVICE))
     assert caught.value.status is Status.WRONG, caught.value.reason

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.checking import arm_of, sets_of
+
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
@@ -52,8 +54,6 @@ def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[s
     """Within 5 %, medians of bursts and loops in turn."""
     from nsabench import registry
     from nsabench.execution.timing.cuda import CudaTimer
-    from nsabench.execution.worker.arm import CaseArm
-    from nsabench.execution.worker.inputs import InputSets
     from nsabench.model.case import Case, Timing
     from nsabench.model.vocabulary import Direction, DType
 
@@ -70,8 +70,8 @@ def test_a_burst_reads_what_a_plain_loop_takes(op: str, name: str, shape: dict[s
         seed=1,
         timing=Timing(rotate=2),
     )
-    sets = InputSets(case, "cuda")
-    arm, timer = CaseArm(items[chosen], case, "cuda", sets, Random(0)), CudaTimer()
+    sets = sets_of(case, "cuda")
+    arm, timer = arm_of(items[chosen], case, sets, Random(0)), CudaTimer()
     pairs = [(arm.burst(timer, CALLS), plain_ms(items[chosen], sets)) for _ in range(PAIRS)][3:]
     ratio = statistics.median(a / b for a, b in pairs)
     burst = statistics.median(a for a, _ in pairs)
@@ -131,8 +131,6 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
     from nsabench.assessment.verdict import from_interval
     from nsabench.execution.timing import bursts
     from nsabench.execution.timing.cuda import CudaTimer
-    from nsabench.execution.worker.arm import CaseArm
-    from nsabench.execution.worker.inputs import InputSets
     from nsabench.model.case import Case, Timing
     from nsabench.model.vocabulary import Direction, DType, Regime, Verdict
 
@@ -148,8 +146,8 @@ def test_equal_arms_are_equal_in_the_queue() -> None:
         timing=Timing(rotate=2),
     )
     item = next(i for i in registry.load() if (i.op, i.name) == (case.op, "sdpa_gqa"))
-    sets, timer = InputSets(case, "cuda"), CudaTimer()
-    arms = [CaseArm(item, case, "cuda", sets, Random(n)) for n in range(2)]
+    sets, timer = sets_of(case, "cuda"), CudaTimer()
+    arms = [arm_of(item, case, sets, Random(n)) for n in range(2)]
     for n, arm in enumerate(arms):
         arm.name = f"arm {n}"
         arm.check()

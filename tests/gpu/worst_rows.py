@@ -88,15 +88,18 @@ def measure(case: Case, device: str, kernels: list[Any]) -> list[dict[str, Any]]
 def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any]]:
     import torch
 
-    from nsabench.execution.failure import DeviceLost, Failure
-    from nsabench.execution.worker import calls, parity
+    from nsabench.checker import errors as errors_of
+    from nsabench.checker.oracle import Oracles
+    from nsabench.execution.worker import calls
     from nsabench.execution.worker.guard import guarded
     from nsabench.execution.worker.inputs import InputSets
+    from nsabench.failure import DeviceLost, Failure
 
     case = case.model_copy(update={"timing": case.timing.model_copy(update={"rotate": 2})})
     about = _about(case)
     try:
-        sets = InputSets(case, device)
+        oracles = Oracles(case, [case.seed, case.seed + 1], device)
+        sets = InputSets(case, oracles.seeds, oracles.form, device)
     except Failure as failure:
         yield {**about, "implementation": "", "reason": failure.reason}
         return
@@ -114,11 +117,11 @@ def _rows(case: Case, device: str, kernels: list[Any]) -> Iterator[dict[str, Any
             answer = guarded(call, device)
             resolved = noise(case.dtype, ops.terms(case))
             rows = [
-                parity.measure(
-                    *(name, answer.values[name], right, resolved, answer.factor),
+                errors_of.measure(
+                    *(name, answer.results[name], right, resolved, answer.factor),
                     leaves_out=ops.get(case.op).leaves_rows_out,
                 )
-                for name, right in sets.expected[0].items()
+                for name, right in oracles.expected[0].items()
             ]
         except (Failure, DeviceLost) as failure:
             yield {**found, "reason": str(failure)[:200]}

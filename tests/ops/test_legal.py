@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nsabench import ops
 from nsabench.assessment.checks import parity as checks
-from nsabench.execution.worker import parity
+from nsabench.checker import errors as parity
 from nsabench.implementations.baselines.nsa_attention import attend
 from nsabench.implementations.controls.wrong_branches import rows_left_out_made_up
 from nsabench.model.vocabulary import DType

@@ -11,6 +11,7 @@ from nsabench.assessment.checks.cases import by_case
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.checks.limits import Limits
 from nsabench.assessment.checks.row import Row
+from nsabench.delivery import OUTPUT
 from nsabench.model.vocabulary import Direction, DType, Role, Status
 from nsabench.ops import Op
 
@@ -39,7 +40,6 @@ def noise(dtype: DType, terms: int) -> float:
 # How far a row of an honest result may be off, in units of that noise. Seen at most: 1.9 in output,
 # 8.3 in dq, 1.2 in dk and dv on an H200 (docs/lab/worst_rows.md), and on a CPU 3.4, 1.8 and 1.7 in
 # dq, dk and dv. More was seen only where scores are so large that float32 does not resolve them.
-OUTPUT = "output"
 ROW_NOISE = {
     OUTPUT: 2.0,  # its own rounding and that of the weights, a third of the spacing each
     "dv": 4.0,  # as an output, summed over the queries and perhaps a group of heads

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nsabench.bounds import limits
+from nsabench.checker.messages import Judged
+from nsabench.delivery import Delivery
 from nsabench.execution.protocol import (
     NOBODY,
     Calibrate,
@@ -23,6 +27,7 @@ from nsabench.execution.protocol import (
     Step,
 )
 from nsabench.execution.supervisor import process, sensors
+from nsabench.execution.supervisor.checker import CheckerLost, CheckerProcess
 from nsabench.execution.supervisor.classify import classify
 from nsabench.execution.supervisor.loss import WorkerFilledScratch, WorkerLost
 from nsabench.execution.supervisor.process import MAX_STEPS, WorkerProcess
@@ -30,13 +35,14 @@ from nsabench.execution.supervisor.program import measuring
 from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.model.case import Case
 from nsabench.model.description import Described
-from nsabench.model.measurement import Ceilings, Message
+from nsabench.model.measurement import Bursts, Ceilings, Message, Outcome, Samples
 from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Status
 
 DISCOVER_LIMIT_S = 120.0
 CALIBRATE_LIMIT_S = 120.0
+CHECKING = "inputs"  # the phase that a lost checker ends: before any implementation was called
 # Of one implementation: 10,000 samples have less. A journal with a longer line is not read at all.
 MOST_SAID_BYTES = limits.JOURNAL_LINE // 16
 _ELSEWHERE = {"outcomes": {"__all__": {"log", "traceback"}}}  # in a file of their own
@@ -102,6 +108,9 @@ class WorkerExecutor:
         self._memory_limit = memory_limit_bytes
         self._run = run
         self._sandboxed = sandboxed
+        # By op and name, the op that an implementation computes, if it is another.
+        self.computes: Mapping[tuple[str, str], str] = {}
+        self.entropy = ""  # what seeds of inputs are made from, which no worker knows
         # Whether its workers import no candidate.
         self.is_clean = False
         # By the id of a case, who of it need not be measured as the others are.
@@ -112,6 +121,8 @@ class WorkerExecutor:
         # Seconds of first calls that were made ahead, by case and implementation.
         self.compiled_s: dict[tuple[str, str], float] = {}
         self._worker: WorkerProcess | None = None
+        self._mailbox = os.memfd_create("nsabench-outputs")
+        self._checker = CheckerProcess(device, ops_file, self._mailbox)
         self._last_log = ""
 
     @classmethod
@@ -120,7 +131,7 @@ class WorkerExecutor:
         kernels = Path(plan.kernels) if plan.kernels else None
         ops_file = Path(plan.ops) if plan.ops else None
         # No sources: a plan made before they were recorded.
-        return cls(
+        executor = cls(
             plan.device,
             kernels,
             sources=plan.sources or None,
@@ -128,6 +139,8 @@ class WorkerExecutor:
             run=run,
             sandboxed=plan.sandboxed,
         )
+        executor._draw_as(plan)
+        return executor
 
     @classmethod
     def without_candidates(cls, plan: Plan, run: Path) -> WorkerExecutor:
@@ -145,7 +158,13 @@ class WorkerExecutor:
             sandboxed=plan.sandboxed,
         )
         executor.is_clean = True
+        executor._draw_as(plan)
         return executor
+
+    def _draw_as(self, plan: Plan) -> None:
+        """Have inputs drawn, and outputs checked, as the plan says."""
+        self.entropy = plan.entropy
+        self.computes = {(i.op, i.name): i.computes for i in plan.implementations if i.computes}
 
     def _ask(
         self,
@@ -158,7 +177,9 @@ class WorkerExecutor:
         if self._worker is None:
             sandbox = self.scratch.next_sandbox() if self._sandboxed else None
             self._worker = WorkerProcess(
-                measuring(self.device, self.kernels, self.sources, self.ops_file, sandbox),
+                measuring(
+                    self.device, self.kernels, self.sources, self.ops_file, sandbox, self._mailbox
+                ),
                 memory_limit_bytes=self._memory_limit,
             )
         worker = self._worker
@@ -168,6 +189,8 @@ class WorkerExecutor:
                 if isinstance(reply, Step):
                     at_step(reply)
                     self.on_step(reply)
+                elif isinstance(reply, Delivery):
+                    worker.tell(self._checker.check(reply))
                 elif isinstance(reply, LostDevice):
                     log = self._retire()
                     raise GroupLost(reply.implementation, Status.CRASHED, reply.reason, log)
@@ -176,6 +199,8 @@ class WorkerExecutor:
                 else:
                     reason = f"its process answered with a {type(reply).__name__}; killed"
                     raise GroupLost("", Status.CRASHED, reason, self._retire())
+        except CheckerLost as lost_checker:
+            raise self._without_checker(lost_checker) from lost_checker
         except WorkerLost as lost:
             status, reason = classify(lost)
             log = self._retire()
@@ -227,8 +252,20 @@ class WorkerExecutor:
         return self._ask(request, Compiled, limit_s, max_steps=2)
 
     def measure(self, case: Case, implementations: list[str], session: int) -> Measured:
-        spare = self.spares.get(case.id, NOBODY)
-        request = Measure(case=case, implementations=implementations, session=session, spare=spare)
+        computes = {self.computes.get((case.op, name), "") for name in implementations}
+        seeds = self._seeds(case, session)
+        try:
+            prepared = self._checker.prepare(case, sorted(computes), seeds)
+        except CheckerLost as lost:
+            raise self._without_checker(lost) from lost
+        request = Measure(
+            case=case.model_copy(update={"seed": 0}),
+            implementations=implementations,
+            session=session,
+            prepared=prepared,
+            seeds=seeds,
+            spare=self.spares.get(case.id, NOBODY),
+        )
         # Glances, parity, what came of it, diagnosis and warm-up of each, and a few of the case.
         max_steps = 8 * len(implementations) + 8
         with sensors.watching(self.device, process.own) as watch:
@@ -240,6 +277,14 @@ class WorkerExecutor:
             reason = f"its process answered with {said} bytes, more than a line of the journal has "
             raise GroupLost("", Status.CRASHED, reason + "room for; killed", self._retire())
         self._last_log = self._worker.log.text()
+        try:
+            judged = self._checker.conclude(len(implementations))
+        except CheckerLost as lost:
+            raise self._without_checker(lost) from lost
+        measured.outcomes = [
+            with_judgement(outcome, judged.get(outcome.implementation))
+            for outcome in measured.outcomes
+        ]
         for outcome in measured.outcomes:
             if outcome.compile_s is not None:  # what was compiled ahead is only read by now
                 ahead_s = self.compiled_s.get((case.id, outcome.implementation), 0.0)
@@ -255,6 +300,17 @@ class WorkerExecutor:
                     f"and killed: {names}"
                 )
         return measured
+
+    def _seeds(self, case: Case, session: int) -> list[int]:
+        """The seeds of the sets of inputs: others for each pass, unknown until they are used."""
+        count = max(2, case.streams, case.timing.rotate)
+        of_job = f"{self.entropy}/{case.seed}/{case.id}/{session // 1_000_000}"
+        digests = (sha256(f"{of_job}/{number}".encode()) for number in range(count))
+        return [int.from_bytes(digest.digest()[:7]) for digest in digests]
+
+    def _without_checker(self, lost: CheckerLost) -> GroupLost:
+        """The case, or the machine, is the fault: no implementation reaches the checker."""
+        return GroupLost("", lost.status, lost.reason, self._retire(), phase=CHECKING)
 
     @property
     def scratch(self) -> Scratch:
@@ -291,9 +347,27 @@ class WorkerExecutor:
 
     def close(self) -> None:
         self._retire()
+        self._checker.close()
+        os.close(self._mailbox)
         if self._scratch is not None and not self._scratch_is_lent:
             self._scratch.remove()
         self._scratch = None
+
+
+def with_judgement(outcome: Outcome, judged: Judged | None) -> Outcome:
+    """What a worker says of an implementation, with what the checker found: that counts more."""
+    if judged is None:
+        if outcome.status is not Status.OK:
+            return outcome
+        reason = "its process says that it is right, and delivered no output to be checked"
+        update: dict[str, Any] = {"status": Status.CRASHED, "reason": reason}
+    else:
+        update = judged.model_dump(exclude={"deliveries", "reason"})
+        if judged.reason and outcome.status in (Status.OK, Status.WRONG):
+            update |= {"status": Status.WRONG, "reason": judged.reason}
+    if update.get("status", Status.OK) is not Status.OK:
+        update |= {"samples": Samples(), "bursts": Bursts()}
+    return outcome.model_copy(update=update)
 
 
 def _name(process: object) -> str:

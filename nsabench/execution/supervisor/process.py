@@ -17,6 +17,7 @@ from secrets import token_hex
 
 import psutil
 
+from nsabench.delivery import Delivery
 from nsabench.execution.protocol import GO, Refused, Step
 from nsabench.execution.supervisor import family, orphan_reaper, program, scratch, templates
 from nsabench.execution.supervisor.log import Log
@@ -30,6 +31,7 @@ from nsabench.execution.supervisor.loss import (
     WorkerTooLarge,
 )
 from nsabench.execution.supervisor.program import Program
+from nsabench.execution.worker.template import MAILBOX
 from nsabench.model.measurement import Message
 
 START_TIMEOUT_S = 180.0  # importing torch and creating a CUDA context on a slow disk
@@ -119,8 +121,11 @@ class WorkerProcess:
             raise self._died() from None
         self._step = Step(phase="start")
         steps, allowances = 0, ALLOWANCE_EACH * max_steps
+        left_s = step_limit
         while True:
-            reply = self._receive(step_limit)
+            asked = time.monotonic()
+            reply = self._receive(left_s)
+            left_s -= time.monotonic() - asked  # deliveries do not begin a step's time anew
             if isinstance(reply, Step):
                 steps += 1
                 if steps > max_steps:
@@ -131,20 +136,27 @@ class WorkerProcess:
                     if not allowances >= 0:
                         raise self._broke("asked for more time than its work can take")
                     step_limit = limit_s * min(reply.allowance, MAX_ALLOWANCE)
+                left_s = step_limit
             elif isinstance(reply, Refused):
                 if self._step.phase != "start" or reply.exit_code not in REFUSALS:
                     raise self._broke("sent a refusal in the middle of measuring")
                 self.stop()
                 raise WorkerRefused(reply.sentence, reply.remedy, reply.exit_code)
-            self._answered = not isinstance(reply, Step)  # before whoever asked stops listening
+            # Before the caller stops listening.
+            self._answered = not isinstance(reply, Step | Delivery)
             if self._answered:
                 self._take_printed()
             yield reply
-            if not isinstance(reply, Step):
+            if self._answered:
                 return
-            if reply.awaits:
+            if isinstance(reply, Step) and reply.awaits:
                 with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
                     self._write(GO, step_limit)
+
+    def tell(self, message: Message) -> None:
+        """Answer a delivery, before the next reply is asked for."""
+        with contextlib.suppress(BrokenPipeError):  # it died; what comes next says how
+            self._write(message.model_dump_json().encode() + b"\n", READ_TIMEOUT_S)
 
     def _write(self, data: bytes, limit_s: float) -> None:
         """Raises `WorkerTimedOut` when the worker does not read it, or `BrokenPipeError`."""
@@ -283,17 +295,23 @@ class WorkerProcess:
 def _start(runs: Program) -> templates.ForkedProcess | subprocess.Popen[bytes]:
     """Fork a worker, or start one the long way where that cannot be done."""
     arguments = [*runs.options, "--parent", str(os.getpid())]
+
+    def with_mailbox(number: int | None) -> list[str]:
+        return arguments if runs.mailbox is None else [*arguments, "--mailbox", str(number)]
+
     try:
-        return templates.fork(runs.module, arguments, runs.environment)
+        forked = with_mailbox(MAILBOX)
+        return templates.fork(runs.module, forked, runs.environment, runs.mailbox)
     except templates.NoTemplate:
         return subprocess.Popen(
-            [sys.executable, "-m", runs.module, *arguments],
+            [sys.executable, "-m", runs.module, *with_mailbox(runs.mailbox)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             env=dict(runs.environment),
             bufsize=0,
+            pass_fds=[] if runs.mailbox is None else [runs.mailbox],
         )
 
 

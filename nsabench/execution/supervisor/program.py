@@ -30,6 +30,7 @@ class Program:
     environment: Mapping[str, str]
     replies: TypeAdapter[Any] = REPLY
     scratch: str = ""  # which it may fill up to a limit
+    mailbox: int | None = None  # the descriptor of the memory that outputs are handed over in
 
 
 def measuring(
@@ -38,6 +39,7 @@ def measuring(
     sources: Mapping[str, str] | None = None,
     ops_file: Path | None = None,
     sandbox: Sandbox | None = None,
+    mailbox: int | None = None,
 ) -> Program:
     """The worker that measures. sources: what it imports, and refuses if it was changed."""
     options = ["--device", device]
@@ -54,6 +56,7 @@ def measuring(
         options,
         worker_environment(device),
         scratch=sandbox.scratch if sandbox is not None else "",
+        mailbox=mailbox,
     )
 
 

@@ -87,12 +87,16 @@ class Template:
     def pid(self) -> int:
         return self._process.pid
 
-    def fork(self, module: str, arguments: Sequence[str]) -> ForkedProcess:
-        """Raises `NoTemplate` when it is gone, or not what it was."""
+    def fork(self, module: str, arguments: Sequence[str], mailbox: int | None) -> ForkedProcess:
+        """Raises `NoTemplate` when it is gone, or not what it was.
+
+        mailbox: a descriptor that the worker is to have under the number `MAILBOX`.
+        """
         request = {"module": module, "arguments": list(arguments), "directory": str(Path.cwd())}
         ours, theirs = zip(_pipe(write=True), _pipe(), _pipe(), strict=True)
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], theirs)
+            handed = [*theirs, *([] if mailbox is None else [mailbox])]
+            socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
             pid = self._answer(FORK_TIMEOUT_S).get("pid")
             if not isinstance(pid, int):
                 raise NoTemplate("it is not what it was")
@@ -136,7 +140,12 @@ _templates: dict[frozenset[tuple[str, str]], Template] = {}
 _hopeless: set[frozenset[tuple[str, str]]] = set()
 
 
-def fork(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+def fork(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    mailbox: int | None = None,
+) -> ForkedProcess:
     """A worker that runs a module. A template that is gone is started anew, once.
 
     Raises `NoTemplate` where no worker can be forked, from then on at once.
@@ -153,7 +162,7 @@ def fork(module: str, arguments: Sequence[str], environment: Mapping[str, str]) 
                 _hopeless.add(key)
                 raise
         try:
-            forked = template.fork(module, arguments)
+            forked = template.fork(module, arguments, mailbox)
         except NoTemplate:
             template = None
             continue

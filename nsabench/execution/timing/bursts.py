@@ -13,8 +13,8 @@ from random import Random
 from typing import Protocol
 
 from nsabench.assessment.statistics import MIN_ROUNDS_EVER
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Timer
+from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Bursts
 

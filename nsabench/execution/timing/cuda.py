@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nsabench.execution.failure import DeviceLost
 from nsabench.execution.timing.l2_flush import L2Flush
 from nsabench.execution.timing.spin import FIRST_CYCLES, longer, shorter
 from nsabench.execution.timing.timer import Call, Sample, Timed, one_behind_the_other
+from nsabench.failure import DeviceLost
 from nsabench.machine.clock import now_s
 
 # A device synchronise after an event synchronise now and then takes 0.1 ms with nothing to wait

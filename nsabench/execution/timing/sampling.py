@@ -9,9 +9,9 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing.stopping import Rule
 from nsabench.execution.timing.timer import Timer
+from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Samples
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsabench.checker.messages import Checked
+from nsabench.delivery import Delivery, Mailbox
 from nsabench.errors import NsabenchError
 from nsabench.execution.protocol import (
     REQUEST,
@@ -32,6 +34,9 @@ from nsabench.execution.worker.channel import Channel, die_with
 from nsabench.model.measurement import Message
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nsabench.execution.worker.inputs import InputSets
     from nsabench.execution.worker.session import Session
 
 
@@ -42,6 +47,7 @@ def main() -> None:
     parser.add_argument("--ops", type=Path)
     parser.add_argument("--sources", type=json.loads)
     parser.add_argument("--sandbox", type=Sandbox.model_validate_json)
+    parser.add_argument("--mailbox", type=int)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
     channel = Channel.claim_stdout()
@@ -49,7 +55,10 @@ def main() -> None:
     if options.sandbox is not None:
         sandbox.enter(options.sandbox)
     try:
-        Worker(options.device, options.kernels, options.ops, options.sources, channel).serve()
+        mailbox = None if options.mailbox is None else Mailbox(options.mailbox, options.device)
+        Worker(
+            options.device, options.kernels, options.ops, options.sources, channel, mailbox
+        ).serve()
     except NsabenchError as error:
         channel.send(
             Refused(sentence=str(error), remedy=error.remedy, exit_code=error.exit_code),
@@ -66,12 +75,14 @@ class Worker:
         ops_file: Path | None,
         sources: Mapping[str, str] | None,
         channel: Channel,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self.device = device
         self.kernels = kernels
         self.ops_file = ops_file
         self.sources = sources
         self.channel = channel
+        self.mailbox = mailbox
         self.session: Session | None = None
 
     def send(self, message: Message) -> None:
@@ -127,7 +138,17 @@ class Worker:
         self._answer(lambda session: session.compile(request))
 
     def measure(self, request: Measure) -> None:
-        self._answer(lambda session: session.measure(request, self.step))
+        assert self.mailbox is not None
+        self.mailbox.map(max((f.nbytes for f in request.prepared.forms.values()), default=0))
+        self._answer(lambda session: session.measure(request, self.step, self.deliver))
+        self.mailbox.close()
+
+    def deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
+        """Hand the results of a call to the checker; return whether they are right."""
+        assert self.mailbox is not None
+        self.mailbox.put(sets.form, results)
+        self.send(delivery)
+        return Checked.model_validate_json(sys.stdin.buffer.readline()).right
 
     def _open(self) -> Session:
         from nsabench.execution.worker.session import Session
@@ -137,7 +158,7 @@ class Worker:
         return self.session
 
     def _answer(self, answer: Callable[[Session], Message]) -> None:
-        from nsabench.execution.failure import DeviceLost
+        from nsabench.failure import DeviceLost
 
         session = self._open()
         try:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from nsabench.assessment.checks.burst import IN_A_BURST
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker import calls, cuda_graphs, state
 from nsabench.execution.worker.calls import Answer
-from nsabench.execution.worker.comparison import Answers, Comparison
 from nsabench.execution.worker.guard import classify, guarded
-from nsabench.execution.worker.inputs import InputSets, poison_like
+from nsabench.execution.worker.inputs import InputSets, poison
+from nsabench.execution.worker.outputs import Answers, Deliver, Outputs
 from nsabench.execution.worker.streams import own_streams
+from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Role, Status
@@ -51,7 +51,13 @@ class CaseArm:
     """An implementation bound to the input sets of a case (the `Arm` of timing.sampling)."""
 
     def __init__(
-        self, item: Implementation, case: Case, device: str, sets: InputSets, rng: Random
+        self,
+        item: Implementation,
+        case: Case,
+        device: str,
+        sets: InputSets,
+        rng: Random,
+        deliver: Deliver,
     ) -> None:
         self.name = item.name
         self.item = item
@@ -59,7 +65,8 @@ class CaseArm:
         self.device = device
         self.sets = sets
         # Controls are many, and their results together large; no ring is among them.
-        self.comparison = Comparison(case, sets, keeps_first=item.role is not Role.CONTROL)
+        keeps_first = item.role is not Role.CONTROL
+        self.outputs = Outputs(item.name, item.computes, sets, deliver, keeps_first=keeps_first)
         self.compile_s: float | None = None
         self.config = ""
         self.called_s = 0.0  # spent inside checked calls, compilation included
@@ -129,7 +136,7 @@ class CaseArm:
 
     def _next(self, index: int) -> Call:
         """The next call, made ready: a replay, where there are graphs."""
-        self.comparison.expect(index)
+        self.outputs.expect(index)
         self.sets.made_ready(index)
         return partial(self._replay, index) if self._graphs else self.ready(index)
 
@@ -169,8 +176,7 @@ class CaseArm:
         # whoever calls has its output there: an earlier one in its place could be right by chance.
         for where in self._streams or dict.fromkeys((None, stream)):
             with _on(where):
-                results, dtype = self.sets.results_of(index), getattr(torch, self.case.dtype)
-                poison_like(results, dtype, calls)
+                poison(self.sets.form, self.device, calls)
 
     def _checked_call(self, index: int) -> None:
         self.sets.heal()
@@ -184,8 +190,8 @@ class CaseArm:
         answers = self._guarded(call)
         if self.device == "cuda":
             self.peak_mem_bytes = torch.cuda.max_memory_allocated() - before
-        self.comparison.compare(answers, "")
-        self.comparison.keep(self._own(answers))
+        self.outputs.check(answers, "")
+        self.outputs.keep(self._own(answers))
 
     def _own(self, answers: Answers) -> Answers:
         """Those that a caller may keep: replays of a graph write to the same memory each time, as
@@ -260,7 +266,7 @@ class CaseArm:
                 held = self._awaits_device or reached is None or not reached.query()
                 return answers
 
-        self.comparison.compare(self._guarded(queue), when)
+        self.outputs.check(self._guarded(queue), when)
         return held
 
     # --- timing (the protocol of timing.sampling.Arm)
@@ -320,8 +326,8 @@ class CaseArm:
         self._called = True
         self._refuse_settings()
         if self._watched:
-            self.comparison.compare(result, f"in a timed call (round {round_}), ")
-            self.comparison.keep(self._own(result))
+            self.outputs.check(result, f"in a timed call (round {round_}), ")
+            self.outputs.keep(self._own(result))
 
     def burst(self, timer: Timer, count: int) -> float:
         """Make `count` calls one behind the other (the protocol of timing.bursts.BurstArm).
@@ -348,8 +354,8 @@ class CaseArm:
         time_ms, result = self._guarded(partial(timer.burst, calls_, kept, keep))
         if looks:
             self._sets_of_looks.append(alone)
-            self.comparison.expect_after(indices[kept - 1] if kept else None)
-            self.comparison.compare([queued[kept].answer(result)], IN_A_BURST)
+            self.outputs.expect_after(indices[kept - 1] if kept else None)
+            self.outputs.check([queued[kept].answer(result)], IN_A_BURST)
         return time_ms
 
     def one_call(self) -> Callable[[], Answers]:
@@ -366,7 +372,7 @@ class CaseArm:
         if self.item.role is Role.CANDIDATE:
             self._awaits_device = False  # told anew: it may have waited only at first
         self._ordered_call()
-        self.comparison.finish()
+        self.outputs.finish()
 
 
 def rotated(count: int, sets: int, kept: int, alone: int) -> list[int]:

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nsabench.assessment.checks.parity import OUTPUT
-from nsabench.execution.failure import Failure
+from nsabench.delivery import OUTPUT
+from nsabench.failure import Failure
 from nsabench.model.vocabulary import Direction, Status
 from nsabench.ops import Inputs
 from nsabench.registry import Implementation

@@ -12,14 +12,13 @@ from random import Random
 from torch import Tensor
 
 from nsabench import ops
-from nsabench.assessment.checks.parity import OUTPUT
+from nsabench.delivery import OUTPUT, draw
 from nsabench.errors import UsageError
-from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Compiled
 from nsabench.execution.worker import calls
 from nsabench.execution.worker.guard import guarded
-from nsabench.execution.worker.inputs import GRAD_SEED
 from nsabench.execution.worker.state import forget_earlier_cases, give_back
+from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Status
@@ -30,17 +29,14 @@ SEED = 86028121  # prime: a sum of it and a case's seed is no seed of an input s
 
 
 class _OneSet:
-    """One set of inputs, and nothing that says what is right for it."""
+    """One set of inputs, as `calls.ready` takes them."""
 
     def __init__(self, case: Case, device: str) -> None:
-        op, seed = ops.get(case.op), case.seed + SEED
-        inputs = op.draw(ops.sizes(case), case.dtype, case.distribution, seed, device)
-        self.wanted = op.differentiable if case.direction.differentiates else ()
+        inputs, grad_out = draw(case, case.seed + SEED, device)
+        self.wanted = () if grad_out is None else ops.get(case.op).differentiable
         self.results = tuple(f"d{name}" for name in self.wanted) or (OUTPUT,)
         self.sets: list[Inputs] = [inputs]
-        self.grads: list[Tensor] = []
-        if self.wanted:
-            self.grads.append(op.draw_grad(inputs, seed + GRAD_SEED))
+        self.grads: list[Tensor] = [] if grad_out is None else [grad_out]
 
 
 def compile_case(case: Case, item: Implementation, device: str) -> Compiled:

@@ -10,10 +10,10 @@ import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.protocol import Spare, Step
 from nsabench.execution.timing.timer import Timer
 from nsabench.execution.worker.arm import CaseArm
+from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.model.measurement import Samples
 

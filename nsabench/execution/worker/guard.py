@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 
 import nsabench
-from nsabench.execution.failure import DeviceLost, Failure
 from nsabench.execution.worker import sandbox
+from nsabench.failure import DeviceLost, Failure
 from nsabench.model.vocabulary import Status
 from nsabench.registry import USER_MODULE, Unsupported
 

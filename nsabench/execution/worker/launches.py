@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.profiler import profile  # that of torch.profiler imports the compiler
 
-from nsabench.execution.failure import Failure
+from nsabench.failure import Failure
 
 # CUPTI lets go of the process afterwards, so that the calls of later cases cost what they did.
 _TEARDOWN = "TEARDOWN_CUPTI"

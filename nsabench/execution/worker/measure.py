@@ -1,19 +1,15 @@
-"""One case in the worker: inputs and oracles, parity of each arm, then interleaved samples."""
+"""One case in the worker: inputs, checks of the outputs of each arm, then interleaved samples."""
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random, SystemRandom
 
 from nsabench import ops
-from nsabench.assessment.checks.parity import OUTPUT
-from nsabench.assessment.diagnosis import diagnose, diagnose_gradient
 from nsabench.assessment.statistics import quantile
-from nsabench.errors import UsageError
-from nsabench.execution.failure import Failure
+from nsabench.checker.messages import NoOracle, Prepared
 from nsabench.execution.protocol import NOBODY, Measured, Spare, Step
 from nsabench.execution.timing import bursts, sampling, stopping
 from nsabench.execution.timing.sampling import Collected
@@ -22,9 +18,12 @@ from nsabench.execution.worker import launches
 from nsabench.execution.worker.arm import CaseArm
 from nsabench.execution.worker.conditions import ConditionMonitor
 from nsabench.execution.worker.glance import LEFT_OUT, Glance, Report
+from nsabench.execution.worker.guard import guarded
 from nsabench.execution.worker.inputs import InputSets
 from nsabench.execution.worker.launches import Counted
+from nsabench.execution.worker.outputs import Deliver
 from nsabench.execution.worker.state import forget_earlier_cases
+from nsabench.failure import Failure
 from nsabench.machine.clock import now_s
 from nsabench.machine.environment import nvml
 from nsabench.model.case import Case
@@ -34,7 +33,7 @@ from nsabench.registry import Implementation
 
 PARITY_ONLY = "parity only: Triton's interpreter is not timed"
 
-Drawn = tuple[Case, InputSets | Failure]  # what items that compute the same share
+Drawn = tuple[Case, InputSets] | NoOracle  # what items that compute the same share
 
 
 def measure(
@@ -46,11 +45,16 @@ def measure(
     timer: Timer,
     sensors: nvml.Device | None,
     report: Report,
+    prepared: Prepared,
+    seeds: Sequence[int],
+    deliver: Deliver,
     spare: Spare = NOBODY,
 ) -> Measured:
     """Measure `items` on `case`, interleaved. Raises `DeviceLost` when the device is lost.
 
-    spare: who is called a few times and no more where it is hopelessly behind.
+    prepared: what the checker has oracles for. seeds: of the sets of inputs. deliver: hands an
+    output to the checker. spare: baselines that are called a few times only if they are hopelessly
+    behind.
     """
     report(Step(phase="inputs"))
     forget_earlier_cases(device)
@@ -62,12 +66,18 @@ def measure(
     drawn: dict[str, Drawn] = {}
     for item in items:
         if item.computes not in drawn:
-            drawn[item.computes] = _draw(case, item.computes, device)
-        of, found = drawn[item.computes]
-        if isinstance(found, Failure):
-            outcomes[item.name] = _without_inputs(item, session, found)
+            drawn[item.computes] = _draw(case, item.computes, device, prepared, seeds)
+        found = drawn[item.computes]
+        if isinstance(found, NoOracle):
+            outcomes[item.name] = Outcome(
+                implementation=item.name,
+                status=found.status,
+                reason=found.reason,
+                session=session,
+            )
         else:
-            tried.append(CaseArm(item, of, device, found, rng))
+            computed, sets = found
+            tried.append(CaseArm(item, computed, device, sets, rng, deliver))
     glance = Glance(spare)
     # A replay may take a part of what the call takes that it was captured of.
     if case.timing.mode is Mode.STREAM and case.streams == 1:
@@ -79,7 +89,7 @@ def measure(
         item, sets = arm.item, arm.sets
         few = glance.left_out(arm.name, [one.name for one in arms])
         if few is not None:
-            outcomes[arm.name] = _outcome(arm, session, diagnosis=_diagnose(arm, report))
+            outcomes[arm.name] = _outcome(arm, session)
             outcomes[arm.name].samples = few
             outcomes[arm.name].notes.append(LEFT_OUT)
             continue
@@ -92,7 +102,7 @@ def measure(
         except Failure as failure:
             failure.alone()  # what the frames of its traceback hold is memory of the others
             report(Step(phase=failure.status.value, implementation=item.name))
-            outcomes[item.name] = _outcome(arm, session, failure, _diagnose(arm, report))
+            outcomes[item.name] = _outcome(arm, session, failure)
             sets.repair()  # while it is its own time, and no other need be watched for it
         else:
             report(Step(phase=Status.OK.value, implementation=item.name))
@@ -101,7 +111,6 @@ def measure(
                 arms.append(arm)
             else:
                 outcomes[item.name].notes.append(PARITY_ONLY)
-                outcomes[item.name].diagnosis = _diagnose(arm, report)
             continue
         if device == "cuda":  # memory of it is held by cycles that foreign code made
             gc.collect()
@@ -125,16 +134,18 @@ def _touch(arms: Sequence[CaseArm]) -> None:
     max(arms, key=lambda arm: arm.sets.ready_s).sets.touch()
 
 
-def _draw(case: Case, computes: str, device: str) -> Drawn:
+def _draw(
+    case: Case, computes: str, device: str, prepared: Prepared, seeds: Sequence[int]
+) -> Drawn:
     """The case of the op that is computed, with its inputs, or why there are none."""
+    if computes in prepared.failures:
+        return prepared.failures[computes]
+    computed, form = ops.computed(case, computes), prepared.forms[computes]
     try:
-        of = ops.computed(case, computes)
-    except UsageError as error:
-        return case, Failure(Status.UNSUPPORTED, str(error))
-    try:
-        return of, InputSets(of, device)
+        sets = guarded(partial(InputSets, computed, seeds, form, device), device)
     except Failure as failure:
-        return of, failure.alone()
+        return NoOracle(status=failure.status, reason=f"its inputs: {failure.reason}")
+    return computed, sets
 
 
 def _time(
@@ -171,9 +182,7 @@ def _time(
     queue_s = now_s() - sampled
     for arm in arms:
         failure = out.failed.get(arm.name)
-        diagnosis = _diagnose(arm, report)
-        # Anew: the errors of timed calls count as those before them do.
-        outcomes[arm.name] = _outcome(arm, session, failure, diagnosis)
+        outcomes[arm.name] = _outcome(arm, session, failure)
         if not failure:
             outcomes[arm.name].samples = out.samples[arm.name]
             outcomes[arm.name].bursts = by_arm.get(arm.name, Bursts())
@@ -192,7 +201,7 @@ def _burst(
         return {}
     report(Step(phase="bursts", allowance=len(arms) + 1))
     call_ms = {arm.name: _least_ms(out.samples[arm.name]) for arm in arms}
-    held = ops.work(case).bytes_min if case.direction.differentiates else 0
+    held = arms[0].sets.nbytes if case.direction.differentiates else 0
     judged = _contenders(arms, call_ms)
     with out.busy(*arms):
         return bursts.collect(arms, timer, call_ms, held, Random(case.seed), out.failed, judged)
@@ -229,53 +238,14 @@ def _least_ms(samples: Samples) -> float:
     return max(quantile(samples.time_ms, 0.5), quantile(samples.host_us, 0.5) / 1e3)
 
 
-def _diagnose(arm: CaseArm, report: Report) -> str:
-    """Which known mistake reproduces the wrong output, if there is one to look at, or one that may
-    be found wrong."""
-    wrong, arm.comparison.wrong = (
-        arm.comparison.wrong,
-        None,
-    )  # its tensors are not needed any longer
-    if wrong is None:
-        return ""
-    report(Step(phase="diagnosis", implementation=arm.name))
-    op, inputs = ops.get(arm.case.op), arm.sets.draw(wrong.seed)
-    if wrong.name == OUTPUT:
-        return diagnose(op, inputs, wrong.result, wrong.previous)
-    grad_out = arm.sets.draw_grad(inputs, wrong.seed)
-    made = (wrong.name, wrong.result, wrong.expected, wrong.previous)
-    return diagnose_gradient(op, inputs, grad_out, *made)
-
-
-def _without_inputs(item: Implementation, session: int, failure: Failure) -> Outcome:
-    return Outcome(
-        implementation=item.name, status=failure.status, reason=failure.reason, session=session
-    )
-
-
-def _outcome(
-    arm: CaseArm, session: int, failure: Failure | None = None, diagnosis: str = ""
-) -> Outcome:
-    errors = arm.comparison.errors
+def _outcome(arm: CaseArm, session: int, failure: Failure | None = None) -> Outcome:
     return Outcome(
         implementation=arm.name,
         status=failure.status if failure else Status.OK,
         reason=failure.reason if failure else "",
         traceback=failure.trace if failure else "",
-        diagnosis=diagnosis,
-        mae=_finite(errors.mae) if errors else None,
-        max_abs_err=_finite(errors.max_abs_err) if errors else None,
-        rel_l2=_finite(errors.rel_l2) if errors else None,
-        worst_row=_finite(errors.worst_row) if errors else None,
-        worst_row_at=errors.worst_row_at if errors else "",
-        rows_compared=errors.rows[0] if errors and errors.rows else None,
-        rows_left_out=errors.rows[1] if errors and errors.rows else None,
         compile_s=arm.compile_s,
         peak_mem_bytes=arm.peak_mem_bytes,
         config=arm.config,
         session=session,
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -17,6 +17,7 @@ from nsabench.execution.timing.timer import CpuTimer, Timer
 from nsabench.execution.worker.compilation import compile_case
 from nsabench.execution.worker.glance import Report
 from nsabench.execution.worker.measure import measure
+from nsabench.execution.worker.outputs import Deliver
 from nsabench.execution.worker.state import give_back
 from nsabench.machine.environment import nvml
 from nsabench.machine.environment.torch_probe import pci_bus_id
@@ -55,7 +56,7 @@ class Session:
             return Compiled(reason=f"{request.implementation} is not installed")
         return compile_case(request.case, item, self.device)
 
-    def measure(self, request: Measure, report: Report) -> Measured:
+    def measure(self, request: Measure, report: Report, deliver: Deliver) -> Measured:
         case = request.case
         measured = measure(
             case,
@@ -65,6 +66,9 @@ class Session:
             timer=self.timer,
             sensors=self.sensors,
             report=report,
+            prepared=request.prepared,
+            seeds=request.seeds,
+            deliver=deliver,
             spare=request.spare,
         )
         give_back(self.device)

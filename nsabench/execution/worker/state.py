@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from nsabench.execution.failure import DeviceLost, Failure
 from nsabench.execution.worker import l2
 from nsabench.execution.worker.guard import guarded
+from nsabench.failure import DeviceLost, Failure
 
 Settings = dict[str, Any]
 UNREADABLE = "unreadable"

@@ -29,10 +29,11 @@ IMPORTED = (
     *("torch", "triton", "triton.language"),
     *("nsabench.execution.worker.session", "nsabench.execution.timing.ceilings"),
     "nsabench.registry.validation",
-    "nsabench.assessment.diagnosis.search",
+    *("nsabench.checker.checker", "nsabench.assessment.diagnosis.search"),
 )
 MAX_REQUEST_BYTES = 1 << 17
 STREAMS = 3  # stdin, stdout and stderr of a worker
+MAILBOX = 64  # the number of the descriptor behind them, if there is one
 ADOPTION_S = 10.0
 
 
@@ -72,7 +73,7 @@ def _serve(supervisor: socket.socket, parent: int) -> tuple[str, list[str]] | No
     """Fork workers until the supervisor hangs up. In a worker: what it has to run."""
     clean = _state()
     while True:
-        message, streams, _, _ = socket.recv_fds(supervisor, MAX_REQUEST_BYTES, STREAMS)
+        message, streams, _, _ = socket.recv_fds(supervisor, MAX_REQUEST_BYTES, STREAMS + 1)
         if not message:
             return None
         if _state(without=streams) != clean or clean[0] != 1:
@@ -105,8 +106,8 @@ def _state(without: Sequence[int] = ()) -> tuple[int, frozenset[str], frozenset[
 
 def _become_worker(streams: Sequence[int], parent: int, directory: str) -> None:
     os.setsid()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
+    for number, stream in zip((*range(STREAMS), MAILBOX), streams, strict=False):
+        os.dup2(stream, number, inheritable=number < STREAMS)
         os.close(stream)
     os.chdir(directory)
     sys.path[0] = directory  # as `python -m` has it

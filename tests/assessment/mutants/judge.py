@@ -9,7 +9,6 @@ from functools import cache
 from nsabench import registry
 from nsabench.assessment.results import assemble
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.measure import measure
 from nsabench.model.case import Case
 from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Entry, Header
@@ -20,6 +19,7 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import PassName, Role, Runs
 from nsabench.registry import Implementation
 from tests.assessment.mutants.mutant import Kernel
+from tests.checking import measured as measured_by_checker
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -48,14 +48,10 @@ def as_candidate(op: str, name: str, kernel: Kernel) -> Implementation:
 
 def judge(case: Case, items: list[Implementation]) -> Mapping[str, Record]:
     """What becomes of each of the items, measured together."""
-    measured = measure(
+    measured = measured_by_checker(
         case,
         items,
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     )
     plan = Plan(
         run_id="mutants",

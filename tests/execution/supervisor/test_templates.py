@@ -123,7 +123,7 @@ def test_that_an_environment_has_no_template_is_found_out_once(
         def __init__(self, environment: Mapping[str, str]) -> None:
             started.append(environment)
 
-        def fork(self, module: str, arguments: Sequence[str]) -> ForkedProcess:
+        def fork(self, module: str, arguments: Sequence[str], mailbox: int | None) -> ForkedProcess:
             raise NoTemplate("it is not what it was")
 
     monkeypatch.setattr(templates, "Template", Unclean)

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing import bursts
 from nsabench.execution.timing.timer import CpuTimer, Timer, one_behind_the_other
+from nsabench.failure import Failure
 from nsabench.model.vocabulary import Status
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing import sampling, stopping
 from nsabench.execution.timing.sampling import Collected, collect, warm_up
 from nsabench.execution.timing.timer import Sample
+from nsabench.failure import Failure
 from nsabench.model.case import FixedCount
 from nsabench.model.vocabulary import Status
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from nsabench import ops, registry
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
-from nsabench.execution.worker.measure import measure
+from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
+from tests.checking import arm_of, sets_of
+from tests.checking import measured as measured_by_checker
 
 OP = "selection_ranges"
 SHAPE = {"B": 2, "S": 4, "G": 2, "H": 4, "D": 32, "Dv": 16, "S_kv": 96, "n_spans": 3, "L": 40}
@@ -46,20 +46,16 @@ def item(call: Callable[..., Tensor], role: Role = Role.CANDIDATE) -> Implementa
     return Implementation(OP, "mine", role, (Runs.CPU,), "parity", "test", call)
 
 
-def arm_of(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0) -> CaseArm:
+def my_arm(call: Callable[..., Tensor], case: Case | None = None, seed: int = 0) -> CaseArm:
     case = case or make_case()
-    return CaseArm(item(call), case, "cpu", InputSets(case, "cpu"), Random(seed))
+    return arm_of(item(call), case, sets_of(case), Random(seed))
 
 
 def outcome_of(call: Callable[..., Tensor], case: Case | None = None):
-    return measure(
+    return measured_by_checker(
         case or make_case(),
         [item(call)],
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     ).outcomes[0]
 
 
@@ -168,7 +164,7 @@ def test_the_gradient_it_is_given_must_stay_as_it_is() -> None:
         return torch.zeros_like(q)
 
     with pytest.raises(Failure, match="changed the gradient it was given"):
-        arm_of(with_dq(doubled)).check()
+        my_arm(with_dq(doubled)).check()
 
 
 def test_inputs_must_stay_as_they_are() -> None:
@@ -177,7 +173,7 @@ def test_inputs_must_stay_as_they_are() -> None:
         return torch.zeros_like(q)
 
     with pytest.raises(Failure, match="changed its input q"):
-        arm_of(with_dq(moved)).check()
+        my_arm(with_dq(moved)).check()
 
 
 def test_a_gradient_made_in_the_forward_is_wrong() -> None:
@@ -192,7 +188,7 @@ def test_a_gradient_made_in_the_forward_is_wrong() -> None:
         grads = torch.autograd.grad(out, (q, k, v), seen[-1])
         return _Replay.apply(q, k, v, out.detach(), grads)
 
-    arm = arm_of(guess)
+    arm = my_arm(guess)
     with pytest.raises(Failure, match="mean absolute error"):
         arm.check()
     assert seen  # it was right once
@@ -217,12 +213,12 @@ def test_a_gradient_of_another_form_is_wrong() -> None:
             out = masked_sdpa(q.detach(), k, v, ranges, **options)
             return _Hooked.apply(q, out, lambda grad_out, q: grad_out)
 
-        arm_of(alias, case).check()
+        my_arm(alias, case).check()
 
 
 def test_a_backward_is_not_captured() -> None:
     with pytest.raises(Failure, match="CUDA graphs") as caught:
-        arm_of(masked_sdpa).capture()
+        my_arm(masked_sdpa).capture()
     assert caught.value.status is Status.UNSUPPORTED
 
 
@@ -282,14 +278,10 @@ def test_an_output_of_a_backward_lives_on() -> None:
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_sample_can_be_taken_again(direction) -> None:
     case = make_case().model_copy(update={"direction": direction})
-    found = measure(
+    found = measured_by_checker(
         case,
         [item(masked_sdpa)],
-        device="cpu",
-        session=1,
         timer=TwiceTimer(),
-        sensors=None,
-        report=lambda step: None,
     ).outcomes[0]
     assert found.status is Status.OK, found.reason
 
@@ -299,17 +291,18 @@ def test_gradients_of_large_sums_are_held_to_the_format_and_small_ones_to_the_to
 ) -> None:
     """bfloat16 resolves 2^-8 of a value: of gradients of about 30 an honest kernel is off by more
     than 1e-3, and one that is off by a tenth is not honest."""
-    case, draw = make_case("bfloat16"), InputSets.draw_grad
-    monkeypatch.setattr(InputSets, "draw_grad", lambda *drawn: draw(*drawn) * 1024)
-    sets = InputSets(case, "cpu")
-    assert sets.expected[0]["dq"].abs().max() > 30
-    CaseArm(item(masked_sdpa), case, "cpu", sets, Random(0)).check()
+    case, op = make_case("bfloat16"), ops.get(OP)
+    drawn = op.draw_grad
+    monkeypatch.setattr(type(op), "draw_grad", lambda _, *given: drawn(*given) * 1024)
+    sets = sets_of(case)
+    assert op.gradients(sets.sets[0], sets.grads[0])["q"].abs().max() > 30
+    arm_of(item(masked_sdpa), case, sets, Random(0)).check()
 
     def off(q: Tensor, *rest: Tensor, **options: Any) -> Tensor:
         return masked_sdpa(1.1 * q - 0.1 * q.detach(), *rest, **options)
 
     with pytest.raises(Failure, match="of dq"):
-        CaseArm(item(off), case, "cpu", sets, Random(0)).check()
+        arm_of(item(off), case, sets, Random(0)).check()
 
 
 def test_work_of_a_backward_is_the_forward_and_the_gradients() -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from nsabench.execution.worker.compilation import compile_case
-from nsabench.execution.worker.inputs import InputSets
 from nsabench.implementations.baselines.selection_ranges import masked_sdpa
 from nsabench.model.vocabulary import Direction
+from tests.checking import sets_of
 from tests.execution.worker.test_backward import item, make_case
 
 
@@ -26,7 +26,7 @@ def test_it_is_called_twice_on_inputs_that_no_set_has(direction: Direction) -> N
     assert compiled.reason == ""
     assert compiled.first_s > 0 and compiled.second_s > 0
     assert len(seen) == 2
-    sets = InputSets(case, "cpu")
+    sets = sets_of(case)
     for given in seen:
         for inputs in sets.sets:
             assert not any(

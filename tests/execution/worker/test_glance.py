@@ -16,12 +16,13 @@ from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.execution.timing.timer import Call, CpuTimer, Timed
 from nsabench.execution.worker import arm, glance
 from nsabench.execution.worker.guard import guarded
-from nsabench.execution.worker.measure import measure
 from nsabench.execution.worker.session import Session
 from nsabench.model.case import Case
 from nsabench.model.measurement import Outcome
 from nsabench.model.vocabulary import L2, Role, Status
 from nsabench.registry import Implementation
+from tests.checking import Desk
+from tests.checking import measured as measured_by_checker
 from tests.execution.worker.test_arm import CASE, honest
 from tests.execution.worker.test_arm import item as candidate
 
@@ -69,14 +70,12 @@ def found(
     """spare: where it is not given, all are, and one of them stays."""
     calls["slow"] = 0
     names = tuple(call.__name__ for call in given)
-    measured = measure(
+    measured = measured_by_checker(
         case,
         [item(call, call.__name__) for call in given],
         device="cpu",
         session=7,
         timer=timer or CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
         spare=spare or Spare(baselines=names),
     )
     assert [one.implementation for one in measured.outcomes] == list(names)
@@ -261,5 +260,11 @@ def test_what_the_supervisor_asks_for_reaches_the_worker(
     for executor.spares in ({}, {"another": spare}, {CASE.id: spare}):
         with pytest.raises(GroupLost):
             executor.measure(CASE, ["slow", "quick"], 3)
-    notes = [session.measure(one, lambda step: None).outcomes[0].notes for one in asked]
+    desk = Desk(CASE)
+    requests = [
+        desk.request(one.implementations, CASE).model_copy(update={"spare": one.spare})
+        for one in asked
+    ]
+    measured = [session.measure(one, lambda step: None, desk.deliver) for one in requests]
+    notes = [one.outcomes[0].notes for one in measured]
     assert [bool(one) for one in notes] == [False, False, True]

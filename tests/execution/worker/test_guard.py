@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nsabench.execution.failure import Failure  # noqa: E402
 from nsabench.execution.worker import guard  # noqa: E402
 from nsabench.execution.worker.guard import classify, guarded  # noqa: E402
+from nsabench.failure import Failure  # noqa: E402
 from nsabench.model.vocabulary import Status  # noqa: E402
 from nsabench.registry import USER_MODULE  # noqa: E402
 

@@ -14,13 +14,12 @@ from nsabench.assessment.checks.limits import least
 from nsabench.errors import UsageError
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker import inputs as worker_inputs
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import L2, DType, Role, Status
 from nsabench.ops import ladder
 from nsabench.planning import matrix
 from nsabench.registry import load
+from tests.checking import arm_of, sets_of
 
 MATRIX = """
 op: selection_rows
@@ -52,12 +51,12 @@ def test_a_matrix_spans_both_and_cold_has_the_id_it_always_had(cases, tmp_path: 
 
 def test_before_a_warm_sample_the_inputs_of_its_set_are_read(cases, monkeypatch) -> None:
     case = cases[L2.WARM]
-    sets, timer = InputSets(case, "cpu"), CpuTimer()
+    sets, timer = sets_of(case), CpuTimer()
     timer.touch = sets.touch
     read: list[int] = []
     monkeypatch.setattr(worker_inputs, "_amax", lambda t: read.append(t.data_ptr()))
     item = next(i for i in load() if (i.op, i.name) == (case.op, "sdpa_heads_as_queries"))
-    arm = CaseArm(item, case, "cpu", sets, Random(1))
+    arm = arm_of(item, case, sets, Random(1))
     for round_ in (2, 3, 5):
         prepared = arm.prepare(round_)
         read.clear()
@@ -91,6 +90,6 @@ def test_warm_inputs_are_held_to_the_bandwidth_of_the_l2() -> None:
 
 
 def test_an_empty_input_is_nothing_to_read(cases) -> None:
-    sets = InputSets(cases[L2.WARM], "cpu")
+    sets = sets_of(cases[L2.WARM])
     sets.sets[0].tensors["k"] = torch.empty(0)
     sets.touch()

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from nsabench.execution.worker import parity
-from nsabench.execution.worker.parity import Errors
+from nsabench.checker import errors as parity
+from nsabench.checker.errors import Errors
 
 RESOLVED = 2.0**-10
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench.execution.protocol import Measure, Measured
+from nsabench.execution.protocol import Measured
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker import state
 from nsabench.execution.worker.inputs import InputSets
@@ -20,6 +20,7 @@ from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.measurement import Conditions
 from nsabench.model.vocabulary import L2, Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
+from tests.checking import Desk
 
 SHAPES = 10  # torch compiles 8 of one function and runs the next ones uncompiled
 
@@ -64,8 +65,9 @@ def test_the_tenth_shape_runs_compiled_too() -> None:
     session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
     for number in range(SHAPES):
         case = _case(8 + number)
-        request = Measure(case=case, implementations=[item.name], session=1)
-        [outcome] = session.measure(request, lambda step: None).outcomes
+        desk = Desk(case)
+        request = desk.request([item.name], case)
+        [outcome] = session.measure(request, lambda step: None, desk.deliver).outcomes
         assert outcome.status is Status.OK, outcome.reason
     assert compiled_calls > SHAPES
     assert uncompiled == []
@@ -76,8 +78,10 @@ def test_nothing_of_a_case_outlives_it(l2: L2) -> None:
     """With a warm L2 the timer kept the inputs of all arms until the next case."""
     item = Implementation("selection_rows", "mine", Role.CANDIDATE, (Runs.CPU,), "", "test", _rows)
     session = Session("cpu", CpuTimer(), None, {(item.op, item.name): item})
-    request = Measure(case=_case(l2=l2), implementations=[item.name], session=1)
-    [outcome] = session.measure(request, lambda step: None).outcomes
+    case = _case(l2=l2)
+    desk = Desk(case)
+    request = desk.request([item.name], case)
+    [outcome] = session.measure(request, lambda step: None, desk.deliver).outcomes
     assert outcome.status is Status.OK and outcome.samples.time_ms, outcome.reason
     gc.collect()
     assert [one for one in gc.get_objects() if isinstance(one, InputSets)] == []
@@ -103,7 +107,8 @@ def test_a_case_leaves_its_device_to_other_workers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("nsabench.execution.worker.session.measure", measured)
     monkeypatch.setattr(state, "_empty_cache", given_back)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    desk = Desk(_case())
     Session("cuda", CpuTimer(), None, {}).measure(
-        Measure(case=_case(), implementations=[], session=1), lambda step: None
+        desk.request([], _case()), lambda step: None, desk.deliver
     )
     assert happened == ["measured", "gave back"]

@@ -7,10 +7,10 @@ import pytest
 
 from nsabench import registry
 from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType
 from nsabench.registry import Implementation
+from tests.checking import arm_of, sets_of
 
 MakeCase = Callable[..., Case]
 
@@ -43,6 +43,6 @@ def make_case() -> MakeCase:
 @pytest.fixture(scope="session")
 def make_arm(shipped) -> Callable[..., CaseArm]:
     def make(name: str, case: Case, seed: int = 0) -> CaseArm:
-        return CaseArm(shipped[name], case, "cpu", InputSets(case, "cpu"), Random(seed))
+        return arm_of(shipped[name], case, sets_of(case), Random(seed))
 
     return make

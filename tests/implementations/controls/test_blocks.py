@@ -9,13 +9,12 @@ import torch
 
 from nsabench import ops, registry
 from nsabench.assessment.diagnosis import diagnose
-from nsabench.execution.failure import Failure
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
+from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Direction, DType, Runs, Status
 from nsabench.planning import matrix, resolve
+from tests.checking import arm_of, sets_of
 
 OP = "selection_blocks"
 SHAPE = {"B": 2, "T": 150, "HQ": 4, "H": 2, "D": 32, "Dv": 32, "S": 5, "block_size": 8}
@@ -54,7 +53,7 @@ def make_case(distribution: str, direction: str, dtype: str = "bfloat16") -> Cas
 
 
 def check(name: str, case: Case) -> None:
-    CaseArm(shipped[name], case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+    arm_of(shipped[name], case, sets_of(case), Random(0)).check()
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
@@ -84,7 +83,7 @@ def test_controls_are_caught(name, direction, distribution) -> None:
 @pytest.mark.parametrize("distribution", ["random", "packed", "dense"])
 def test_mistakes_have_names(distribution) -> None:
     case = make_case(distribution, "forward")
-    inputs = InputSets(case, "cpu").sets[0]
+    inputs = sets_of(case).sets[0]
     given = inputs.tensors
 
     def said(name: str, **changes: torch.Tensor) -> str:

@@ -15,11 +15,11 @@ from nsabench.assessment.checks import Finding, Row
 from nsabench.assessment.checks.controls import catch
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing.timer import Call, CpuTimer, Sample, Timed, Timer
-from nsabench.execution.worker.measure import measure
 from nsabench.implementations.controls import dishonest_clock, slow_wrappers
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.vocabulary import Catch, Direction, DType
 from nsabench.registry import Honest, Implementation
+from tests.checking import measured as measured_by_checker
 
 BACKWARD = Case(
     op="selection_ranges",
@@ -47,14 +47,10 @@ def became(timer: Timer, name: str) -> Catch:
     """What becomes of a control of a backward under this timer."""
     items = {i.name: i for i in registry.load() if i.op == BACKWARD.op}
     some: list[Implementation] = [items[items[name].wraps], items[name]]
-    outcomes = measure(
+    outcomes = measured_by_checker(
         BACKWARD,
         some,
-        device="cpu",
-        session=1,
         timer=timer,
-        sensors=None,
-        report=lambda step: None,
     ).outcomes
     work = ops.work(BACKWARD)
     rows = [

@@ -11,15 +11,15 @@ from nsabench import ops, registry
 from nsabench.assessment.checks import Limits, Row, run_all
 from nsabench.assessment.checks.controls import catch
 from nsabench.assessment.statistics import quantile
-from nsabench.execution.failure import Failure
+from nsabench.delivery import draw
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
-from nsabench.execution.worker.measure import measure
+from nsabench.failure import Failure
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.plan import ImplementationInfo
 from nsabench.model.vocabulary import Catch, Direction, DType, Role, Runs, Status
 from nsabench.registry import Implementation
+from tests.checking import arm_of, desk_of, sets_of
+from tests.checking import measured as measured_by_checker
 
 HEADS = {"HQ": 4, "H": 2, "D": 32, "Dv": 32}
 CACHE = {"B": 2, "S": 150, **HEADS}
@@ -117,7 +117,7 @@ def of(case: Case) -> list[Implementation]:
 
 def fate(item: Implementation, case: Case) -> Failure:
     with pytest.raises(Failure) as caught:
-        CaseArm(item, case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+        arm_of(item, case, sets_of(case), Random(0)).check()
     return caught.value
 
 
@@ -179,14 +179,10 @@ def caught_of(op: str, direction: Direction, case: Case) -> dict[str, Catch]:
     assert {i.name for i in cheats} == set(LATER[direction])
     wrapped = {i.wraps for i in cheats}
     honest = [i for i in registry.load() if i.op == op and i.name in wrapped]
-    measured = measure(
+    measured = measured_by_checker(
         case,
         [*honest, *cheats],
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     )
     items = {i.name: i for i in [*honest, *cheats]}
     rows = []
@@ -242,10 +238,10 @@ def test_what_is_drawn_is_drawn_again(op: str, distribution: str) -> None:
         seed=1,
         timing=Timing(rotate=2),
     )
-    sets = InputSets(case, "cpu")
+    sets = sets_of(case)
     sets.swap(0, Random())
     for index in range(len(sets)):
-        again = sets.draw(sets.seed(index)).tensors
+        again = draw(case, desk_of(sets).seeds[sets.ids[index]], "cpu")[0].tensors
         for name, held in sets.sets[index].tensors.items():
             assert torch.equal(again[name], held), name
     for inputs in sets.sets:

@@ -5,15 +5,14 @@ from random import Random
 import pytest
 from torch import Tensor
 
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
-from nsabench.execution.worker.measure import measure
+from nsabench.failure import Failure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.model.case import FixedCount, Timing
 from nsabench.model.vocabulary import Role, Runs, Status
 from nsabench.registry import Implementation
+from tests.checking import arm_of, sets_of
+from tests.checking import measured as measured_by_checker
 
 HONEST_CALLS = 3  # as many as are made before anything is timed
 
@@ -33,14 +32,14 @@ class NotWatched(Random):
 
 def test_a_mutation_in_an_unwatched_call_is_not_blamed_on_another(shipped, make_case):
     case = make_case()
-    sets = InputSets(case, "cpu")
+    sets = sets_of(case)
 
     def mutate(q: Tensor, k: Tensor, v: Tensor, *, sm_scale: float) -> Tensor:
         return heads_as_queries(q, k.mul_(2), v, sm_scale)
 
-    cheat = CaseArm(control(mutate), case, "cpu", sets, NotWatched())
+    cheat = arm_of(control(mutate), case, sets, NotWatched())
     cheat.inspect(2, cheat.prepare(2)())
-    honest = CaseArm(shipped["sdpa_gqa"], case, "cpu", sets, Random(0))
+    honest = arm_of(shipped["sdpa_gqa"], case, sets, Random(0))
     for _ in range(6):  # round 1 is always watched
         try:
             honest.inspect(1, honest.prepare(1)())
@@ -60,14 +59,10 @@ def test_a_failure_in_a_timed_call_is_diagnosed_on_the_inputs_it_was_made_from(s
 
     for _ in range(3):
         calls = 0
-        outcome = measure(
+        outcome = measured_by_checker(
             make_case(timing=timing),
             [control(truncate), shipped["sdpa_gqa"], shipped["bmm_softmax"]],
-            device="cpu",
-            session=1,
             timer=CpuTimer(),
-            sensors=None,
-            report=lambda step: None,
         ).outcomes[0]
         assert outcome.status is Status.WRONG
         assert "attends to the first 64 of 256 keys" in outcome.diagnosis
@@ -84,4 +79,4 @@ def test_an_output_remembered_until_the_inputs_are_written_is_caught(make_case):
 
     case = make_case()
     with pytest.raises(Failure, match="mean absolute error"):
-        CaseArm(control(remember), case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+        arm_of(control(remember), case, sets_of(case), Random(0)).check()

@@ -6,11 +6,10 @@ from random import Random
 import pytest
 import torch
 
-from nsabench.execution.failure import Failure
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
+from nsabench.failure import Failure
 from nsabench.implementations.controls import remembered
 from nsabench.model.vocabulary import Role, Runs, Status
+from tests.checking import arm_of, desk_of, sets_of
 
 GATED = {
     "sdpa_causal_one_query": "mean absolute error",
@@ -77,8 +76,8 @@ def test_a_control_declines_where_it_would_be_right(make_arm, make_case, name, f
 def test_a_relative_error_passes_the_gate_in_fp16_and_is_left_to_the_check(make_arm, make_case):
     arm = make_arm("relative_error", make_case(L=1024))
     arm.check()
-    assert arm.comparison.errors is not None
-    assert arm.comparison.errors.rel_l2 > 3e-3
+    errors = desk_of(arm.sets).findings(arm.name).errors
+    assert errors is not None and errors.rel_l2 > 3e-3
 
 
 def test_a_lie_about_the_time_ends_with_the_output(shipped, make_arm, make_case):
@@ -102,12 +101,12 @@ def test_reordered_inputs_are_caught(make_arm, make_case):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_mutated_set_is_restored_to_what_it_held(shipped, make_case, seed):
     case, rng = make_case(), Random(seed)
-    sets = InputSets(case, "cpu")
+    sets = sets_of(case)
     for _ in range(seed % 3):
         sets.swap(0, rng)
     before = sets.sets[0].clone()
     with pytest.raises(Failure):
-        CaseArm(shipped["mutated_input"], case, "cpu", sets, rng).check()
+        arm_of(shipped["mutated_input"], case, sets, rng).check()
     assert torch.equal(before.tensors["q"], sets.sets[0].tensors["q"])
 
 

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, registry
+from nsabench import Unsupported, ops, registry
 from nsabench.assessment.checks import Limits, judge_all
 from nsabench.assessment.rows import of_case
+from nsabench.checker import errors as parity
 from nsabench.execution.timing import ceilings
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker import parity
 from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
-from nsabench.execution.worker.measure import measure
 from nsabench.implementations.controls import recalled, remembered
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import Catch, Direction, DType, Mode, Role, Runs, Status
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
+from tests.checking import arm_of, sets_of
+from tests.checking import measured as measured_by_checker
 from tests.runs import Made, make_plan
 from tests.true_caches import true_caches
 
@@ -108,14 +108,10 @@ def test_what_answers_from_memory_is_caught_by_the_roofline(
     stopping = FixedCount(kind="fixed_count", rounds=8)
     case = case.model_copy(update={"timing": case.timing.model_copy(update={"stopping": stopping})})
     item = replace(named(op, name), devices=(Runs.CPU,))
-    measured = measure(
+    measured = measured_by_checker(
         case,
         [item],
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     )
     assert [o.reason for o in measured.outcomes] == [""]
     for outcome in measured.outcomes:
@@ -142,14 +138,10 @@ def test_remembered_gradients_are_right_in_whatever_order_inputs_come(
 
     monkeypatch.setattr(recalled, "_differentiated", counted)
     case = make_case(op, Direction.BACKWARD, dtype)
-    [outcome] = measure(
+    [outcome] = measured_by_checker(
         case,
         [replace(named(op, "recalled_gradients"), devices=(Runs.CPU,))],
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     ).outcomes
     assert outcome.status is Status.OK, outcome.reason
     assert len(outcome.samples.time_ms) == 60
@@ -161,14 +153,14 @@ def recording(
 ) -> tuple[CaseArm, Callable[[int], tuple[Tensor, Tensor]]]:
     """An arm that has passed the gate, and what is replayed on a set of its inputs from then on,
     with what is right. What a capture records is done anew each time."""
-    sets = InputSets(case, "cpu")
-    arm = CaseArm(named(case.op, "recalled_in_a_graph"), case, "cpu", sets, Random(0))
+    sets = sets_of(case)
+    arm = arm_of(named(case.op, "recalled_in_a_graph"), case, sets, Random(0))
     arm.check()
     monkeypatch.setattr(recalled, "captured", lambda tensor: True)
 
     def replay(index: int) -> tuple[Tensor, Tensor]:
         (answer,) = arm.ready(index)()
-        return answer.values["output"], sets.expected[index]["output"]
+        return answer.values["output"], ops.get(case.op).oracle(sets.sets[index])
 
     return arm, replay
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from nsabench import ops
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.measure import measure
 from nsabench.implementations.baselines.selection_rows import heads_as_queries
 from nsabench.implementations.controls import remembered
 from nsabench.model.case import Case, FixedCount, Timing
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.registry import Honest, Implementation
+from tests.checking import measured as measured_by_checker
 
 CASE = Case(
     op="selection_rows",
@@ -60,14 +60,10 @@ def test_it_is_right_in_whatever_order_its_inputs_come(
         called,
     )
     stopping = FixedCount(kind="fixed_count", rounds=rounds)
-    [outcome] = measure(
+    [outcome] = measured_by_checker(
         CASE.model_copy(update={"timing": Timing(warmup_s=0.02, stopping=stopping, rotate=rotate)}),
         [item],
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     ).outcomes
     assert outcome.status is Status.OK, outcome.reason
     assert len(outcome.samples.time_ms) == rounds

@@ -8,15 +8,14 @@ from random import Random
 import pytest
 
 from nsabench import ops, registry
-from nsabench.execution.failure import Failure
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
+from nsabench.failure import Failure
 from nsabench.implementations.baselines.nsa_attention import MOST_GATHERED, MOST_KEPT
 from nsabench.implementations.controls import recalled
 from nsabench.model.plan import ImplementationInfo, PlannedCase
 from nsabench.model.vocabulary import L2, Direction, DType, Mode, Role, Status
 from nsabench.planning import matrix, resolve
 from nsabench.registry import Implementation
+from tests.checking import arm_of, sets_of
 
 REQUIRED = (
     "branch_left_out",
@@ -72,11 +71,11 @@ def test_it_is_wrong_there(direction: Direction, op: str, required: tuple[str, .
     direction and mode."""
     cases = {p.id: p.case for name in required for p in with_control(name, direction, op=op)}
     (case,) = cases.values()
-    sets = InputSets(case, "cpu")
+    sets = sets_of(case)
     found = {}
     for name in required:
         with pytest.raises(Failure) as caught:
-            CaseArm(items()[op, name], case, "cpu", sets, Random(0)).check()
+            arm_of(items()[op, name], case, sets, Random(0)).check()
         found[name] = caught.value.status
         sets.repair()
     assert found == dict.fromkeys(required, Status.WRONG)

@@ -15,16 +15,16 @@ from nsabench.assessment import verdict
 from nsabench.assessment.checks import Effect, Limits, burst, host, judge_all
 from nsabench.assessment.checks.burst import IN_A_BURST
 from nsabench.assessment.checks.controls import catch, catches, judge
-from nsabench.execution.failure import Failure
 from nsabench.execution.timing.timer import CpuTimer
 from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
+from nsabench.failure import Failure
 from nsabench.implementations.controls import slow_hosts
 from nsabench.model.case import Case
 from nsabench.model.measurement import Bursts, Samples
 from nsabench.model.vocabulary import Catch, Direction, DType, Regime, Status, Verdict
 from nsabench.registry import Implementation
 from tests.assessment.checks.conftest import make_row  # noqa: F401 - a fixture
+from tests.checking import arm_of, sets_of
 
 CASE = Case(
     op="selection_rows",
@@ -40,12 +40,12 @@ FULL: dict[str, Any] = {"median_ms": 18.4, "host_us": None, "queued_ms": 11.7, "
 items = {i.name: i for i in registry.load() if i.op == CASE.op}
 
 
-def arm_of(name: str) -> CaseArm:
-    return CaseArm(items[name], CASE, "cpu", InputSets(CASE, "cpu"), Random(0))
+def my_arm(name: str) -> CaseArm:
+    return arm_of(items[name], CASE, sets_of(CASE), Random(0))
 
 
 def test_it_hides_its_work_in_a_burst_and_nowhere_else() -> None:
-    arm, timer = arm_of("hidden_in_a_thread"), CpuTimer()
+    arm, timer = my_arm("hidden_in_a_thread"), CpuTimer()
     arm.check()
     for round_ in range(3):
         _, result = timer.sample(arm.name, arm.prepare(round_))
@@ -86,7 +86,7 @@ def test_what_is_looked_at_is_as_it_was_when_the_clock_stopped() -> None:
 def test_the_others_are_right_and_slow(name: str) -> None:
     item: Implementation = items[name]
     honest = items["sdpa_gqa"].call
-    inputs = InputSets(CASE, "cpu").sets[0]
+    inputs = sets_of(CASE).sets[0]
     given = [t.detach() for t in inputs.tensors.values()]
     start = time.perf_counter()
     out = item.call(*given, **inputs.options)

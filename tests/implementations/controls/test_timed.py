@@ -10,9 +10,9 @@ from nsabench.assessment.checks.controls import catch
 from nsabench.assessment.statistics import quantile
 from nsabench.execution.timing import ceilings
 from nsabench.execution.timing.timer import CpuTimer
-from nsabench.execution.worker.measure import measure
 from nsabench.model.case import FixedCount, Timing
 from nsabench.model.vocabulary import Catch, Status
+from tests.checking import measured as measured_by_checker
 from tests.true_caches import true_caches
 
 HONEST = ("sdpa_heads_as_queries", "sdpa_gqa")
@@ -23,14 +23,10 @@ CHEATS = ("sleeping_wrapper", "patched_clocks", "relative_error")
 def rows(shipped, make_case):
     timing = Timing(warmup_s=0.005, stopping=FixedCount(kind="fixed_count", rounds=15))
     case = make_case(N=16, L=512, timing=timing)
-    measured = measure(
+    measured = measured_by_checker(
         case,
         [shipped[name] for name in (*HONEST, *CHEATS)],
-        device="cpu",
-        session=1,
         timer=CpuTimer(),
-        sensors=None,
-        report=lambda step: None,
     )
     found = []
     for outcome in measured.outcomes:

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from nsabench import ops
-from nsabench.execution.failure import Failure
-from nsabench.execution.worker.arm import CaseArm
-from nsabench.execution.worker.inputs import InputSets
+from nsabench.failure import Failure
 from nsabench.model.case import Case
 from nsabench.model.vocabulary import Direction, DType, Role, Runs, Status
 from nsabench.ops import _outside
 from nsabench.registry import Implementation, wrapping
+from tests.checking import arm_of, sets_of
 
 RMSNORM = Path(__file__).parents[2] / "rmsnorm.py"
 GENERIC = {
@@ -102,6 +101,6 @@ def test_the_gate_catches_them(direction: Direction) -> None:
     assert len(some) == (6 if direction.differentiates else 9)
     for item in some:
         with pytest.raises(Failure) as caught:
-            CaseArm(item, case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+            arm_of(item, case, sets_of(case), Random(0)).check()
         assert caught.value.status is Status.WRONG, (item.name, caught.value.reason)
-    CaseArm(baseline("eager", Runs.CPU), case, "cpu", InputSets(case, "cpu"), Random(0)).check()
+    arm_of(baseline("eager", Runs.CPU), case, sets_of(case), Random(0)).check()

@@ -1,11 +1,10 @@
-"""Is a result what the oracle says, and was it made the way an honest result is made?"""
+"""How far a result is from the float64 oracle, and whether that is too far."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +12,9 @@ from torch import Tensor
 
 from nsabench import ops
 from nsabench.assessment.checks import parity as checks
-from nsabench.execution.failure import Failure
+from nsabench.delivery import OUTPUT
 from nsabench.model.case import Case
-from nsabench.model.vocabulary import Status
 from nsabench.ops import Legal, rows_left_out
-
-# Bound before foreign code is imported.
-_norm, _sub = torch.linalg.vector_norm, torch.sub
 
 LOST = 1 / 8  # of its norm is left, at most, of a row that is nearly zero and should not be
 # Rounding does not happen to be the opposite of so many elements. Of fewer it may be, so that a row
@@ -92,14 +87,18 @@ def measure(
     """
     width = max(output.shape[-1] if output.dim() else 1, 1)
     result, expected = output.reshape(-1, width), oracle.reshape(-1, width)
-    counted = rows_left_out.counts(oracle) if leaves_out and name == checks.OUTPUT else None
+    counted = rows_left_out.counts(oracle) if leaves_out and name == OUTPUT else None
     if not len(expected):
         return Errors(0.0, 0.0, 0.0, 0.0, "", counted)
     rows = _Rows.of(result, expected, factor, leaves_out=leaves_out, legal=legal)
     # The host of a GPU waits for it twice, where no row is left out, and launches little: each
     # launch takes some 10 us.
     total, largest, error, size, kept = _numbers(
-        rows.total, rows.largest, _norm(rows.off), _norm(rows.right), rows.kept
+        rows.total,
+        rows.largest,
+        torch.linalg.vector_norm(rows.off),
+        torch.linalg.vector_norm(rows.right),
+        rows.kept,
     )
     typical = size / math.sqrt(max(kept, 1)) or 1.0
     held_to = rows.right.clamp_min(checks.least_row(name) * typical)
@@ -164,10 +163,10 @@ class _Rows:
                 number = part.isfinite().all(1, keepdim=True)
                 part, truth = part.masked_fill(out & number, 0.0), truth.masked_fill(out, 0.0)
             begin += len(part)
-            difference = _sub(part, truth, alpha=factor)  # in the wider format
-            found.append(_norm(part, dim=1, dtype=torch.float64))
-            right.append(_norm(truth, dim=1))
-            off.append(_norm(difference, dim=1))
+            difference = torch.sub(part, truth, alpha=factor)  # in the wider format
+            found.append(torch.linalg.vector_norm(part, dim=1, dtype=torch.float64))
+            right.append(torch.linalg.vector_norm(truth, dim=1))
+            off.append(torch.linalg.vector_norm(difference, dim=1))
             totals.append(difference.abs_().sum())
             largest.append(difference.max())
         return cls(
@@ -221,36 +220,6 @@ def is_explained(errors: Errors, case: Case) -> bool:
     return errors.worst_row <= checks.row_noise(errors.result, case.dtype, ops.terms(case))
 
 
-def check_form(name: str, output: Any, oracle: Tensor, given: dict[str, Tensor]) -> Tensor:
-    """The result as a plain tensor. Raises `Failure` (wrong) when its form is not the op's.
-
-    name: what the result is called in the reason. given: what the call was made with.
-    """
-    if output is None:
-        raise Failure(Status.WRONG, f"it gives no {name}")
-    if type(output) is not torch.Tensor:
-        raise Failure(
-            Status.WRONG,
-            f"it returned as {name} a {type(output).__name__}, not a plain torch.Tensor",
-        )
-    first = next(iter(given.values()))
-    for what, actual, expected in (
-        ("shape", tuple(output.shape), tuple(oracle.shape)),
-        ("dtype", output.dtype, first.dtype),
-        ("device", output.device.type, first.device.type),
-        ("layout", output.layout, first.layout),  # a sparse one has no storage to look at
-    ):
-        if actual != expected:
-            raise Failure(Status.WRONG, f"its {name} has {what} {actual}; the op's is {expected}")
-    if output.is_neg():  # in memory, which is what a kernel after it reads, stands the opposite
-        raise Failure(Status.WRONG, f"its {name} is a view with the negative bit set")
-    storage = output.untyped_storage().data_ptr()
-    for argument, tensor in given.items():
-        if storage == tensor.untyped_storage().data_ptr():
-            raise Failure(Status.WRONG, f"its {name} shares memory with its input {argument}")
-    return output
-
-
 def check_values(
     name: str,
     output: Tensor,
@@ -267,7 +236,7 @@ def check_values(
     if not math.isfinite(errors.mae) and (bad := int((~torch.isfinite(output)).sum())):
         raise WrongValues(f"{bad} of {output.numel()} {name} elements are NaN or infinite", None)
     what = f" of {name}" if case.direction.differentiates else ""
-    if name != checks.OUTPUT:
+    if name != OUTPUT:
         errors = replace(errors, mae=errors.mae / unit(oracle, case))
     # Written so that a NaN could never pass.
     if not errors.mae <= case.tolerances.mae:
@@ -279,9 +248,9 @@ def check_values(
     return errors
 
 
-class WrongValues(Failure):
+class WrongValues(Exception):
     """Values beyond tolerance; `errors` is None when they cannot be measured."""
 
     def __init__(self, reason: str, errors: Errors | None) -> None:
-        super().__init__(Status.WRONG, reason)
+        super().__init__(reason)
         self.errors = errors

@@ -1,0 +1,83 @@
+"""What the supervisor asks the checker, and what it answers. This module imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from nsabench.delivery import Delivery, Form
+from nsabench.model.case import Case, Seed
+from nsabench.model.measurement import Message, Number, Whole
+from nsabench.model.vocabulary import Status
+
+
+class Prepare(Message):
+    """Compute what is right for a case.
+
+    computes: the ops that the implementations compute; "" is the op of the case. seeds: of as many
+    sets of inputs as there may be.
+    """
+
+    kind: Literal["prepare"] = "prepare"
+    case: Case
+    computes: list[str]
+    seeds: list[Seed]
+
+
+class Conclude(Message):
+    """Say what was found of each implementation, and diagnose what is wrong."""
+
+    kind: Literal["conclude"] = "conclude"
+
+
+REQUEST: TypeAdapter[Prepare | Delivery | Conclude] = TypeAdapter(
+    Annotated[Prepare | Delivery | Conclude, Field(discriminator="kind")]
+)
+
+
+class NoOracle(Message):
+    """Why it is not known what is right."""
+
+    status: Status
+    reason: str
+
+
+class Prepared(Message):
+    """The form of the results, or why there is no oracle, by what is computed."""
+
+    kind: Literal["prepared"] = "prepared"
+    forms: dict[str, Form] = Field(default={})
+    failures: dict[str, NoOracle] = Field(default={})
+
+
+class Checked(Message):
+    """Whether the results that were delivered are right."""
+
+    kind: Literal["checked"] = "checked"
+    right: bool
+
+
+class Judged(Message):
+    """What was found of one implementation.
+
+    reason: what is wrong; empty if nothing is. diagnosis: what a wrong result looks like, or one
+    that the baselines may show to be wrong. deliveries: how many calls were checked. The errors are
+    the largest of all of them.
+    """
+
+    deliveries: Whole
+    reason: str = ""
+    diagnosis: str = ""
+    mae: Number | None = None
+    max_abs_err: Number | None = None
+    rel_l2: Number | None = None
+    worst_row: Number | None = None
+    worst_row_at: str = ""
+    rows_compared: Whole | None = None
+    rows_left_out: Whole | None = None
+
+
+class Concluded(Message):
+    kind: Literal["concluded"] = "concluded"
+    judged: dict[str, Judged]

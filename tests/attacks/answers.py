@@ -1,0 +1,200 @@
+"""The right answer, looked for where it could lie: whoever found it would have nothing to compute.
+
+Each computes the first row, which shows what fits, and returns zeros where nothing does.
+"""
+
+import ctypes
+import gc
+import os
+import re
+import select
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.attacks.kit import attack, honest, instances
+
+ANY = "any"
+WRONG = "mean absolute error"
+MOST_BYTES = 1 << 20  # that are read of one place
+DEPTH = 3
+
+
+def first_row(q, k, v, sm_scale):
+    return honest(q[:1], k[:1], v[:1], sm_scale)[0]
+
+
+def fits(found, q, row):
+    """Whether a tensor is the answer, as far as its first row tells."""
+    if not found.is_floating_point() or found.numel() != q.numel() or found.is_sparse:
+        return False
+    own = found.detach().reshape(q.shape)[0].to(row)
+    return bool(torch.isclose(own, row, atol=1e-2).all()) and bool(row.any())
+
+
+def chosen(tensors, q, k, v, sm_scale):
+    """The first that fits, or zeros."""
+    row = first_row(q, k, v, sm_scale)
+    for one in tensors:
+        try:
+            if fits(one, q, row):
+                return one.detach().reshape(q.shape).to(q).clone()
+        except RuntimeError:
+            continue
+    return torch.zeros_like(q)
+
+
+def in_bytes(content, q):
+    """The tensors that these bytes could be, wherever they begin."""
+    for dtype in (q.dtype, torch.float64, torch.float32):
+        size = q.numel() * dtype.itemsize
+        for begin in range(0, min(len(content) - size, 1 << 12) + 1, 64):
+            yield torch.frombuffer(bytearray(content[begin : begin + size]), dtype=dtype)
+
+
+def read(path):
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            return file.read(MOST_BYTES) or b""
+    except OSError:
+        return b""
+
+
+def held_by(thing, depth=DEPTH):
+    """The tensors that a thing holds."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif depth:
+        parts = getattr(thing, "__dict__", None)
+        parts = list(parts.values()) if isinstance(parts, dict) else []
+        if isinstance(thing, dict):
+            parts += list(thing.values())
+        elif isinstance(thing, list | tuple):
+            parts += list(thing)
+        for part in parts:
+            yield from held_by(part, depth - 1)
+
+
+@attack("wrong", WRONG, device=ANY)
+def among_all_tensors(q, k, v, sm_scale):
+    gc.unfreeze()
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+    return chosen(tensors, q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def among_what_others_returned(q, k, v, sm_scale):
+    tensors = [
+        t for kind in ("CaseArm", "Outputs") for one in instances(kind) for t in held_by(one)
+    ]
+    return chosen(tensors, q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_the_frames_above(q, k, v, sm_scale):
+    tensors, frame = [], sys._getframe()
+    while frame is not None:
+        for one in list(frame.f_locals.values()):
+            tensors += held_by(one)
+        frame = frame.f_back
+    return chosen(tensors, q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_a_checker_of_this_process(q, k, v, sm_scale):
+    kinds = ("Checker", "Oracles", "Findings", "Suspect")
+    tensors = [t for kind in kinds for one in instances(kind) for t in held_by(one)]
+    return chosen(tensors, q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_the_mailbox(q, k, v, sm_scale):
+    contents = [bytes(box._mapped) for box in instances("Mailbox") if box._mapped is not None]
+    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def behind_open_descriptors(q, k, v, sm_scale):
+    contents = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if str(link.resolve()).startswith("/memfd"):
+                contents.append(os.pread(int(link.name), MOST_BYTES, 0))
+        except OSError:
+            continue
+    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_shared_memory(q, k, v, sm_scale):
+    """All of this process's memory that others may have written."""
+    contents = []
+    for line in read("/proc/self/maps").decode().splitlines():
+        begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if line.split()[1].startswith("rw-s") and ("memfd" in line or "/dev/shm" in line):
+            contents.append(ctypes.string_at(begin, min(end - begin, MOST_BYTES)))
+    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_files(q, k, v, sm_scale):
+    contents = []
+    for folder in {os.environ.get("TMPDIR", "/tmp"), "/tmp", "/dev/shm"}:
+        for path, _, names in os.walk(folder):
+            contents += [read(Path(path, name)) for name in names[:8]]
+            if len(contents) > 256:
+                break
+    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_arguments(q, k, v, sm_scale):
+    """Seeds, say, of which the answer could be made before it is asked for."""
+    said = [*sys.argv, *os.environ.values(), read("/proc/self/cmdline").decode()]
+    said += [read(f"/proc/{os.getppid()}/{name}").decode() for name in ("cmdline", "environ")]
+    seeds = {int(number) for text in said for number in re.findall(r"\d{9,}", text)}
+    tensors = []
+    for seed in seeds:
+        made = torch.Generator().manual_seed(seed % (1 << 63))
+        tensors.append(torch.randn(q.shape, generator=made))
+    return chosen(tensors, q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_the_memory_of_the_checker(q, k, v, sm_scale):
+    contents = []
+    for pid in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
+        if b"checking" in read(f"/proc/{pid}/cmdline") and int(pid) != os.getpid():
+            contents.append(read(f"/proc/{pid}/mem"))
+            contents += [read(f"/proc/{pid}/fd/{n}") for n in (0, 1, 64)]
+    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_memory_that_was_let_go(q, k, v, sm_scale):
+    """Outputs of the baseline lay there."""
+    freed = [torch.empty_like(q) for _ in range(256)]
+    return chosen(freed, q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_what_is_sent_to_it(q, k, v, sm_scale):
+    contents = []
+    if select.select([0], [], [], 0)[0]:
+        contents.append(os.read(0, MOST_BYTES))
+    return chosen((t for one in contents for t in in_bytes(one, q)), q, k, v, sm_scale)
+
+
+@attack("wrong", WRONG, device=ANY)
+def in_earlier_answers(q, k, v, sm_scale):
+    """Its own, of which each was right: a call is on other data, at the same address."""
+    tensors = list(earlier.values())
+    out = chosen(tensors, q, k, v, sm_scale)
+    if not earlier:
+        out = honest(q, k, v, sm_scale)
+        earlier[0] = out
+    return out
+
+
+earlier = {}

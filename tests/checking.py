@@ -1,0 +1,126 @@
+"""A checker in the process of the test, beside the code of the worker that it checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from nsabench import ops
+from nsabench.checker.checker import Checker, Findings
+from nsabench.checker.messages import Judged, Prepare, Prepared
+from nsabench.delivery import Delivery, Mailbox
+from nsabench.execution.protocol import Measure, Measured
+from nsabench.execution.supervisor.executor import with_judgement
+from nsabench.execution.timing.timer import CpuTimer
+from nsabench.execution.worker.arm import CaseArm
+from nsabench.execution.worker.inputs import InputSets
+from nsabench.execution.worker.measure import measure
+from nsabench.failure import Failure
+from nsabench.model.case import Case
+from nsabench.model.measurement import Outcome
+from nsabench.model.vocabulary import Status
+from nsabench.registry import Implementation
+
+STRIDE = 7919  # between the seeds of two sets
+
+
+class Desk:
+    """A checker for one case; `deliver` is what a worker hands its outputs to.
+
+    tells: whether `deliver` raises what the checker found, as a reason; a worker is told only that
+    something is wrong.
+    """
+
+    def __init__(
+        self, case: Case, computes: Sequence[str] = ("",), device: str = "cpu", tells: bool = True
+    ) -> None:
+        count = max(2, case.streams, case.timing.rotate)
+        self.seeds = [case.seed + number * STRIDE for number in range(count)]
+        self.tells = tells
+        descriptor = os.memfd_create("test")
+        self._mailbox = Mailbox(descriptor, device)
+        self.checker = Checker(device, Mailbox(os.dup(descriptor), device))
+        request = Prepare(case=case, computes=list(computes), seeds=self.seeds)
+        self.prepared: Prepared = self.checker.prepare(request)
+        forms = self.prepared.forms.values()
+        self._mailbox.map(max((form.nbytes for form in forms), default=0))
+
+    def deliver(self, delivery: Delivery, sets: InputSets, results: Sequence[Tensor]) -> bool:
+        self._mailbox.put(sets.form, results)
+        right = self.checker.check(delivery).right
+        if not right and self.tells:
+            found = self.checker.findings[delivery.implementation]
+            raise Failure(Status.WRONG, found.reason)
+        return right
+
+    def request(self, implementations: list[str], case: Case, session: int = 1) -> Measure:
+        """What a supervisor would ask a worker."""
+        return Measure(
+            case=case,
+            implementations=implementations,
+            session=session,
+            prepared=self.prepared,
+            seeds=self.seeds,
+        )
+
+    def findings(self, name: str) -> Findings:
+        return self.checker.findings[name]
+
+    def conclude(self) -> dict[str, Judged]:
+        judged = self.checker.conclude().judged
+        self._mailbox.close()
+        return judged
+
+
+_desks: WeakKeyDictionary[InputSets, Desk] = WeakKeyDictionary()
+
+
+def sets_of(case: Case, device: str = "cpu", computes: str = "") -> InputSets:
+    """Sets of inputs whose oracles a checker has. Raises `Failure` where there are none."""
+    desk = Desk(case, (computes,), device)
+    if failure := desk.prepared.failures.get(computes):
+        raise Failure(failure.status, failure.reason)
+    form = desk.prepared.forms[computes]
+    sets = InputSets(ops.computed(case, computes), desk.seeds, form, device)
+    _desks[sets] = desk
+    return sets
+
+
+def desk_of(sets: InputSets) -> Desk:
+    return _desks[sets]
+
+
+def arm_of(item: Implementation, case: Case, sets: InputSets, rng: Random) -> CaseArm:
+    desk = desk_of(sets)
+    return CaseArm(item, case, desk.checker.device, sets, rng, desk.deliver)
+
+
+def measured(case: Case, items: list[Implementation], **given: Any) -> Measured:
+    """What a worker measures, with what the checker found. given: as of `measure`."""
+    device = given.pop("device", "cpu")
+    desk = Desk(case, sorted({item.computes for item in items}), device, tells=False)
+    found = measure(
+        case,
+        items,
+        device=device,
+        session=given.pop("session", 1),
+        timer=given.pop("timer", None) or CpuTimer(),
+        sensors=given.pop("sensors", None),
+        report=given.pop("report", lambda step: None),
+        prepared=desk.prepared,
+        seeds=desk.seeds,
+        deliver=desk.deliver,
+        **given,
+    )
+    judged = desk.conclude()
+    found.outcomes = [with_judgement(o, judged.get(o.implementation)) for o in found.outcomes]
+    return found
+
+
+def outcomes(case: Case, items: list[Implementation], **given: Any) -> list[Outcome]:
+    return measured(case, items, **given).outcomes
