@@ -18,7 +18,6 @@ from nsabench.evidence.manifest.seal import MANIFEST
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
 from nsabench.execution.folder import RunFolder
-from nsabench.execution.neighbours import Neighbours
 from nsabench.execution.run import Finished, View
 from nsabench.output import report as pages
 from nsabench.signing import Signer, named_signer, run_keys
@@ -50,7 +49,6 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
     keep_lines: int | None = None,
-    neighbours: Neighbours = run.NO_NEIGHBOURS,
 ) -> Finished:
     """Go on with a run that was interrupted; one that is signed is left as it is.
 
@@ -61,9 +59,7 @@ def resume(
     RunFolder.existing(path)
     if refuse_altered(path) is not Trust.UNSIGNED:
         return run.read(path)
-    return run.resume(
-        path, view, signer=signer, fit=fit, keep_lines=keep_lines, neighbours=neighbours
-    )
+    return run.resume(path, view, signer=signer, fit=fit, keep_lines=keep_lines)
 
 
 def finish(finished: Finished) -> str:

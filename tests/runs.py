@@ -80,10 +80,6 @@ class Made:
     canary_ms: float = 0.2  # of a shard: the baseline's time for the case that all measure
     canary_lost: str = ""  # why the process that measured it was
     canary_crashes: bool = False  # the last implementation of it
-    # Of a shard that has neighbours: the same beside them (None: it was not measured there), and
-    # 0.2 while they wait.
-    neighbours: int = 0
-    together_ms: float | None = None
 
 
 def make_plan(made: Made) -> Plan:
@@ -178,7 +174,6 @@ def make_plan(made: Made) -> Plan:
         sources=dict(made.sources),
         whole="" if is_whole else " ".join(case.id for case in planned),
         canary=None if is_whole else canary(planned, infos, "cuda"),
-        neighbours=made.neighbours,
         matrices=[],
         implementations=infos,
         cases=share(planned, made.shard),
@@ -227,14 +222,6 @@ def make_run(
                 conditions={0: made.conditions(planned.case.shape["L"])},
             )
         )
-    for name, ms in (
-        (PassName.ALONE, 0.2 if made.neighbours else None),
-        (PassName.TOGETHER, made.together_ms),
-    ):
-        if plan.canary is not None and ms is not None:
-            same = np.random.default_rng(0)
-            times = [timed(n, ms, made, same) for n in plan.canary.implementations]
-            journal.append(Entry(pass_name=name, case_id=plan.canary.id, outcomes=times))
     if plan.canary is not None:
         same = np.random.default_rng(0)
         times = [timed(n, made.canary_ms, made, same) for n in plan.canary.implementations]

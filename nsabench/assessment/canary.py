@@ -32,12 +32,12 @@ class Canary:
     lost: str = ""
 
 
-def of_contents(contents: Contents, name: PassName = PassName.CANARY) -> Canary:
-    """What the journal of a shard says of it, as that pass measured it."""
+def of_contents(contents: Contents) -> Canary:
+    """What the journal of a shard says of it."""
     medians: dict[str, float] = {}
     failed: dict[str, str] = {}
     disturbed = lost = ""
-    for entry in contents.of(name):
+    for entry in contents.of(PassName.CANARY):
         disturbed = next(disturbances(entry.conditions_that_count), "")
         medians = {
             o.implementation: quantile(o.samples.time_ms, 0.5)

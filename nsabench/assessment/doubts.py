@@ -21,7 +21,6 @@ CHECKS = (
     "clocks",
     "scaling",
     "canary",
-    "neighbours",
 )  # those of a time, and not of what it was held against
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from nsabench.assessment import canary, neighbours
+from nsabench.assessment import canary
 from nsabench.assessment.canary import Canary
 from nsabench.assessment.checks.finding import Effect, Finding
 from nsabench.assessment.results import Results, assess
@@ -69,7 +69,7 @@ def _told(finding: Finding, shard: MergedShard, part: Plan) -> Iterator[Finding]
         yield finding
     elif finding.check == canary.CHECK:
         yield finding  # its sentence names the shard
-    elif finding.check == neighbours.CHECK or finding.groups:
+    elif finding.groups:
         yield replace(finding, sentence=f"{shard}: {finding.sentence}")
     else:
         sentence = f"{shard}: {finding.sentence}"

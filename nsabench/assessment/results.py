@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nsabench import ops
-from nsabench.assessment import checks, doubts, neighbours
+from nsabench.assessment import checks, doubts
 from nsabench.assessment.caution import caution
 from nsabench.assessment.checks import controls, ordering, parity, roofline
 from nsabench.assessment.checks.cases import by_case
@@ -210,7 +210,7 @@ def assess(plan: Plan, contents: Contents, known: Sequence[Finding] = ()) -> Ass
     outcomes = {(e.case_id, o.implementation): o for e in entries for o in e.outcomes}
     rows = of_entries(plan, entries)
     findings, catches = checks.judge_all(rows, limits)
-    findings = [*findings, *known, *neighbours.findings(plan, contents)]
+    findings = [*findings, *known]
     rows = with_findings(rows, findings)
     first_look = judge(rows, {key: o.samples for key, o in outcomes.items()}, findings)
     in_queue = judge(rows, {key: o.bursts for key, o in outcomes.items()}, findings, Regime.QUEUE)

@@ -10,7 +10,6 @@ from nsabench.cli._options import Measuring
 from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import estimate, run
-from nsabench.execution.neighbours import Neighbours
 from nsabench.execution.run import Finished
 from nsabench.fleet import balance
 from nsabench.machine.memory import memory_of
@@ -22,7 +21,6 @@ from nsabench.planning.narrow import Narrowed
 def measure(asked: Measuring, *, fit: bool) -> Finished:
     """Start or resume a run as the options say. fit: look first whether the machine is."""
     signer = conclusion.prepare()
-    beside = Neighbours.handed()
     for exposure in signer.exposed if signer is not None else ():
         say(
             f"nsabench: the kernels that are measured could take the signing key: {exposure} "
@@ -45,7 +43,6 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
                 signer=signer,
                 fit=fit,
                 keep_lines=asked.keep_lines,
-                neighbours=beside,
             )
     if asked.keep_lines is not None:
         raise UsageError("--keep-lines is of a run that is resumed", "name it with --resume RUN.")
@@ -64,13 +61,12 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         sandboxed=not asked.no_sandbox,
         costs=by.costs,
         balance=by.run_ids,
-        neighbours=beside.count,
     )
     if plan.device == "cpu":
         # A GPU says by itself that it is out of memory; a host ends whoever asks for too much.
         estimate.refuse_unfitting(plan, memory_of("cpu"))
     with _named(fit), shown as progress:
-        return run.start(plan, asked.out, progress, signer=signer, fit=fit, neighbours=beside)
+        return run.start(plan, asked.out, progress, signer=signer, fit=fit)
 
 
 def _resuming(asked: Measuring) -> Measuring:

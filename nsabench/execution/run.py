@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,8 +23,7 @@ from nsabench.execution.chain import Sealer
 from nsabench.execution.discovery import discover
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.journal import Journal
-from nsabench.execution.neighbours import Neighbours, tell_what_they_do
-from nsabench.execution.passes import PASSES, Beside, Pass, canary, first_look
+from nsabench.execution.passes import PASSES, Pass, canary
 from nsabench.execution.protocol import Step
 from nsabench.execution.same_machine import described_as_before
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
@@ -44,8 +43,6 @@ from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
 
 Infos = Sequence[ImplementationInfo]
-NO_NEIGHBOURS = Neighbours()
-OPENING = (PassName.ALONE, PassName.TOGETHER, PassName.FIRST_LOOK)
 
 
 class View(schedule.Progress, Protocol):
@@ -100,7 +97,6 @@ def make_plan(
     tag: str = "",
     costs: Callable[[list[PlannedCase]], Costs] = by_work,
     balance: str = "",
-    neighbours: int = 0,
 ) -> Plan:
     """Load the matrices and resolve them against what is installed; by the options of
     `resolve.resolve`.
@@ -132,7 +128,6 @@ def make_plan(
         tag=tag,
         costs=costs,
         balance=balance,
-        neighbours=neighbours,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan
@@ -166,13 +161,11 @@ def start(
     *,
     signer: Signer | None = None,
     fit: bool = False,
-    neighbours: Neighbours = NO_NEIGHBOURS,
 ) -> Finished:
     """Run a plan into a new folder.
 
     signer: in whose name; None: a key that is made for the run. fit: look at the machine first;
-    raises `EnvironmentRefused` when measuring on it is pointless, or when one of the `neighbours`
-    ends before all have met.
+    raises `EnvironmentRefused` when measuring on it is pointless.
     """
     folder = RunFolder(out or Path("results") / plan.run_id)
     folder.create()
@@ -182,7 +175,7 @@ def start(
             if out is None:
                 folder.is_latest()
         with folder.resumable():
-            return _Run(folder, plan, view, signer, fit, neighbours).measure()
+            return _Run(folder, plan, view, signer, fit).measure()
     except NsabenchError as refused:
         # A disk that is full has a remedy that goes on with the run.
         if not isinstance(refused.__cause__, OSError):
@@ -207,7 +200,6 @@ def resume(
     signer: Signer | None = None,
     fit: bool = False,
     keep_lines: int | None = None,
-    neighbours: Neighbours = NO_NEIGHBOURS,
 ) -> Finished:
     """Go on with a run that was interrupted; cases that are journaled are not run again.
 
@@ -220,9 +212,7 @@ def resume(
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
     with folder.resumable():
-        return _Run(
-            folder, plan, view, signer, fit, neighbours, resumed=True, keep_lines=keep_lines
-        ).measure()
+        return _Run(folder, plan, view, signer, fit, resumed=True, keep_lines=keep_lines).measure()
 
 
 def read(path: Path) -> Finished:
@@ -253,7 +243,6 @@ class _Run:
         view: View,
         signer: Signer | None,
         fit: bool,
-        neighbours: Neighbours,
         *,
         resumed: bool = False,
         keep_lines: int | None = None,
@@ -263,16 +252,12 @@ class _Run:
         self.view = view
         self.signer = signer
         self.fit = fit
-        self.neighbours = neighbours
         self.resumed = resumed
         self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
         self._judged_before: dict[PassName, Mapping[Key, Judgement]] = {}
-        self._is_open = False
         self._ahead = compilation.Ahead(plan, folder.path)
         self._held = ""  # what holds the workers of this sitting
-        self._executor: WorkerExecutor | None = None  # of the pass that is measured
-        self._started = ExitStack()  # closes it
 
     def measure(self) -> Finished:
         """Measure what is not journaled yet, and derive the results."""
@@ -287,7 +272,7 @@ class _Run:
                     # Not before: a plan that nobody vouches for may name any file.
                     ops.load_file(Path(self.plan.ops), self.plan.ops_sha256)
                 measured_before_s, queue_before_s = contents.measuring_s, contents.queue_s
-                with closing(self._ahead), self._started:
+                with closing(self._ahead):
                     for pass_ in PASSES:
                         self._look(pass_)
                 results = self._assess().results(contents)
@@ -320,38 +305,14 @@ class _Run:
 
     def _look(self, pass_: Pass) -> None:
         """Measure the cases of one pass that it has not journaled yet."""
-        if not pass_.goes_on:
-            self._executor = None
-            self._started.close()
         cells = pass_.cells(self.plan, lambda: self._judgements_before(pass_))
-        lacking = not cells.keys() <= self.journal.done(pass_.name)
-        if pass_.beside is Beside.ANYTHING:
-            if lacking:
-                with self._ready(pass_, cells) as executor:
-                    self._measure(pass_, cells, executor)
-        elif self.neighbours.can_be_asked:
-            measure = partial(self._measure, pass_, cells) if lacking else None
-            self.neighbours.meet(pass_, self.plan, self._ready(pass_, cells), measure)
-            tell_what_they_do(pass_, self.plan, self.journal.contents, self.view.note)
-        elif lacking and pass_.beside is Beside.NOBODY:
-            self.view.note(
-                "what its neighbours do to this device is not measured, since they are not here: "
-                "its verdicts will be inconclusive"
-            )
-
-    @contextmanager
-    def _ready(self, pass_: Pass, cells: Mapping[str, list[str]]) -> Iterator[WorkerExecutor]:
-        """The executor of the pass, which is started unless the pass before left it; what it
-        measures is journaled under its sitting."""
-        left = self._executor
-        executor = self._executor = left or self._started.enter_context(
-            closing(pass_.start(self.plan, self.folder.path))
-        )
-        executor.on_step = partial(self._step, shown=not pass_.announcement)
-        executor.spares = pass_.spares(self.plan)
-        if left is None:
+        if cells.keys() <= self.journal.done(pass_.name):
+            return
+        with closing(pass_.start(self.plan, self.folder.path)) as executor:
+            executor.on_step = partial(self._step, shown=not pass_.announcement)
+            executor.spares = pass_.spares(self.plan)
             self._prepare(executor, pass_, cells)
-        yield executor
+            schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
 
     def _prepare(
         self, executor: WorkerExecutor, pass_: Pass, cells: Mapping[str, list[str]]
@@ -360,36 +321,24 @@ class _Run:
         described = described_as_before(executor, self.journal.contents.headers)
         self._held = described.sandbox or ""
         self._sit(described)
-        # The passes with the neighbours come before the first look.
-        if not self._is_open and pass_.name in OPENING:
+        if pass_.name is PassName.FIRST_LOOK:
             self._open(executor, described)
-            self._is_open = True
         device = self.journal.contents.headers[-1].described.device
         wanted = self._compiled_before(pass_, cells)
         self._ahead.compile(wanted, device.memory_bytes, self.view.note)
         self._ahead.lend(executor, self._held)
-        if pass_.beside is not Beside.ANYTHING:  # a worker is there before it is waited for
-            described_as_before(executor, self.journal.contents.headers)
 
     def _compiled_before(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """The cells of a pass that are not journaled yet, and the canary's, which comes last; and
-        of the first look, before anything for which the neighbours wait: each would wait for the
-        compilers of all others."""
-        later = [canary.PASS]
-        if pass_.beside is not Beside.ANYTHING:
-            later.append(first_look.PASS)
+        """The cells of a pass that are not journaled yet, and the canary's, which comes last."""
         left = self._left(pass_, cells)
-        for other in later:
-            for case_id, names in self._left(other, other.cells(self.plan, dict)).items():
-                left[case_id] = list(dict.fromkeys([*left.get(case_id, ()), *names]))
+        of_canary = canary.PASS.cells(self.plan, dict)
+        for case_id, names in self._left(canary.PASS, of_canary).items():
+            left[case_id] = list(dict.fromkeys([*left.get(case_id, ()), *names]))
         return left
 
     def _left(self, pass_: Pass, cells: Mapping[str, list[str]]) -> dict[str, list[str]]:
         done = self.journal.done(pass_.name)
         return {case_id: names for case_id, names in cells.items() if case_id not in done}
-
-    def _measure(self, pass_: Pass, cells: dict[str, list[str]], executor: WorkerExecutor) -> None:
-        schedule.run(pass_, cells, self.plan, executor, self.journal, self.folder, self.view)
 
     def _step(self, step: Step, *, shown: bool) -> None:
         self.journal.busy_with(step.phase, step.implementation)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from nsabench.assessment import merged, neighbours
+from nsabench.assessment import merged
 from nsabench.assessment.failures import failures
 from nsabench.assessment.parquet import of_bursts, of_samples
 from nsabench.assessment.results import Results
@@ -21,11 +21,9 @@ from nsabench.model.plan import MergedShard, Plan
 @dataclass(frozen=True)
 class Derived:
     """Of one shard. results: None where no page shows them, since they are large to hand from
-    process to process; slowed: what its neighbours did to it, a sentence each; wall_s, measuring_s:
-    of its passes, and of kernels and compilers in them."""
+    process to process; wall_s, measuring_s: of its passes, and of kernels and compilers in them."""
 
     results: Results | None
-    slowed: list[str]
     records: pa.Table
     samples: pa.Table
     bursts: pa.Table
@@ -46,7 +44,6 @@ def derived(
     results = merged.of_shard(run_id, info, part, contents, outlying)
     return Derived(
         results=results if shown else None,
-        slowed=[f.sentence for f in results.findings if f.check == neighbours.CHECK],
         records=of_records(results.records, sizes),
         samples=of_samples(run_id, results.samples),
         bursts=of_bursts(run_id, results.bursts),

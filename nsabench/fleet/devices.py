@@ -8,35 +8,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
 
 from nsabench import bounds
 from nsabench.bounds import limits
 from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.execution.compilation.processes import SHARDS_ON_HOST
 from nsabench.files import whole, writing
-from nsabench.fleet import memory, task
-from nsabench.fleet.meeting import Meeting
+from nsabench.fleet import task
 from nsabench.machine.environment import nvml
 from nsabench.signing import secrecy
 
 GOOD = (0, 1)  # exit codes of a run that is complete
-NOTHING: Mapping[str, str] = {}
 ASKED = "asked.json"  # beside the shards: what they were begun with
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a shard is measured. variables: of the environment, which choose the device. cpus,
-    nodes: the CPUs, and the NUMA nodes whose memory is near it; none: any."""
+    """Where a shard is measured. variables: environment variables that choose the device."""
 
     name: str
     variables: Mapping[str, str]
-    cpus: frozenset[int] = frozenset()
-    nodes: frozenset[int] = frozenset()
 
 
 def places(asked: str) -> list[Place]:
@@ -69,16 +63,7 @@ def places(asked: str) -> list[Place]:
             f"--devices {asked}: {what}", f"name each once of {', '.join(map(str, there))}."
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as NVML counts
-    ours = os.sched_getaffinity(0)
-    return [
-        Place(
-            f"gpu {i}",
-            {**order, "CUDA_VISIBLE_DEVICES": str(i)},
-            there[i].cpus().intersection(ours),
-            there[i].memory_nodes(),
-        )
-        for i in chosen
-    ]
+    return [Place(f"gpu {i}", {**order, "CUDA_VISIBLE_DEVICES": str(i)}) for i in chosen]
 
 
 def begun(folder: Path, arguments: Sequence[str], places: Sequence[Place]) -> bool:
@@ -119,9 +104,7 @@ def measure(
 ) -> list[Path]:
     """Measure a shard at each place, all at once. Returns their folders, below `folder`.
 
-    One that was begun there goes on, and one that is signed is left as it is. What the places do to
-    each other is measured first (`execution.neighbours`); not where a shard is signed already, so
-    that its place would be idle.
+    One that was begun there goes on, and one that is signed is left as it is.
 
     arguments: of `nsabench all`, the same for all. show: is told the place and the line, for each
     that one prints. Raises `EnvironmentRefused` when a shard did not come to its end; what is
@@ -140,18 +123,7 @@ def measure(
         if not task.is_signed(own) and not task.is_begun(own):
             task.clear(own)
     there = [place for place in places if place.name in words]
-    all_meet = len(there) == count
-    meeting = Meeting([place.name for place in there] if all_meet else [], show)
-    processes = [
-        _start(
-            words[place.name],
-            place,
-            meeting.variables(place.name, count - 1),
-            *meeting.descriptors(place.name),
-        )
-        for place in there
-    ]
-    meeting.begin()
+    processes = [_start(words[place.name], place, count) for place in there]
     readers = [
         Thread(target=_read, args=(process, place.name, show), daemon=True)
         for process, place in zip(processes, there, strict=True)
@@ -170,15 +142,13 @@ def measure(
     finally:
         for reader in readers:
             reader.join()
-        meeting.end()
     failed = {
         place.name: code for place, code in zip(there, codes, strict=True) if code not in GOOD
     }
     if failed:
-        # Where one ended before all had met, the others ended for that.
-        name = meeting.left if meeting.left in failed else next(iter(failed))
+        name, code = next(iter(failed.items()))
         raise EnvironmentRefused(
-            f"the shard on {name} ended with exit code {failed[name]}",
+            f"the shard on {name} ended with exit code {code}",
             f"see above why, then give the same command again, with --out "
             f"{folder.with_name(folder.name.removesuffix('.shards'))}: it goes on with what is "
             f"measured.",
@@ -186,27 +156,22 @@ def measure(
     return folders
 
 
-def _start(
-    arguments: Sequence[str],
-    place: Place,
-    variables: Mapping[str, str] = NOTHING,
-    *inherited: int,
-) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
+def _start(arguments: Sequence[str], place: Place, count: int) -> subprocess.Popen[str]:
+    """count: shards that are measured at once."""
+    return subprocess.Popen(
         [sys.executable, "-m", "nsabench", "all", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **secrecy.variables(), **place.variables, **variables},
-        pass_fds=inherited,
+        env={
+            **os.environ,
+            **secrecy.variables(),
+            **place.variables,
+            SHARDS_ON_HOST: str(count),
+        },
         start_new_session=True,  # an interrupt of the terminal is handed on once, and by us
-        preexec_fn=partial(memory.prefer, place.nodes) if place.nodes else None,
     )
-    if place.cpus:
-        with suppress(ProcessLookupError):  # why it ended is read from its exit code
-            os.sched_setaffinity(process.pid, place.cpus)  # and of all that it will start
-    return process
 
 
 def _read(process: subprocess.Popen[str], name: str, show: Callable[[str, str], None]) -> None:

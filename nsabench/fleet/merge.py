@@ -155,8 +155,6 @@ def _make(
         for (shard, info, _, _), own in zip(given, each(derive, given, worth_it=2), strict=True):
             joined.write(_keep(folder, shard))
             tables.add(own.records, own.samples, own.bursts)
-            for sentence in own.slowed:
-                note(f"{sentence}: its verdicts are inconclusive")
             found.failed += own.failed
             found.records += own.records.num_rows
             wall_s += own.wall_s

@@ -129,7 +129,6 @@ def _traits(plan: Plan, contents: Contents, environment: Environment) -> dict[st
         "margin": f"{plan.margin:g}",
         "device": plan.device,
         "sandbox": str(plan.sandboxed),
-        "neighbours": str(plan.neighbours),
         "nsabench": plan.nsabench,
         "source": sources,
         "kernels file": plan.kernels_sha256,

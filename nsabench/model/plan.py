@@ -137,7 +137,6 @@ class Plan(BaseModel):
     whole: str = ""
     balance: str = ""  # the runs by whose times shards are balanced; else by work
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
-    neighbours: int = Field(0, ge=0)  # shards beside it, measured at once on its host
     shards: tuple[MergedShard, ...] = ()  # that the run was merged of
     matrices: list[MatrixInfo]
     implementations: list[ImplementationInfo]

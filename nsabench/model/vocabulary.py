@@ -180,8 +180,6 @@ class PassName(Word):
         "the baselines of a case with a winner, in processes that never imported it",
     )
     CANARY = "canary", "the one case that all shards of a plan measure, to hold hosts to each other"
-    ALONE = "alone", "that case on one device of a host, while the shards on the others wait"
-    TOGETHER = "together", "that case on all devices of a host at once, to hold it to `alone`"
 
 
 class Runs(StrEnum):

@@ -56,14 +56,12 @@ def resolve(
     tag: str = "",
     costs: Callable[[list[PlannedCase]], Costs] = by_work,
     balance: str = "",
-    neighbours: int = 0,
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
 
     narrowed: the cases and candidates that are asked for among them. tag: a word in the run's id.
     costs: what each case costs, by which shards are balanced. balance: the run that it goes by.
-    neighbours: shards that are measured at once with this one on the same host.
 
     Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
     is not `i/n`, the tag is no word, or too many packages bring candidates and baselines.
@@ -99,7 +97,6 @@ def resolve(
         where=narrowed.where,
         whole="" if is_whole else " ".join(chosen),
         canary=canary,
-        neighbours=neighbours,
         balance=balance,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],

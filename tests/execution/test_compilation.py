@@ -277,25 +277,30 @@ def test_a_cpu_compiles_nothing_ahead(begun: Begin) -> None:
     assert (ahead.first_s, notes) == ({}, [])
 
 
-def test_processes_are_as_many_as_cores_and_memory_allow(
-    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = make_plan(["compiles"])
+def test_processes_are_as_many_as_cores_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     host = {"cores": 16, "bytes": 128 << 30}
+    monkeypatch.delenv(processes.SHARDS_ON_HOST, raising=False)
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(host["cores"])))
     monkeypatch.setattr(processes, "memory_of", lambda _: host["bytes"])
-    assert processes.most(plan, 80 << 30) == 15
-    assert processes.most(plan, 8 << 30) == 4
-    assert processes.most(plan, 0) == 0
-    beside = plan.model_copy(update={"neighbours": 4})
-    assert processes.most(beside, 80 << 30) == 2  # each of five has three cores
+    assert processes.most(80 << 30) == 15
+    assert processes.most(8 << 30) == 4
+    assert processes.most(0) == 0
     host["cores"] = 64
-    assert processes.most(plan, 80 << 30) == processes.MOST_PROCESSES
+    assert processes.most(80 << 30) == processes.MOST_PROCESSES
     host["bytes"] = 32 << 30  # as beside a GPU of a desktop
-    assert processes.most(plan, 80 << 30) == 10
-    assert processes.most(beside, 80 << 30) == 2
+    assert processes.most(80 << 30) == 10
     host["bytes"] = None
-    assert processes.most(plan, 80 << 30) == processes.MOST_PROCESSES
+    assert processes.most(80 << 30) == processes.MOST_PROCESSES
+
+
+@pytest.mark.parametrize(("cores", "memory", "each"), [(16, 128 << 30, 2), (64, 32 << 30, 2)])
+def test_shards_on_one_host_share_its_cores_and_memory(
+    monkeypatch: pytest.MonkeyPatch, cores: int, memory: int, each: int
+) -> None:
+    monkeypatch.setenv(processes.SHARDS_ON_HOST, "5")
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(processes, "memory_of", lambda _: memory)
+    assert processes.most(80 << 30) == each
 
 
 def test_a_large_case_waits_for_the_others_and_these_for_it() -> None:

@@ -59,7 +59,7 @@ class Ahead:
         """Compile what cells (implementations by case id) need, once, where that is worth the
         processes. memory_bytes: of the device."""
         room_bytes = int(SHARE * (memory_bytes or 0))
-        count = processes.most(self._plan, room_bytes)
+        count = processes.most(room_bytes)
         few = len(cells) < WORTH_IT or count < 2
         if self._plan.device != "cuda" or few or self._is_done:
             return

@@ -18,7 +18,6 @@ from nsabench.errors import NsabenchError
 from nsabench.execution.compilation.jobs import Job
 from nsabench.execution.supervisor.executor import GroupLost, WorkerExecutor
 from nsabench.machine.memory import memory_of
-from nsabench.model.plan import Plan
 
 MOST_PROCESSES = 16
 CONTEXT_BYTES = 1 << 30  # of a process on the device, before it holds anything
@@ -26,15 +25,17 @@ HOST_BYTES = 3 << 30  # that a process may take of the host, with torch and a co
 SETS = 6  # times what a case's inputs and outputs take, for what is saved and set aside
 # A first call that took so much longer than the second compiled something, or chose a variant.
 COMPILES_S = 0.15
-# Of all calls by one kind of workers: then none is begun. Shards beside this one wait for it.
+# Of all calls by one kind of workers: then none is begun.
 MOST_S = 450.0
 KILL_EVERY_S = 0.2  # of an interrupted one
+# Names how many shards are measured at once on this host and share its cores (`fleet.devices`).
+SHARDS_ON_HOST = "NSABENCH_SHARDS_ON_HOST"
 
 
-def most(plan: Plan, room_bytes: int) -> int:
+def most(room_bytes: int) -> int:
     """How many compile at once: as many as there are cores and memory for them, and room on the
     device for their contexts twice."""
-    shards = plan.neighbours + 1  # of this host
+    shards = int(os.environ.get(SHARDS_ON_HOST, "1"))
     cores = len(os.sched_getaffinity(0)) // shards
     on_device = room_bytes // (2 * CONTEXT_BYTES)
     host_bytes = memory_of("cpu")

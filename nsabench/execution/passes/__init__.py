@@ -9,18 +9,15 @@ from nsabench.execution.passes import (
     canary,
     first_look,
     isolated_baselines,
-    neighbours,
     second_look,
 )
-from nsabench.execution.passes.contract import Beside, Pass
+from nsabench.execution.passes.contract import Pass
 
 PASSES: tuple[Pass, ...] = (
-    neighbours.ALONE,
-    neighbours.TOGETHER,
     first_look.PASS,
     second_look.PASS,
     isolated_baselines.PASS,
     canary.PASS,
 )
 
-__all__ = ["PASSES", "Beside", "Pass"]
+__all__ = ["PASSES", "Pass"]

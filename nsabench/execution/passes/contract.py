@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -31,14 +30,6 @@ def _nobody(plan: Plan) -> Mapping[str, Spare]:
     return {}
 
 
-class Beside(Enum):
-    """Beside what a pass measures, where shards are measured at once on one host."""
-
-    ANYTHING = "whatever the other shards do"
-    NOBODY = "while the other shards wait"
-    ALL = "while the other shards measure the same"
-
-
 @dataclass(frozen=True)
 class Pass:
     """One look at some cases of a plan.
@@ -51,9 +42,6 @@ class Pass:
     first_session: its sessions count from here, so that those of two passes never meet.
     announcement: what is said of a case before it is measured, {case} being its label; empty for
       the pass that a progress table is drawn of.
-    beside: what the shards on the other devices of the host do meanwhile.
-    goes_on: with the executor of the pass before, whose worker has imported everything, where that
-      pass had one: it starts the same.
     partial: its processes import some of the plan's sources only.
     """
 
@@ -65,6 +53,4 @@ class Pass:
     spares: Callable[[Plan], Mapping[str, Spare]] = _nobody
     timing: Callable[[Case], Case] = _as_planned
     announcement: str = ""
-    beside: Beside = Beside.ANYTHING
-    goes_on: bool = False
     partial: bool = False

@@ -38,5 +38,4 @@ PASS = Pass(
     spares=spares,
     on_loss=find_culprit,
     first_session=1,
-    goes_on=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,8 +11,6 @@ import pynvml
 
 T = TypeVar("T")
 
-WORD_BITS = 64  # of the words that a set of CPUs or of NUMA nodes comes in
-MOST_NODES = 1024  # that Linux counts (MAX_NUMNODES of x86_64)
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (NVML API reference, "clocks event reasons").
 CLOCK_EVENT_REASONS = {
@@ -73,16 +71,6 @@ def attempt(read: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
-def _members(masks: Iterable[Any] | None) -> frozenset[int]:
-    """What a set that comes in words holds."""
-    return frozenset(
-        word * WORD_BITS + bit
-        for word, mask in enumerate(masks or ())
-        for bit in range(WORD_BITS)
-        if int(mask) >> bit & 1
-    )
-
-
 class Device:
     """One device, by PCI bus id (torch and NVML number devices differently) or by index."""
 
@@ -120,17 +108,6 @@ class Device:
     def index(self) -> int | None:
         """Its place in NVML's order, the same in every process that sees the same devices."""
         return attempt(pynvml.nvmlDeviceGetIndex, self.handle)
-
-    def cpus(self) -> frozenset[int]:
-        """CPUs of the NUMA node that it hangs on; none where that cannot be had."""
-        words = -(-(os.cpu_count() or 1) // WORD_BITS)
-        return _members(attempt(pynvml.nvmlDeviceGetCpuAffinity, self.handle, words))
-
-    def memory_nodes(self) -> frozenset[int]:
-        """NUMA nodes whose memory is nearest to it; none where that cannot be had."""
-        words = MOST_NODES // WORD_BITS
-        scope = pynvml.NVML_AFFINITY_SCOPE_NODE
-        return _members(attempt(pynvml.nvmlDeviceGetMemoryAffinity, self.handle, words, scope))
 
     def read(self) -> Reading:
         h = self.handle

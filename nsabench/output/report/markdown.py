@@ -101,23 +101,21 @@ def _shards(facts: Facts) -> Iterator[str]:
     else:
         yield (
             f"Times of {code(told['implementation'])} on {markdown(told['canary'])}, in ms, of "
-            f"{told['timed']} of {told['shards']} shards at their end.\n"
+            f"{told['timed']} of {told['shards']} shards.\n"
         )
     counts = ("cases", "seconds") if told["of_all"] else ()
-    looks = ("neighbours wait", "beside them") if told["neighbours"] else ()
-    head = ("shard", "run", *counts, *looks, "at its end", "over the median of all", "remark")
-    yield from table(head, (_of_shard(row, bool(counts), bool(looks)) for row in told["rows"]))
+    head = ("shard", "run", *counts, "canary (ms)", "over the median of all", "remark")
+    yield from table(head, (_of_shard(row, bool(counts)) for row in told["rows"]))
     if told["more"]:
         yield f"\n{told['more']} more, which are nearer to the others, are not shown."
 
 
-def _of_shard(row: shards.Row, counted: bool, waited: bool) -> list[str]:
-    times = [row.alone, row.together, row.end] if waited else [row.end]
+def _of_shard(row: shards.Row, counted: bool) -> list[str]:
     return [
         markdown(row.shard),
         code(row.run_id),
         *([str(row.cases), f"{row.wall_s:.0f}"] if counted else []),
-        *("–" if ms is None else f"{ms:.4g}" for ms in times),
+        "–" if row.canary_ms is None else f"{row.canary_ms:.4g}",
         "–" if row.apart is None else f"{row.apart:.3f}",
         markdown(row.remark) or "–",
     ]

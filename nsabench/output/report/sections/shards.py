@@ -12,7 +12,7 @@ from nsabench.assessment import canary, labels
 from nsabench.assessment.canary import Canary
 from nsabench.model.journal import Contents
 from nsabench.model.plan import MergedShard, Plan
-from nsabench.model.vocabulary import PassName, Role
+from nsabench.model.vocabulary import Role
 from nsabench.output.report.facts import Facts
 
 ORDER = 57
@@ -23,17 +23,15 @@ SHOWN = 40  # of a fleet there are a thousand: those that are furthest from the 
 
 @dataclass(frozen=True)
 class Row:
-    """A shard. wall_s: of all its passes, the canary's too. Times of the canary in ms, None where
-    it has none: while its neighbours waited, while they measured it as well, and at its end. apart:
-    the last over the median of the shards that were not disturbed; remark: what became of it."""
+    """A shard. wall_s: of all its passes, the canary's too. canary_ms: its time of the canary,
+    None where it has none; apart: that over the median of the shards that were not disturbed;
+    remark: what became of it."""
 
     shard: str
     run_id: str
     cases: int
     wall_s: float
-    alone: float | None
-    together: float | None
-    end: float | None
+    canary_ms: float | None
     apart: float | None
     remark: str
 
@@ -45,9 +43,7 @@ class _Read:
     shard: MergedShard
     part: Plan
     wall_s: float
-    alone: Canary
-    together: Canary
-    end: Canary
+    canary: Canary
 
 
 def applies(facts: Facts) -> bool:
@@ -66,53 +62,46 @@ def context(facts: Facts) -> dict[str, Any]:
         "more": max(len(rows) - SHOWN, 0),
         "canary": labels.of_case(planned.case) if planned is not None else "",
         "implementation": name,
-        "timed": sum(row.end is not None for row in rows),
+        "timed": sum(row.canary_ms is not None for row in rows),
         "shards": len(rows),
-        "neighbours": bool(facts.plan.neighbours),
         "of_all": not facts.where,  # cases and seconds are those of whole shards
     }
 
 
 def _read(facts: Facts, shard: MergedShard, part: Plan) -> _Read:
     contents = facts.contents.by_run.get(shard.run_id, Contents())
-    looks = (PassName.ALONE, PassName.TOGETHER, PassName.CANARY)
-    alone, together, end = (canary.of_contents(contents, look) for look in looks)
     wall_s = sum(entry.wall_s for entry in contents.entries)
-    return _Read(shard, part, wall_s, alone, together, end)
+    return _Read(shard, part, wall_s, canary.of_contents(contents))
 
 
 def _judging(plan: Plan, read: Sequence[_Read]) -> str:
-    """The baseline that most shards timed at their end, the fastest if several are; where there is
-    none, of all that any shard timed."""
+    """The baseline that most shards timed, the fastest if several are; where there is none, of all
+    that any shard timed."""
     baselines = {i.name for i in plan.implementations if i.role is Role.BASELINE}
     times: dict[str, list[float]] = {}
     for one in read:
-        for name, ms in (one.end.medians or one.alone.medians).items():
+        for name, ms in one.canary.medians.items():
             times.setdefault(name, []).append(ms)
     names = times.keys() & baselines or times.keys()
     return min(names, key=lambda n: (-len(times[n]), median(times[n]), n), default="")
 
 
 def _rows(read: Sequence[_Read], name: str) -> list[Row]:
-    ends = [(one.end.medians[name], one.end.disturbed) for one in read if name in one.end.medians]
-    sound = [ms for ms, disturbed in ends if not disturbed]
-    middle = median(sound or [ms for ms, _ in ends]) if ends else 0.0
+    timed = [one.canary for one in read if name in one.canary.medians]
+    sound = [one for one in timed if not one.disturbed]
+    middle = median(one.medians[name] for one in sound or timed) if timed else 0.0
     made = []
     for one in read:
-        alone, together, end = (
-            look.medians.get(name) for look in (one.alone, one.together, one.end)
-        )
+        canary_ms = one.canary.medians.get(name)
         made.append(
             Row(
                 shard=one.shard.shard,
                 run_id=one.shard.run_id,
                 cases=len(one.part.cases),
                 wall_s=one.wall_s,
-                alone=alone,
-                together=together,
-                end=end,
-                apart=end / middle if end is not None else None,
-                remark=one.end.disturbed or one.end.failed.get(name, "") or one.end.lost,
+                canary_ms=canary_ms,
+                apart=canary_ms / middle if canary_ms is not None else None,
+                remark=one.canary.disturbed or one.canary.failed.get(name, "") or one.canary.lost,
             )
         )
     return made
