@@ -92,7 +92,7 @@ gpu-packages *arguments: install
 gpu-self-check *arguments: install
     .venv/bin/nsabench all tests/gpu/self_check.yaml --kernels tests/gpu/self_check.py --device cuda --out results/self-check "$@"
 
-# Two GPUs at once, balanced by what one took: how long, and do they agree? (2 x CUDA)
+# One run on one GPU, and one on two: how long, and do they agree? (2 x CUDA)
 gpu-two: install
     #!/bin/sh
     set -eu
@@ -104,7 +104,7 @@ gpu-two: install
         echo "$name: $(($(date +%s) - begun)) s"
     }
     CUDA_VISIBLE_DEVICES=0 measured one --device cuda
-    measured both --devices 0,1 --balance results/two/one
+    measured both --devices 0,1
     .venv/bin/nsabench compare results/two/both results/two/one --json >results/two/compared.json || [ $? = 1 ]
     {{ python }} -m tests.gpu.agreement results/two/compared.json
 

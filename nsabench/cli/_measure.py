@@ -11,7 +11,6 @@ from nsabench.cli._say import say
 from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import estimate, run
 from nsabench.execution.run import Finished
-from nsabench.fleet import balance
 from nsabench.machine.memory import memory_of
 from nsabench.model.vocabulary import MARGIN
 from nsabench.output import events, terminal
@@ -32,7 +31,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         if asked != _resuming(asked):
             raise UsageError(
                 "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard, --balance, --margin, --where, --only, --tag, "
+                "--kernels, --ops, --shard, --margin, --where, --only, --tag, "
                 "--no-sandbox or --device",
                 "leave them away.",
             )
@@ -48,7 +47,6 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         raise UsageError("--keep-lines is of a run that is resumed", "name it with --resume RUN.")
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
-    by = balance.of_runs(asked.balance)
     plan = run.make_plan(
         ["quick"] if asked.quick else asked.matrices,
         run.choose_device(asked.device),
@@ -59,8 +57,6 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         narrowed=Narrowed(asked.where, asked.only),
         tag=asked.tag,
         sandboxed=not asked.no_sandbox,
-        costs=by.costs,
-        balance=by.run_ids,
     )
     if plan.device == "cpu":
         # A GPU says by itself that it is out of memory; a host ends whoever asks for too much.
@@ -81,7 +77,6 @@ def _resuming(asked: Measuring) -> Measuring:
         kernels=None,
         ops_file=None,
         shard="1/1",
-        balance=(),
         margin=MARGIN,
         where=(),
         only=(),

@@ -40,15 +40,6 @@ shard = click.option(
     metavar="i/n",
     help="Take the i-th of n parts of the plan; cases that differ only in length stay together.",
 )
-balance = click.option(
-    "--balance",
-    type=click.Path(path_type=Path, file_okay=False),
-    multiple=True,
-    metavar="RUN",
-    help="Balance the shards by the times of an earlier run, the same for all. May be given again: "
-    "of a case in several runs the last one counts. What ops take to begin, such as their "
-    "controls, is learnt as well. Default: by the work of the cases.",
-)
 margin = click.option(
     "--margin",
     type=click.FloatRange(min=1),
@@ -141,7 +132,6 @@ class Measuring:
     kernels: Path | None
     ops_file: Path | None
     shard: str
-    balance: tuple[Path, ...]
     margin: float
     where: tuple[str, ...]
     only: tuple[str, ...]
@@ -164,7 +154,6 @@ def asked_again(asked: Measuring) -> list[str]:
     ):
         words += [name, str(value)] if value else []
     for name, values in (
-        ("--balance", asked.balance),
         ("--where", asked.where),
         ("--only", asked.only),
     ):
@@ -192,7 +181,7 @@ def measuring(command: Callable[..., int]) -> Callable[..., int]:
     with_options: Callable[..., int] = called
     for option in (
         *(junit, as_json, verbose, tag, no_sandbox, ops_file, kernels),
-        *(only, where, balance, shard, margin),
+        *(only, where, shard, margin),
         *(keep_lines, resume, out, quick, device, matrices),
     ):
         with_options = option(with_options)

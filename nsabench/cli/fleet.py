@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def _asking(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     for option in (
         *(_options.tag, _options.no_sandbox, _options.ops_file, _options.kernels),
-        *(_options.only, _options.where, _options.balance, _options.margin),
+        *(_options.only, _options.where, _options.margin),
         *(_options.quick, _options.device, out, shards, _options.matrices),
     ):
         command = option(command)
@@ -92,7 +91,6 @@ def _make(out: Path, shards: int, given: dict[str, Any], results: str = "") -> F
     files = [Path(name) for name in asked.matrices if Path(name).is_file()]
     files += [file for file in (asked.kernels, asked.ops_file) if file is not None]
     folders.refuse_cut(names, Narrowed(asked.where, asked.only), shards, asked.ops_file)
-    asked = replace(asked, balance=tuple(run.absolute() for run in asked.balance))
     return folders.make(out, shards, asked_again(asked), files, results)
 
 
@@ -182,10 +180,6 @@ def slurm_(
     """
     if results:
         _refuse_no_bucket(results)
-        if given["balance"]:
-            raise UsageError(
-                "nodes that share no folder have not the run of --balance", "leave it away."
-            )
     own = {name: given.pop(name) for name in ("image", "time", "gres", "cpus", "memory")}
     own |= {n: given.pop(n) for n in ("warned_s", "options", "key_file", "passphrase_file")}
     own |= {name: given.pop(name) for name in ("s3_env", "work")}

@@ -13,7 +13,6 @@ from nsabench.assessment import labels
 from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.execution import estimate, run
-from nsabench.fleet.balance import of_runs
 from nsabench.machine.memory import memory_of
 from nsabench.model.plan import ImplementationInfo, Plan
 from nsabench.planning.narrow import Narrowed
@@ -25,7 +24,6 @@ from nsabench.planning.narrow import Narrowed
 @_options.kernels
 @_options.ops_file
 @_options.shard
-@_options.balance
 @_options.where
 @_options.only
 @_options.as_json
@@ -35,7 +33,6 @@ def command(
     kernels: Path | None,
     ops_file: Path | None,
     shard: str,
-    balance: tuple[Path, ...],
     where: tuple[str, ...],
     only: tuple[str, ...],
     as_json: bool,
@@ -47,7 +44,6 @@ def command(
 
     Example: nsabench plan matrices/selection_rows.yaml
     """
-    by = of_runs(balance)
     plan = run.make_plan(
         matrices,
         run.choose_device(device),
@@ -55,8 +51,6 @@ def command(
         shard,
         ops_file,
         narrowed=Narrowed(where, only),
-        costs=by.costs,
-        balance=by.run_ids,
     )
     estimate.refuse_unfitting(plan, memory_of(plan.device))
     takes = estimate.of_plan(plan)

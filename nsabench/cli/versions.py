@@ -83,7 +83,6 @@ def _absolute(asked: Measuring) -> Measuring:
         matrices=files,
         kernels=asked.kernels.absolute() if asked.kernels else None,
         ops_file=asked.ops_file.absolute() if asked.ops_file else None,
-        balance=tuple(run.absolute() for run in asked.balance),
     )
 
 

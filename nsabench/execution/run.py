@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,11 +34,10 @@ from nsabench.machine.environment.identity import machine_of
 from nsabench.model.description import Described
 from nsabench.model.journal import Contents, Header
 from nsabench.model.measurement import Ceilings
-from nsabench.model.plan import Device, ImplementationInfo, Plan, PlannedCase
+from nsabench.model.plan import Device, ImplementationInfo, Plan
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
-from nsabench.planning.cost import Costs, by_work
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.signing import Signer, run_keys
 
@@ -95,8 +94,6 @@ def make_plan(
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
     tag: str = "",
-    costs: Callable[[list[PlannedCase]], Costs] = by_work,
-    balance: str = "",
 ) -> Plan:
     """Load the matrices and resolve them against what is installed; by the options of
     `resolve.resolve`.
@@ -126,8 +123,6 @@ def make_plan(
         sandboxed=sandboxed,
         narrowed=narrowed,
         tag=tag,
-        costs=costs,
-        balance=balance,
     )
     ops.refuse_other(plan)  # the file may have changed since its op was loaded
     return plan

@@ -15,7 +15,6 @@ OF_A_PLAN = (
     "matrices",
     "plan",
     "conditions",
-    "balance",
     "canary",
     "margin",
     "device",

@@ -125,7 +125,6 @@ def _traits(plan: Plan, contents: Contents, environment: Environment) -> dict[st
         "plan": plan.whole,
         "conditions": " and ".join(plan.where),
         "canary": plan.canary.id if plan.canary else "",
-        "balance": plan.balance,
         "margin": f"{plan.margin:g}",
         "device": plan.device,
         "sandbox": str(plan.sandboxed),

@@ -135,7 +135,6 @@ class Plan(BaseModel):
     where: tuple[str, ...] = ()  # the conditions that all its cases meet
     # Of a shard: the ids of all cases of the plan that it is a part of, with blanks between.
     whole: str = ""
-    balance: str = ""  # the runs by whose times shards are balanced; else by work
     canary: PlannedCase | None = None  # a case that all shards measure, in a pass of its own
     shards: tuple[MergedShard, ...] = ()  # that the run was merged of
     matrices: list[MatrixInfo]

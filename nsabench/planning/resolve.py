@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -16,7 +16,6 @@ from nsabench.model.case import Case
 from nsabench.model.plan import Device, ImplementationInfo, MatrixInfo, Plan, PlannedCase
 from nsabench.model.vocabulary import MARGIN, Role
 from nsabench.planning import matrix, shards
-from nsabench.planning.cost import Costs, by_work
 from nsabench.planning.matrix import LoadedMatrix, Selection
 from nsabench.planning.narrow import ALL, Narrowed
 from nsabench.planning.yaml_document import nearest
@@ -54,14 +53,11 @@ def resolve(
     sandboxed: bool = True,
     narrowed: Narrowed = ALL,
     tag: str = "",
-    costs: Callable[[list[PlannedCase]], Costs] = by_work,
-    balance: str = "",
 ) -> Plan:
     """Span the matrices into a plan. A case named by two matrices is measured once, as the first
     one says.
 
     narrowed: the cases and candidates that are asked for among them. tag: a word in the run's id.
-    costs: what each case costs, by which shards are balanced. balance: the run that it goes by.
 
     Raises `UsageError` when a pattern matches no implementation, none or no case is left, the shard
     is not `i/n`, the tag is no word, or too many packages bring candidates and baselines.
@@ -76,7 +72,7 @@ def resolve(
             names = narrowed.of(case, names, implementations)
             chosen.setdefault(case.id, PlannedCase(id=case.id, case=case, implementations=names))
     whole = list(chosen.values())
-    cases = _with_controls(shards.share(whole, shard, costs(whole)), implementations)
+    cases = _with_controls(shards.share(whole, shard), implementations)
     is_whole = shard == shards.ALL
     canary = None if is_whole else shards.canary(whole, implementations, device)
     measured = cases if canary is None else [*cases, canary]
@@ -97,7 +93,6 @@ def resolve(
         where=narrowed.where,
         whole="" if is_whole else " ".join(chosen),
         canary=canary,
-        balance=balance,
         matrices=[MatrixInfo(name=m.name, file=m.file, sha256=m.sha256) for m in matrices],
         implementations=[i for i in implementations if (i.op, i.name) in used],
         cases=cases,

@@ -38,7 +38,6 @@ def asked(matrix: Path, out: Path) -> Measuring:
         kernels=None,
         ops_file=None,
         shard="1/1",
-        balance=(),
         margin=MARGIN,
         where=("D=32",),
         only=(),

@@ -18,7 +18,7 @@ from nsabench.model.plan import ImplementationInfo, Plan, PlannedCase
 from nsabench.model.source import Source
 from nsabench.model.vocabulary import Direction, Role, Runs
 from nsabench.planning import matrix, resolve
-from nsabench.planning.cost import Costs, by_work
+from nsabench.planning.cost import by_work
 from nsabench.planning.shards import share
 
 OP = "sliding_window"
@@ -99,7 +99,7 @@ def test_the_largest_ladders_are_dealt_first(count: int, expected: list[int]) ->
     assert [len(part) for part in parts] == expected
 
 
-def heads_of(cases: list[PlannedCase], count: int, costs: Costs | None) -> list[list[int]]:
+def heads_of(cases: list[PlannedCase], count: int, costs: dict[str, int] | None) -> list[list[int]]:
     parts = [share(cases, f"{i}/{count}", costs) for i in range(1, count + 1)]
     return [sorted({c.case.shape["H"] for c in part}) for part in parts]
 
@@ -130,7 +130,7 @@ def test_what_shares_kernels_stays_together_where_that_keeps_the_balance(
     sizes: int, count: int, together: bool
 ) -> None:
     cases = both_directions(sizes)
-    costs = Costs(dict.fromkeys((c.id for c in cases), 1.0))
+    costs = dict.fromkeys((c.id for c in cases), 1)
     heads = heads_of(cases, count, costs)
     assert (sum(map(len, heads)) == sizes) is together
     lengths = [len(share(cases, f"{i}/{count}", costs)) for i in range(1, count + 1)]
@@ -141,7 +141,7 @@ def test_an_op_stays_together_as_far_as_it_fits() -> None:
     rows = [planned_case(ladder, 0) for ladder in range(4)]
     fields = [{**c.case.model_dump(exclude={"id"}), "op": "selection_ranges"} for c in rows]
     spans = [PlannedCase(id=c.id, case=c, implementations=("mine",)) for c in map(_case, fields)]
-    costs = Costs({c.id: 1.0 for c in rows} | {c.id: 2.0 for c in spans})
+    costs = {c.id: 1 for c in rows} | {c.id: 2 for c in spans}
     parts = [share([*spans, *rows], f"{i}/2", costs) for i in (1, 2)]
     assert [[c.case.op for c in part] for part in parts] == [
         ["selection_ranges", *["selection_rows"] * 4],
@@ -160,16 +160,16 @@ def test_shards_of_several_ops_are_a_partition_in_balance(
     sizes: list[tuple[int, int]], count: int
 ) -> None:
     """Each case is there once, no shard is empty, and ladders are whole."""
-    costs: dict[str, float] = {}
+    costs: dict[str, int] = {}
     cases = []
     for ladder, (op, cost_s) in enumerate(sizes):
         for n in range(2):
             fields = planned_case(ladder, n).case.model_dump(exclude={"id"})
             case = _case({**fields, "op": OPS[op]})
-            costs[case.id] = float(cost_s)
+            costs[case.id] = cost_s
             cases.append(PlannedCase(id=case.id, case=case, implementations=("mine",)))
     count = min(count, len(sizes))
-    parts = [share(cases, f"{i}/{count}", Costs(costs)) for i in range(1, count + 1)]
+    parts = [share(cases, f"{i}/{count}", costs) for i in range(1, count + 1)]
     assert all(parts)
     assert sorted(c.id for part in parts for c in part) == sorted(costs)
     heads = [{c.case.shape["H"] for c in part} for part in parts]
@@ -194,55 +194,16 @@ def test_controls_do_not_outweigh_the_work_of_a_case() -> None:
             for one in resolve.load_matrices([name])
             for case in one.cases
         ]
-        means.append(mean(by_work(cases).seconds.values()))
+        means.append(mean(by_work(cases).values()))
     rows, blocks = means
     assert rows < blocks
 
 
 def test_shards_are_balanced_by_what_is_said_to_be_their_cost() -> None:
     cases = [planned_case(ladder, 0) for ladder in range(4)]
-    seconds = {c.id: s for c, s in zip(cases, (1.0, 7.0, 2.0, 3.0), strict=True)}
-    assert heads_of(cases, 2, Costs(seconds)) == [[2], [1, 3, 4]]
-    nothing = dict.fromkeys(seconds, 0.0)
-    assert all(heads_of(cases, 4, Costs(nothing)))
-
-
-def test_what_a_direction_takes_to_begin_is_counted_in_every_shard_that_has_it() -> None:
-    """Twelve ladders of forwards and four of backwards, ten seconds each: the shard that has to
-    begin both has fewer of them."""
-    cases = [c for c in both_directions(12) if _is_forward(c) or c.case.shape["H"] <= 4]
-    forward, backward = (("selection_rows", d) for d in (Direction.FORWARD, Direction.BACKWARD))
-    costs = Costs(dict.fromkeys((c.id for c in cases), 5.0), {forward: 10.0, backward: 30.0})
-    taken = []
-    for i in (1, 2):
-        held = [_is_forward(c) for c in share(cases, f"{i}/2", costs)]
-        taken.append(5 * len(held) + 10 * any(held) + 30 * (not all(held)))
-    assert sorted(taken) == [100, 110]
-
-
-def test_a_direction_is_begun_in_no_more_shards_than_it_must_be() -> None:
-    cases = both_directions(4)
-    costs = Costs(
-        {c.id: 4.0 if c.case.shape["H"] == 1 else 1.0 for c in cases},
-        {("selection_rows", direction): 3.0 for direction in Direction},
-    )
-    parts = [share(cases, f"{i}/2", costs) for i in (1, 2)]
-    assert sorted([*{_is_forward(c) for c in part}] for part in parts) == [[False], [True]]
-
-
-def test_where_beginnings_are_much_of_a_shard_few_are_begun_twice() -> None:
-    """Ten groups of two seconds each of forwards and of backwards, which take 30 s to begin: four
-    shards need 30 + 5 * 2 = 40 s, where each has one of them."""
-    cases = both_directions(10)
-    begun = {("selection_rows", d): 30.0 for d in (Direction.FORWARD, Direction.BACKWARD)}
-    costs = Costs(dict.fromkeys((c.id for c in cases), 1.0), begun)
-    parts = [share(cases, f"{i}/4", costs) for i in range(1, 5)]
-    taken = [len(part) + 30 * len({_is_forward(c) for c in part}) for part in parts]
-    assert max(taken) <= 50
-
-
-def _is_forward(planned: PlannedCase) -> bool:
-    return planned.case.direction is Direction.FORWARD
+    seconds = {c.id: s for c, s in zip(cases, (1, 7, 2, 3), strict=True)}
+    assert heads_of(cases, 2, seconds) == [[2], [1, 3, 4]]
+    assert all(heads_of(cases, 4, dict.fromkeys(seconds, 0)))
 
 
 def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path: Path) -> None:
@@ -260,7 +221,7 @@ def test_all_shards_of_a_plan_name_one_canary_that_runs_there(tmp_path: Path) ->
 def test_a_ladder_that_outweighs_all_others_stays_whole() -> None:
     cases = [planned_case(0, n) for n in range(20)] + [planned_case(1, 0), planned_case(2, 0)]
     assert len(share(cases, "1/4")) == 20
-    with pytest.raises(UsageError, match="shard 4/4 is empty: the 22 cases make 3 ladders"):
+    with pytest.raises(UsageError, match="shard 4/4 is empty: the 22 cases make 3 length series"):
         share(cases, "4/4")
 
 
