@@ -12,10 +12,8 @@ from nsabench.cli import _options
 from nsabench.cli._say import say
 from nsabench.evidence.manifest.keys import trusted_keyids
 from nsabench.evidence.manifest.statement import Trust
-from nsabench.fleet.across import COMPARISON, merge_each
 from nsabench.fleet.merge import merge
 from nsabench.output import terminal
-from nsabench.output.compare import tables
 from nsabench.signing import load_signer
 
 
@@ -47,11 +45,6 @@ from nsabench.signing import load_signer
     type=click.Choice([Trust.EPHEMERAL.value, Trust.UNPINNED.value, Trust.PINNED.value]),
     help="The least trust that a shard must have. Default: ephemeral; pinned where --key is given.",
 )
-@click.option(
-    "--across-gpus",
-    is_flag=True,
-    help="Shards of several GPU models: a run of each in RUN/MODEL, and a comparison of them.",
-)
 @_options.ops_of_the_run
 @_options.as_json
 def command(
@@ -59,7 +52,6 @@ def command(
     out: Path,
     public: tuple[Path, ...],
     require: str | None,
-    across_gpus: bool,
     as_json: bool,
 ) -> int:
     """Join the shards of one plan into one signed run.
@@ -71,22 +63,6 @@ def command(
     Example: nsabench merge results/shard-* --out results/whole
     """
     signer = conclusion.prepare() or load_signer()
-    if across_gpus:
-        if as_json:
-            raise click.UsageError("--across-gpus and --json exclude each other")
-        runs, comparison = merge_each(
-            shards,
-            out,
-            signer,
-            trusted=trusted_keyids(public),
-            require=Trust(require or (Trust.PINNED if public else Trust.EPHEMERAL)),
-            note=lambda text: say(f"nsabench: {text}", err=True),
-        )
-        terminal.console().print(tables.render(comparison))
-        for name, one in runs.items():
-            say(f"{one.records} records: {out / name}")
-        say(f"comparison: {out / COMPARISON}")
-        return 1 if any(one.failed for one in runs.values()) else 0
     found = merge(
         shards,
         out,

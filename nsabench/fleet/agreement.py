@@ -37,8 +37,7 @@ def refuse_others(first: Shard, other: Shard) -> None:
         raise UsageError(
             f"{other.folder} and {first.folder} are no one run: the {what} "
             f"differ{_values(value, expected)}",
-            "measure all shards alike; `nsabench compare` takes runs that are not, and "
-            "`nsabench merge --across-gpus` the shards of several GPU models.",
+            "merge the shards that are alike, and compare the merged runs with `nsabench compare`.",
         )
 
 
