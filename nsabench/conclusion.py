@@ -48,18 +48,15 @@ def resume(
     *,
     signer: Signer | None = None,
     fit: bool = False,
-    keep_lines: int | None = None,
 ) -> Finished:
     """Go on with a run that was interrupted; one that is signed is left as it is.
-
-    keep_lines: of its journal, if not all of them count.
 
     Raises `VerificationFailed` when a signed run was altered since.
     """
     RunFolder.existing(path)
     if refuse_altered(path) is not Trust.UNSIGNED:
         return run.read(path)
-    return run.resume(path, view, signer=signer, fit=fit, keep_lines=keep_lines)
+    return run.resume(path, view, signer=signer, fit=fit)
 
 
 def finish(finished: Finished) -> str:

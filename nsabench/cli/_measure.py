@@ -41,10 +41,7 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
                 progress,
                 signer=signer,
                 fit=fit,
-                keep_lines=asked.keep_lines,
             )
-    if asked.keep_lines is not None:
-        raise UsageError("--keep-lines is of a run that is resumed", "name it with --resume RUN.")
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
@@ -73,7 +70,6 @@ def _resuming(asked: Measuring) -> Measuring:
         quick=False,
         out=None,
         resume=asked.resume,
-        keep_lines=asked.keep_lines,
         kernels=None,
         ops_file=None,
         shard="1/1",

@@ -65,12 +65,6 @@ resume = click.option(
     metavar="RUN",
     help="Go on with an interrupted run; what is journaled is not run again.",
 )
-keep_lines = click.option(
-    "--keep-lines",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --resume: go on with the first N lines of a journal that something else wrote to.",
-)
 quick = click.option("--quick", is_flag=True, help="The small matrix `quick` instead of all.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 
@@ -140,7 +134,6 @@ class Measuring:
     verbose: bool
     as_json: bool
     junit: Path | None
-    keep_lines: int | None = None  # of a run that is resumed
     open_page: bool = False  # of a command that makes one
 
 
@@ -182,7 +175,7 @@ def measuring(command: Callable[..., int]) -> Callable[..., int]:
     for option in (
         *(junit, as_json, verbose, tag, no_sandbox, ops_file, kernels),
         *(only, where, shard, margin),
-        *(keep_lines, resume, out, quick, device, matrices),
+        *(resume, out, quick, device, matrices),
     ):
         with_options = option(with_options)
     return with_options

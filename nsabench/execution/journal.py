@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +18,6 @@ from nsabench.bounds import limits
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.execution import chain
 from nsabench.execution.chain import Origin, Sealer
-from nsabench.files import fresh
 from nsabench.model.journal import LINE, Begun, Contents, Line
 from nsabench.model.vocabulary import PassName
 
@@ -33,10 +31,8 @@ class Journal:
     held when it was opened; None: nobody.
     """
 
-    def __init__(self, path: Path, keep_lines: int | None = None) -> None:
-        """keep_lines: as many count, and what follows them is set aside beside it.
-
-        Raises `UsageError` when a line is broken or another process writes it, and
+    def __init__(self, path: Path) -> None:
+        """Raises `UsageError` when a line is broken or another process writes it, and
         `VerificationFailed` when a line is not what was measured.
         """
         self.path = path
@@ -54,21 +50,11 @@ class Journal:
             ) from None
         try:
             self.contents = Contents()
-            self.origin, self._whole, self._last = _examine(path, self.contents.add, keep_lines)
-            if keep_lines is not None:
-                self._set_aside(keep_lines)
+            self.origin, self._whole, self._last = _examine(path, self.contents.add)
         except (UsageError, VerificationFailed):
             self._file.close()
             raise
         self._file.truncate(self._whole)
-
-    def _set_aside(self, line: int) -> None:
-        """Keep what does not count, for whoever asks where it is from."""
-        rest = self.path.read_bytes()[self._whole :]
-        if rest:
-            aside = self.path.with_name(f"journal.after-line-{line}")
-            fresh(aside)
-            aside.write_bytes(rest)
 
     def done(self, name: PassName) -> set[str]:
         """The ids of the cases that a pass has journaled."""
@@ -196,33 +182,22 @@ def origin(path: Path, take: Callable[[Line], None]) -> Origin | None:
     return _examine(path, take)[0]
 
 
-def _examine(
-    path: Path, take: Callable[[Line], None], most: int | None = None
-) -> tuple[Origin | None, int, str]:
-    """Also the length of the whole lines, and what the next line names as its previous one.
-
-    most: lines that are looked at. What is wrong behind the first line leaves lines to go on with.
-    """
-    whole, last, count = 0, b"", 0
+def _examine(path: Path, take: Callable[[Line], None]) -> tuple[Origin | None, int, str]:
+    """Also the length of the whole lines, and what the next line names as its previous one."""
+    whole, last = 0, b""
 
     def pairs() -> Iterator[tuple[bytes, Line]]:
-        nonlocal whole, last, count
-        for content, line in islice(lines(path), most):
+        nonlocal whole, last
+        for content, line in lines(path):
             yield content, line
             take(line)
-            whole, last, count = whole + len(content) + 1, content, count + 1
+            whole, last = whole + len(content) + 1, content
 
     try:
         vouched = chain.origin(pairs())
-    except (UsageError, VerificationFailed) as error:
-        if count:
-            error.remedy = (
-                f"find out what wrote there; `nsabench all --resume {path.parent} "
-                f"--keep-lines {count}` goes on with the {count} lines before that."
-            )
+    except VerificationFailed as error:
+        error.remedy = "find out what else wrote there, and start a new run."
         raise
-    if most is not None and count < most:
-        raise UsageError(f"{path} has {count} lines, not {most}", "keep fewer lines.")
     return vouched, whole, chain.link(last) if last else ""
 
 

@@ -194,12 +194,10 @@ def resume(
     *,
     signer: Signer | None = None,
     fit: bool = False,
-    keep_lines: int | None = None,
 ) -> Finished:
     """Go on with a run that was interrupted; cases that are journaled are not run again.
 
-    keep_lines: how many lines of its journal count; None: all. Raises `VerificationFailed` when
-    what is journaled was not measured in the name of `signer`.
+    Raises `VerificationFailed` when what is journaled was not measured in the name of `signer`.
     """
     folder = RunFolder.existing(path)
     folder.refuse_links()
@@ -207,7 +205,7 @@ def resume(
     with folder.writing():
         folder.logs.mkdir(exist_ok=True)
     with folder.resumable():
-        return _Run(folder, plan, view, signer, fit, resumed=True, keep_lines=keep_lines).measure()
+        return _Run(folder, plan, view, signer, fit, resumed=True).measure()
 
 
 def read(path: Path) -> Finished:
@@ -240,7 +238,6 @@ class _Run:
         fit: bool,
         *,
         resumed: bool = False,
-        keep_lines: int | None = None,
     ) -> None:
         self.folder = folder
         self.plan = plan
@@ -248,7 +245,6 @@ class _Run:
         self.signer = signer
         self.fit = fit
         self.resumed = resumed
-        self.keep_lines = keep_lines
         self._assessed: Assessed | None = None
         self._judged_before: dict[PassName, Mapping[Key, Judgement]] = {}
         self._ahead = compilation.Ahead(plan, folder.path)
@@ -259,7 +255,7 @@ class _Run:
         began = time.monotonic()
         self.view.note(f"results go to {self.folder.path}")
         with self.folder.writing():
-            with closing(Journal(self.folder.journal, self.keep_lines)) as self.journal:
+            with closing(Journal(self.folder.journal)) as self.journal:
                 contents = self.journal.contents
                 belongs(self.plan, contents)
                 signer = self._vouch()

@@ -136,7 +136,7 @@ def test_what_was_begun_gives_way_and_outlives_a_killed_process(tmp_path: Path) 
         (b"no end of a line", "its length is not what was written"),
     ],
 )
-def test_what_something_else_wrote_is_told_at_once_and_what_was_before_it_counts(
+def test_what_something_else_wrote_is_told_at_once(
     tmp_path: Path, foreign: bytes, sentence: str
 ) -> None:
     path = tmp_path / "journal.jsonl"
@@ -153,24 +153,13 @@ def test_what_something_else_wrote_is_told_at_once_and_what_was_before_it_counts
     assert sentence in str(caught.value)
     assert path.read_bytes() == good + foreign, "it is left as it is, for whoever looks"
     if foreign.endswith(b"\n"):
-        assert "--keep-lines 2" in caught.value.remedy
+        assert "start a new run" in caught.value.remedy
         with pytest.raises((VerificationFailed, UsageError)):
             Journal(path)
-        resumed = Journal(path, keep_lines=2)
-        assert (tmp_path / "journal.after-line-2").read_bytes() == foreign
-    else:
-        resumed = Journal(path)
-    with closing(resumed):
+        return
+    with closing(Journal(path)) as resumed:
         assert resumed.done(PassName.FIRST_LOOK) == {"a"}
     assert path.read_bytes() == good
-
-
-def test_no_more_lines_are_kept_than_there_are(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with closing(journal_of(path)) as journal:
-        journal.append(first_look(case_id="a"))
-    with pytest.raises(UsageError, match="has 2 lines, not 3"):
-        Journal(path, keep_lines=3)
 
 
 def test_nothing_is_known_of_a_death_before_there_was_a_header() -> None:
