@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nsabench.assessment import pays, threshold
-from nsabench.errors import EnvironmentRefused, UsageError, VerificationFailed
+from nsabench.errors import BegunElsewhere, EnvironmentRefused, UsageError, VerificationFailed
 from nsabench.evidence.manifest import keyless, refuse_altered, seal, verify
 from nsabench.evidence.manifest.keys import refuse_revoked, revocations
 from nsabench.evidence.manifest.known import NOTHING, Known
@@ -19,6 +19,7 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
 from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished, View
+from nsabench.model.plan import Plan
 from nsabench.output import report as pages
 from nsabench.signing import Signer, named_signer, run_keys
 
@@ -46,17 +47,39 @@ def resume(
     path: Path,
     view: View,
     *,
+    plan: Plan | None = None,
     signer: Signer | None = None,
     fit: bool = False,
 ) -> Finished:
-    """Go on with a run that was interrupted; one that is signed is left as it is.
+    """Continue an interrupted run. A signed run is left as it is.
 
-    Raises `VerificationFailed` when a signed run was altered since.
+    plan: what the user asks for, if anything. Then a run that has measured nothing is started, and
+    a run of another machine is set aside and started anew.
+
+    Raises `UsageError` when the run has another plan, and `VerificationFailed` when a signed run
+    was altered.
     """
-    RunFolder.existing(path)
-    if refuse_altered(path) is not Trust.UNSIGNED:
+    if plan is not None and not run.is_begun(path):
+        run.discard_unbegun(path)
+        return run.start(plan, path, view, signer=signer, fit=fit)
+    folder = RunFolder.existing(path)
+    trust = refuse_altered(path)
+    before = Plan.read(folder.plan)
+    if plan is not None and (differences := plan.differences(before)):
+        raise UsageError(
+            f"{path} holds a run of another plan: {', '.join(differences)} differ",
+            "give another folder, or only --resume to continue that run.",
+        )
+    if trust is not Trust.UNSIGNED:
         return run.read(path)
-    return run.resume(path, view, signer=signer, fit=fit)
+    try:
+        return run.resume(path, view, signer=signer, fit=fit)
+    except BegunElsewhere:
+        if plan is None:
+            raise
+    aside = path.rename(path.with_name(f"{path.name}.{before.run_id}"))
+    view.note(f"{path} was begun on another machine: it is moved to {aside} and begun anew")
+    return run.start(plan, path, view, signer=signer, fit=fit)
 
 
 def finish(finished: Finished) -> str:

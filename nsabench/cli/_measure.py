@@ -1,4 +1,4 @@
-"""What `all` and `run` have in common: measure a plan with progress on the terminal."""
+"""Measure a plan with progress on the terminal, for `all` and `run`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nsabench.errors import Interrupted, UsageError
 from nsabench.execution import estimate, run
 from nsabench.execution.run import Finished
 from nsabench.machine.memory import memory_of
-from nsabench.model.vocabulary import MARGIN
+from nsabench.model.plan import Plan
 from nsabench.output import events, terminal
 from nsabench.planning.narrow import Narrowed
 
 
 def measure(asked: Measuring, *, fit: bool) -> Finished:
-    """Start or resume a run as the options say. fit: look first whether the machine is."""
+    """Start or continue a run. fit: refuse a machine that is unfit."""
     signer = conclusion.prepare()
     for exposure in signer.exposed if signer is not None else ():
         say(
@@ -26,22 +26,19 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
             "(docs/explanation/promises.md)",
             err=True,
         )
+    if asked.out is not None and asked.resume is not None:
+        raise UsageError("--out and --resume name a folder each", "give one of them.")
     shown = events.Events() if asked.as_json else terminal.Progress(terminal.console())
-    if asked.resume is not None:
-        if asked != _resuming(asked):
-            raise UsageError(
-                "--resume goes on with the plan of the run and takes no matrix, --quick, --out, "
-                "--kernels, --ops, --shard, --margin, --where, --only, --tag, "
-                "--no-sandbox or --device",
-                "leave them away.",
-            )
+    if asked.resume is None:
+        plan = _plan(asked)
         with _named(fit), shown as progress:
-            return conclusion.resume(
-                asked.resume,
-                progress,
-                signer=signer,
-                fit=fit,
-            )
+            return run.start(plan, asked.out, progress, signer=signer, fit=fit)
+    wanted = None if asked == _resuming(asked) else _plan(asked)
+    with _named(fit), shown as progress:
+        return conclusion.resume(asked.resume, progress, plan=wanted, signer=signer, fit=fit)
+
+
+def _plan(asked: Measuring) -> Plan:
     if asked.quick and asked.matrices:
         raise UsageError("--quick names a matrix by itself", "leave the others away.")
     plan = run.make_plan(
@@ -56,28 +53,15 @@ def measure(asked: Measuring, *, fit: bool) -> Finished:
         sandboxed=not asked.no_sandbox,
     )
     if plan.device == "cpu":
-        # A GPU says by itself that it is out of memory; a host ends whoever asks for too much.
+        # A GPU refuses too much memory by itself; a host kills the process.
         estimate.refuse_unfitting(plan, memory_of("cpu"))
-    with _named(fit), shown as progress:
-        return run.start(plan, asked.out, progress, signer=signer, fit=fit)
+    return plan
 
 
 def _resuming(asked: Measuring) -> Measuring:
-    """The options of one who resumes, and asks for nothing else."""
+    """Return the options of a command that continues a run and asks for nothing else."""
     return Measuring(
-        matrices=(),
-        device="auto",
-        quick=False,
-        out=None,
         resume=asked.resume,
-        kernels=None,
-        ops_file=None,
-        shard="1/1",
-        margin=MARGIN,
-        where=(),
-        only=(),
-        tag="",
-        no_sandbox=False,
         verbose=asked.verbose,
         as_json=asked.as_json,
         junit=asked.junit,
@@ -87,7 +71,7 @@ def _resuming(asked: Measuring) -> Measuring:
 
 @contextmanager
 def _named(fit: bool) -> Iterator[None]:
-    """One that is interrupted says with which command it goes on."""
+    """An interrupted run names the command that continues it."""
     try:
         yield
     except Interrupted as interrupted:

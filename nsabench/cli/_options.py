@@ -12,6 +12,7 @@ import click
 
 from nsabench import ops
 from nsabench.model.vocabulary import MARGIN
+from nsabench.planning.shards import ALL
 
 matrices = click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
 device = click.option(
@@ -36,7 +37,7 @@ ops_file = click.option(
 )
 shard = click.option(
     "--shard",
-    default="1/1",
+    default=ALL,
     metavar="i/n",
     help="Take the i-th of n parts of the plan; cases that differ only in length stay together.",
 )
@@ -62,8 +63,9 @@ out = click.option(
 resume = click.option(
     "--resume",
     type=click.Path(path_type=Path, file_okay=False),
-    metavar="RUN",
-    help="Go on with an interrupted run; what is journaled is not run again.",
+    metavar="DIR",
+    help="Continue the run in this folder. With a matrix or other options, start it there if it "
+    "does not exist.",
 )
 quick = click.option("--quick", is_flag=True, help="The small matrix `quick` instead of all.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
@@ -118,22 +120,22 @@ open_page = click.option("--open", "open_page", is_flag=True, help="Show the pag
 class Measuring:
     """What a command that measures was asked for."""
 
-    matrices: tuple[str, ...]
-    device: str
-    quick: bool
-    out: Path | None
-    resume: Path | None
-    kernels: Path | None
-    ops_file: Path | None
-    shard: str
-    margin: float
-    where: tuple[str, ...]
-    only: tuple[str, ...]
-    tag: str
-    no_sandbox: bool
-    verbose: bool
-    as_json: bool
-    junit: Path | None
+    matrices: tuple[str, ...] = ()
+    device: str = "auto"
+    quick: bool = False
+    out: Path | None = None
+    resume: Path | None = None
+    kernels: Path | None = None
+    ops_file: Path | None = None
+    shard: str = ALL
+    margin: float = MARGIN
+    where: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    tag: str = ""
+    no_sandbox: bool = False
+    verbose: bool = False
+    as_json: bool = False
+    junit: Path | None = None
     open_page: bool = False  # of a command that makes one
 
 

@@ -91,7 +91,7 @@ class RunFolder:
         if link.is_symlink() and link.readlink() == Path(self.path.name):
             link.unlink()
         for folder in (self.logs, self.path):
-            if not any(folder.iterdir()) and not folder.is_mount():
+            if folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount():
                 folder.rmdir()
 
     @contextmanager

@@ -174,7 +174,7 @@ def start(
     except NsabenchError as refused:
         # A disk that is full has a remedy that goes on with the run.
         if not isinstance(refused.__cause__, OSError):
-            if _is_empty(folder):
+            if not is_begun(folder.path):
                 folder.discard()
                 run_keys.forget(plan.run_id)
             # A worker's refusal comes as its exit code: of kernels that were edited, say.
@@ -183,9 +183,24 @@ def start(
         raise
 
 
-def _is_empty(folder: RunFolder) -> bool:
-    """Whether nothing was measured yet, not even the ceilings."""
-    return not folder.journal.exists() or not journal.read(folder.journal).headers
+def is_begun(path: Path) -> bool:
+    """Return whether a run in this folder has measured anything, if only the ceilings."""
+    folder = RunFolder(path)
+    return folder.journal.exists() and bool(journal.read(folder.journal).headers)
+
+
+def discard_unbegun(path: Path) -> None:
+    """Remove what a run left that was killed before it measured anything.
+
+    Raises `UsageError` when another process is writing that run.
+    """
+    folder = RunFolder(path)
+    if not folder.plan.is_file():
+        return
+    plan = Plan.read(folder.plan)
+    with closing(Journal(folder.journal)):  # it holds the lock
+        folder.discard()
+    run_keys.forget(plan.run_id)
 
 
 def resume(

@@ -166,6 +166,11 @@ class Plan(BaseModel):
         """The same with some of its cases only: those that meet the conditions `where`."""
         return self.model_copy(update={"cases": list(cases), "where": (*self.where, *where)})
 
+    def differences(self, other: Plan) -> list[str]:
+        """Return the fields in which two plans ask for different measurements."""
+        fields = type(self).model_fields.keys() - {"run_id", "created"}
+        return sorted(name for name in fields if getattr(self, name) != getattr(other, name))
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, which derives anew what this one has derived of what was changed."""
         copy = super().model_copy(update=update, deep=deep)

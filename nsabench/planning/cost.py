@@ -1,8 +1,8 @@
 """How long a case takes to measure, estimated from its work.
 
 The estimate is in proportion and the same on every host, so it knows no device. A case has a fixed
-part (warm-up and parity of each implementation, sampling until its budget is spent) and a part that
-grows with its work (inputs, the oracle in float64, and every call).
+part: warm-up and parity of each implementation, and sampling until its budget is spent. The other
+part grows with its work: inputs, the oracle in float64, and every call.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _grouped(cases: Iterable[PlannedCase], key: Callable[[Case], Hashable]) -> l
 
 
 def _sizes_but_length(case: Case) -> Hashable:
-    """What cases have in common that share most of their kernels."""
+    """Return the same key for cases that share most of their kernels."""
     return case.op, ops.sizes_but_length(case), case.dtype
 
 
@@ -114,10 +114,10 @@ def _fill(groups: Collection[Cases], costs: Costs, count: int) -> list[Cases]:
 def canary(
     cases: Sequence[PlannedCase], implementations: Sequence[ImplementationInfo], device: str
 ) -> PlannedCase | None:
-    """The case that all shards of these cases measure: the middle one, by its work, of those whose
-    times say most of a host; with the candidates and baselines that run on the device.
+    """Return the case that all shards measure, with the candidates and baselines of this device.
 
-    A forward on one stream is chosen where there is one. None where nothing runs there.
+    It is the case with the median work, if possible a forward on one stream. None where nothing
+    runs on the device.
     """
     runs = {
         (i.op, i.name)

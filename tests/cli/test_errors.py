@@ -129,13 +129,6 @@ def test_resuming_what_is_no_run(tmp_path: Path, nsabench: Nsabench) -> None:
     refused(nsabench("all", "--resume", tmp_path), "holds no run", "folder")
 
 
-@pytest.mark.parametrize("option", [("--shard", "1/2"), ("--device", "cpu"), ("--margin", "1.05")])
-def test_resuming_takes_the_plan_as_it_is(
-    tmp_path: Path, nsabench: Nsabench, option: tuple[str, str]
-) -> None:
-    refused(nsabench("all", "--resume", tmp_path, *option), option[0], "leave them away")
-
-
 def test_cuda_where_there_is_none(tiny: Path, nsabench: Nsabench) -> None:
     done = nsabench("run", tiny, "--device", "cuda", "--out", "run", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench import conclusion
-from nsabench.errors import VerificationFailed
+from nsabench.errors import BegunElsewhere, VerificationFailed
 from nsabench.evidence.manifest import MANIFEST, verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.execution import run
@@ -17,6 +17,7 @@ from nsabench.execution.chain import Sealer
 from nsabench.execution.journal import Journal
 from nsabench.machine.environment import identity
 from nsabench.model.description import Described
+from nsabench.model.plan import Plan
 from nsabench.signing import Signer, run_keys
 from nsabench.signing.keys import generate
 from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
@@ -110,6 +111,25 @@ def test_another_device_of_the_same_name_is_another_machine(
     with pytest.raises(VerificationFailed, match="another machine, or on another device"):
         run.resume(folder, Silent(), signer=ME)
     assert asked == []
+
+
+def test_a_run_of_another_machine_is_set_aside_where_its_plan_is_asked_for(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Elsewhere, "gpu", "NVIDIA H200")
+    folder = unfinished(tmp_path / "run", 1.5)
+    before = Plan.read(folder / "plan.yaml")
+    plan = before.model_copy(update={"run_id": "20260102T000000Z-abc123"})
+    monkeypatch.setattr(identity, "_device_uuid", lambda described: "GPU-of-another-host")
+    started: list[tuple[str, Path]] = []
+    monkeypatch.setattr(
+        run, "start", lambda plan, out, *_, **__: started.append((plan.run_id, out))
+    )
+    with pytest.raises(BegunElsewhere):
+        conclusion.resume(folder, Silent(), signer=ME)
+    conclusion.resume(folder, Silent(), plan=plan, signer=ME)
+    assert started == [(plan.run_id, folder)] and not folder.exists()
+    assert Plan.read(tmp_path / f"run.{before.run_id}" / "plan.yaml") == before
 
 
 def test_what_is_said_of_a_machine(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""`--resume DIR` with a plan: the same command starts a run, continues it, and leaves it alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from nsabench.model.plan import Plan
+from tests import forked
+from tests.cli.conftest import Nsabench, complete
+
+
+def words(tiny: Path, run: Path) -> tuple[str, ...]:
+    return ("all", str(tiny), "--device", "cpu", "--where", "L<=16", "--resume", str(run))
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_the_same_command_starts_continues_and_leaves_alone(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    run = tmp_path / "run"
+    process = forked.Command(words(tiny, run), tmp_path, os.environ)
+    journal = run / "journal.jsonl"
+    while not journal.exists() or b'"kind":"entry"' not in journal.read_bytes():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    journaled = journal.read_bytes().rpartition(b"\n")[0]
+    complete(nsabench(*words(tiny, run)))
+    assert journal.read_bytes().startswith(journaled)
+    before = content(run)
+    complete(nsabench(*words(tiny, run)))
+    assert content(run) == before
+
+    other = nsabench(*words(tiny, run), "--margin", "1.5")
+    assert other.returncode == 2
+    assert "holds a run of another plan: margin differ" in other.stderr
+    assert content(run) == before
+
+    # Killed before it measured anything: a plan that nobody has signed decides nothing.
+    plan = Plan.read(run / "plan.yaml")
+    shutil.rmtree(run)
+    (run / "logs").mkdir(parents=True)
+    plan.model_copy(update={"margin": 9.0}).write(run / "plan.yaml")
+    journal.touch()
+    complete(nsabench(*words(tiny, run)))
+    assert Plan.read(run / "plan.yaml").margin == plan.margin
+
+
+def test_a_folder_of_something_else_is_refused(
+    tmp_path: Path, tiny: Path, nsabench: Nsabench
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    done = nsabench(*words(tiny, tmp_path / "run"))
+    assert done.returncode == 2 and "is not empty" in done.stderr
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "mine"
+
+
+def test_two_folders_are_refused(tiny: Path, nsabench: Nsabench) -> None:
+    done = nsabench("all", tiny, "--out", "a", "--resume", "b")
+    assert done.returncode == 2 and "--out and --resume" in done.stderr
