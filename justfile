@@ -67,12 +67,7 @@ gpu-results: install
     failed=0
     make() {
         name="$1"; shift
-        if [ -e "results/$name/journal.jsonl" ]; then
-            set -- --resume "results/$name"
-        else
-            set -- "$@" --device cuda --out "results/$name"
-        fi
-        .venv/bin/nsabench all "$@" || failed=$?
+        .venv/bin/nsabench all "$@" --device cuda --resume "results/$name" || failed=$?
     }
     make whole nsa_attention decode_step whole_parts
     make rows selection_rows selection_rows_few selection_varlen selection_ranges

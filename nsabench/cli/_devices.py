@@ -24,16 +24,17 @@ from nsabench.signing import load_signer
 
 
 def measure_on(asked: Measuring, given: str) -> int | None:
-    """Measure on the GPUs that `given` names, and merge. Returns the exit code of `all`; None where
-    that is one GPU, which makes no shards: the process is told to use it, and to go on."""
+    """Measure on the GPUs that `given` names, and merge. Returns the exit code of `all`.
+
+    Returns None for a single GPU, which needs no shards: this process measures on it."""
     if asked.resume is not None or asked.shard != ALL or asked.device == "cpu":
         raise UsageError(
             "--devices makes shards on GPUs, and takes no --resume, --shard or --device cpu",
-            "leave them away; a shard goes on with `nsabench all --resume SHARD`.",
+            "leave them away; the same command with --out continues its shards.",
         )
     if asked.as_json or asked.junit is not None or asked.open_page:
         raise UsageError(
-            "--devices tells of its shards in lines, and takes no --json, --junit or --open",
+            "--devices prints lines of its shards, and takes no --json, --junit or --open",
             "leave them away; `nsabench report RUN --open` shows the page of the merged run.",
         )
     places = devices.places(given)
@@ -44,24 +45,19 @@ def measure_on(asked: Measuring, given: str) -> int | None:
 
 
 def measure_at(asked: Measuring, places: list[Place]) -> int:
-    """The same, at any places."""
     signer = conclusion.prepare() or load_signer()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{token_hex(3)}"
     out = asked.out or Path("results") / name
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty", "give --out another folder.")
     shards = out.with_name(f"{out.name}.shards")
-    words = asked_again(asked)
-    if devices.begun(shards, words, places):
-        say(f"going on with the {len(places)} shards in {shards}")
-    else:
-        say(f"{len(places)} shards at once, in {shards}")
+    say(f"{len(places)} shards at once, in {shards}")
     try:
         folders = devices.measure(
-            words, places, shards, lambda place, line: say(f"[{place}] {line}")
+            asked_again(asked), places, shards, lambda place, line: say(f"[{place}] {line}")
         )
     except KeyboardInterrupt:
-        say(f"nsabench: the same command with --out {out} goes on with its shards.", err=True)
+        say(f"nsabench: the same command with --out {out} continues its shards.", err=True)
         raise
     found = merge(
         folders, out, signer, trusted=trusted_keyids(()), note=lambda text: say(text, err=True)

@@ -21,7 +21,7 @@ from nsabench.output import ci, events, report, terminal
 @click.option(
     "--devices",
     metavar="0,1|all",
-    help="A shard on each of these GPUs of this host, all at once, and one merged run out of them.",
+    help="Measure one shard on each of these GPUs at the same time, and merge them into one run.",
 )
 @_options.measuring
 def command(asked: Measuring, devices: str | None) -> int:

@@ -9,13 +9,13 @@ import pytest
 
 from nsabench.cli._devices import measure_at
 from nsabench.cli._options import Measuring
-from nsabench.errors import EnvironmentRefused, UsageError
+from nsabench.errors import EnvironmentRefused
 from nsabench.evidence.manifest import verify
 from nsabench.execution.journal import read
-from nsabench.fleet.devices import Place, begun, measure, places
+from nsabench.fleet.devices import Place, measure, places
 from nsabench.machine.environment import nvml
 from nsabench.model.plan import Plan
-from nsabench.model.vocabulary import MARGIN, PassName, Status
+from nsabench.model.vocabulary import PassName, Status
 
 TINY = """
 op: selection_rows
@@ -29,24 +29,7 @@ BOTH = [Place("first", {"NSABENCH_TEST_PLACE": "1"}), Place("second", {})]
 
 
 def asked(matrix: Path, out: Path) -> Measuring:
-    return Measuring(
-        matrices=(str(matrix),),
-        device="cpu",
-        quick=False,
-        out=out,
-        resume=None,
-        kernels=None,
-        ops_file=None,
-        shard="1/1",
-        margin=MARGIN,
-        where=("D=32",),
-        only=(),
-        tag="",
-        no_sandbox=False,
-        verbose=False,
-        as_json=False,
-        junit=None,
-    )
+    return Measuring(matrices=(str(matrix),), device="cpu", out=out, where=("D=32",))
 
 
 def test_two_shards_at_once_make_one_run(
@@ -72,23 +55,9 @@ def test_two_shards_at_once_make_one_run(
         assert {o.status for o in entry.outcomes} == {Status.OK}
     shutil.rmtree(out)
     measure_at(asked(matrix, out), BOTH)
-    assert "going on with the 2 shards" in capsys.readouterr().out
     assert [read(shards / f"{n}/journal.jsonl").sittings for n in (1, 2)] == [
         contents.sittings for contents in journals
     ]
-
-
-def test_what_goes_on_is_what_was_begun(tmp_path: Path) -> None:
-    folder = tmp_path / "whole.shards"
-    assert not begun(folder, ["a.yaml"], BOTH)
-    assert begun(folder, ["a.yaml"], BOTH)
-    with pytest.raises(UsageError, match=r"shards of other arguments than .*: a\.yaml"):
-        begun(folder, ["b.yaml"], BOTH)
-    with pytest.raises(UsageError, match=r"shards of other places than .*: first second"):
-        begun(folder, ["a.yaml"], BOTH[:1])
-    (folder / "asked.json").unlink()
-    with pytest.raises(UsageError, match="does not say what was asked for"):
-        begun(folder, ["a.yaml"], BOTH)
 
 
 def test_a_shard_that_does_not_come_to_its_end_is_named(tmp_path: Path) -> None:
