@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,22 +162,36 @@ def asked_again(asked: Measuring) -> list[str]:
     return words
 
 
-def measuring(command: Callable[..., int]) -> Callable[..., int]:
-    """The options of a command that measures, which it is given as one; its own as they are."""
-    names = {one.name for one in fields(Measuring)}
+# What a plan is made of. The last one is the first that `--help` shows.
+PLAN = (tag, no_sandbox, ops_file, kernels, only, where, margin, quick, device, matrices)
+RUN = (junit, as_json, verbose, shard, resume, out)
+
+
+def measuring(
+    command: Callable[..., Any], options: Sequence[Callable[..., Any]] = (*RUN, *PLAN)
+) -> Callable[..., Any]:
+    """Add options of a command that measures. The command receives them as one `Measuring`."""
+    names = {field.name for field in fields(Measuring)}
 
     @functools.wraps(command)
-    def called(**given: Any) -> int:
+    def called(**given: Any) -> Any:
         own = {name: value for name, value in given.items() if name not in names}
         return command(
             Measuring(**{name: value for name, value in given.items() if name in names}), **own
         )
 
-    with_options: Callable[..., int] = called
-    for option in (
-        *(junit, as_json, verbose, tag, no_sandbox, ops_file, kernels),
-        *(only, where, shard, margin),
-        *(resume, out, quick, device, matrices),
-    ):
+    with_options: Callable[..., Any] = called
+    for option in options:
         with_options = option(with_options)
     return with_options
+
+
+def absolute(asked: Measuring) -> Measuring:
+    """Return the same, for a process in any folder."""
+    files = tuple(str(Path(m).absolute()) if Path(m).is_file() else m for m in asked.matrices)
+    return replace(
+        asked,
+        matrices=files,
+        kernels=asked.kernels.absolute() if asked.kernels else None,
+        ops_file=asked.ops_file.absolute() if asked.ops_file else None,
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from nsabench.cli import _options
-from nsabench.cli._options import Measuring, asked_again
+from nsabench.cli._options import Measuring, absolute, asked_again
 from nsabench.cli._say import say
 from nsabench.errors import UsageError
 from nsabench.output import terminal
@@ -55,7 +54,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
         )
     chosen = tritons.asked(triton, folder)
     out = asked.out or Path("results") / f"versions-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    asking = question.Question(tuple(asked_again(_absolute(asked))), out)
+    asking = question.Question(tuple(asked_again(absolute(asked))), out)
     measured = question.answer_all(asking, chosen, lambda version, line: say(f"[{version}] {line}"))
     click.echo()
     for one in measured:
@@ -73,17 +72,6 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     if any(not one.finished for one in measured):
         return 3
     return 1 if any(one.exit_code for one in measured) else 0
-
-
-def _absolute(asked: Measuring) -> Measuring:
-    """The same, from whatever folder it is asked again."""
-    files = tuple(str(Path(m).absolute()) if Path(m).is_file() else m for m in asked.matrices)
-    return replace(
-        asked,
-        matrices=files,
-        kernels=asked.kernels.absolute() if asked.kernels else None,
-        ops_file=asked.ops_file.absolute() if asked.ops_file else None,
-    )
 
 
 def _write(comparison: Comparison, out: Path) -> list[Path]:

@@ -16,11 +16,8 @@ from pathlib import Path
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 CAP_SYS_PTRACE = 19
-# Names a file of AWS_* variables, which is hidden from kernels as a key is.
-S3_ENV_FILE = "NSABENCH_S3_ENV_FILE"
 # What says where the key is, its text included; and what CI services give for an identity token.
 _PREFIXES = (
-    S3_ENV_FILE,
     "NSABENCH_SIGNING_KEY",
     "NSABENCH_SIGNER",
     "SIGSTORE_ID_TOKEN",

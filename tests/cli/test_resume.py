@@ -43,7 +43,7 @@ def test_the_same_command_starts_continues_and_leaves_alone(
     assert "holds a run of another plan: margin differ" in other.stderr
     assert content(run) == before
 
-    # Killed before it measured anything: a plan that nobody has signed decides nothing.
+    # A run that was killed before it measured anything is started anew, whatever its plan says.
     plan = Plan.read(run / "plan.yaml")
     shutil.rmtree(run)
     (run / "logs").mkdir(parents=True)

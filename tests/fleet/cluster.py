@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
 PLACES = os.pathsep.join(("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin"))
 
 
 def lacking() -> str:
-    """Why there can be none here; empty where there can."""
+    """Return why no cluster can be started here; empty if one can."""
     missing = [name for name in PROGRAMS if shutil.which(name, path=PLACES) is None]
     if missing:
         return f"Slurm is not installed: {', '.join(missing)} (Debian's slurm-wlm and munge)"
@@ -35,7 +35,7 @@ def _program(name: str) -> str:
 
 @dataclass
 class Cluster:
-    """nodes: their names. Each has one CPU, one GPU that is made up, and 4 GB on paper."""
+    """nodes: their names. Each claims one CPU, one GPU and 4 GB."""
 
     folder: Path
     nodes: tuple[str, ...]
@@ -43,7 +43,7 @@ class Cluster:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """By which Slurm's commands find it."""
+        """The environment variables by which Slurm's commands find the cluster."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class Cluster:
         wait(lambda: (self.folder / "munge.sock").exists(), 20, "munged")
         self._daemon("slurmctld", [_program("slurmctld"), "-D"])
         for node in self.nodes:
-            self.up(node)
+            self._daemon(node, [_program("slurmd"), "-D", "-N", node])
         wait(lambda: self.ask("sinfo", "-h", "-o", "%t").split() == ["idle"], 60, "all nodes idle")
 
     def _write(self, munge: Path) -> None:
@@ -115,39 +115,8 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def up(self, node: str) -> None:
-        """Start a node."""
-        self._daemon(node, [_program("slurmd"), "-D", "-N", node])
-
-    def down(self, node: str) -> None:
-        """A node whose power fails: its slurmd, and all that runs on it, are killed at once."""
-        daemon = self._daemons.pop(node)
-        daemon.kill()
-        daemon.wait()
-        there = self._ours(lambda variables: variables.get("SLURMD_NODENAME") == node)
-        steps = {
-            parent
-            for process in there
-            for parent in process.parents()
-            if parent.name().startswith("slurmstepd")
-        }
-        for process in (*steps, *there):  # a step that lives would tell that its job has failed
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def _ours(self, whether: Callable[[Mapping[str, str]], bool]) -> list[psutil.Process]:
-        """What was started from here, by the variables that it was started with."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-                variables = process.environ()
-                ours = variables.get("SLURM_CONF") == self.variables["SLURM_CONF"]
-                if ours and process.pid != os.getpid() and whether(variables):
-                    found.append(process)
-        return found
-
     def ask(self, name: str, *words: str) -> str:
-        """What one of Slurm's commands prints. Raises `CalledProcessError`."""
+        """Return the output of one of Slurm's commands. Raises `CalledProcessError`."""
         return subprocess.run(
             [_program(name), *words],
             env={**os.environ, **self.variables},
@@ -158,7 +127,7 @@ class Cluster:
         ).stdout
 
     def hasten(self) -> None:
-        """Slurm waits for two minutes before it begins again what was requeued."""
+        """Start requeued jobs at once: Slurm would wait two minutes."""
         for line in self.ask("squeue", "-h", "-r", "-o", "%i %r").splitlines():
             job, _, reason = line.partition(" ")
             if reason == "BeginTime":
@@ -173,13 +142,15 @@ class Cluster:
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
-        for process in self._ours(lambda _: True):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        for process in psutil.process_iter():  # those that Slurm started
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+                ours = process.environ().get("SLURM_CONF") == self.variables["SLURM_CONF"]
+                if ours and process.pid != os.getpid():
+                    process.kill()
 
 
 def wait(until: Callable[[], bool], most_s: float, what: str, look_s: float = 0.2) -> None:
-    """Looks each `look_s`. Raises `TimeoutError`, which says what did not come."""
+    """Check every `look_s` seconds. Raises `TimeoutError`, which names what is missing."""
     deadline = time.monotonic() + most_s
     while not until():
         if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +25,6 @@ from nsabench.images import build as building
 from nsabench.images import combos, context, daemon, launch, lock, provenance, settled
 from nsabench.images.revision import revision
 from tests.attacks import elsewhere
-from tests.fleet import pod
-from tests.fleet.pod import Played
 
 BASE = os.environ.get("NSABENCH_TEST_BASE", "")
 OWNER = "1000:1000"
@@ -466,66 +464,3 @@ def test_podman_through_its_socket(
     done = nsabench("images", "run", "cpu", "--results", results, "--gpus", "all")
     assert done.returncode == 3, "podman forgets the request, and the run would have no GPU"
     assert "takes no requests for GPUs" in done.stderr and "--device nvidia.com" in done.stderr
-
-
-FEW = """
-op: selection_rows
-axes: {N: 4, H: [1, 2], D: 32, L: [8]}
-implementations: {only: [sdpa_gqa, bmm_softmax]}
-timing: {warmup_s: 0.005, stopping: {kind: fixed_count, rounds: 5}}
-"""
-
-
-@pytest.fixture
-def play(podman_tool: list[str], tmp_path: Path) -> Iterator[Callable[[str], Played]]:
-    """Plays the first pod of a fleet whose matrix says this by the time that it is read."""
-    matrix, fleet = tmp_path / "few.yaml", tmp_path / "fleet"
-    matrix.write_text(FEW)
-    words = ["--shards", 2, "--image", "nsabench:cpu", "--gpus", 0, "--device", "cpu"]
-    place = ["--out", fleet, "--results", "s3://bench/rows"]
-    done = nsabench("fleet", "kubernetes", matrix, *words, *place)
-    assert done.returncode == 0, done.stderr
-    played: list[Played] = []
-
-    def begin(text: str) -> Played:
-        parts = pod.documents(fleet, "localhost/nsabench:cpu", {"few.yaml": text})
-        played.append(Played(podman_tool, tmp_path, parts))
-        return played[-1]
-
-    yield begin
-    for one in played:
-        one.remove()
-
-
-def test_the_pod_of_a_fleet_measures_a_shard_and_sends_it(
-    play: Callable[[str], Played], tmp_path: Path
-) -> None:
-    running = play(FEW)
-    assert running.ended() == 0, running.said()
-    running.copy(pod.BUCKET, tmp_path / "bucket")
-    [run] = (tmp_path / "bucket" / "shards" / "1").iterdir()
-    assert nsabench("verify", run).returncode == 0
-    environment = json.loads((run / "environment.json").read_text())
-    assert environment["container"]["combo"] == "cpu"
-
-
-def test_the_pod_of_a_fleet_with_a_bad_matrix_fails_its_index(
-    play: Callable[[str], Played],
-) -> None:
-    running = play(FEW.replace("selection_rows", "no_such_op"))
-    assert running.ended() == 2, running.said()
-
-
-def test_a_pod_of_a_fleet_that_is_stopped_sends_what_it_has(
-    play: Callable[[str], Played], tmp_path: Path
-) -> None:
-    running = play(FEW)
-    deadline = time.monotonic() + 200
-    while "measured ceilings" not in running.said():  # and not yet all of the case
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-    running.stop()
-    assert running.ended() in (130, 143), running.said()
-    running.copy(pod.BUCKET, tmp_path / "bucket")
-    [run] = (tmp_path / "bucket" / "unfinished" / "1").iterdir()
-    assert {path.name for path in run.glob("*/*")} >= {"journal.jsonl", "plan.yaml", "mark.json"}

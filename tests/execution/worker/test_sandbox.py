@@ -17,11 +17,9 @@ from typing import Any
 import pytest
 
 from nsabench.execution.protocol import Sandbox
-from nsabench.execution.supervisor.scratch import Scratch
 from nsabench.execution.worker import sandbox
 from nsabench.machine import landlock, seccomp
 from nsabench.packages import repository
-from nsabench.signing.secrecy import S3_ENV_FILE, is_secret
 
 CAP_SYS_PTRACE, CAP_MKNOD = 19, 27
 needs_landlock = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
@@ -295,22 +293,6 @@ def test_outside_each_attempt_succeeds(place: Path) -> None:
     )
     found = json.loads(done.stdout)["found"]
     assert {name: how for name, how in found.items() if how != "done"} == {}
-
-
-@needs_landlock
-def test_the_variables_of_a_bucket_are_hidden_as_a_key_is(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (place / "s3.env").write_text("AWS_SECRET_ACCESS_KEY=x")
-    monkeypatch.setenv(S3_ENV_FILE, str(place / "s3.env"))
-    assert is_secret(S3_ENV_FILE)  # workers are not told where it is
-    attempt = {"reads the variables of a bucket": "open(HOME + '/s3.env').read()"}
-    scratch = Scratch()
-    try:
-        shown = tried(place, attempt, hidden=scratch.next_sandbox().hidden)["found"]
-        assert shown == dict.fromkeys(attempt, "PermissionError")
-    finally:
-        scratch.remove()
 
 
 def test_everything_but_what_is_hidden_is_granted(tmp_path: Path) -> None:

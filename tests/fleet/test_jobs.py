@@ -1,0 +1,140 @@
+"""The job files for Kubernetes and Modal, and what is refused before any is written."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import modal
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nsabench.cli.all import command as all_
+from nsabench.cli.fleet import command
+from nsabench.errors import UsageError
+from tests.fleet.test_devices import TINY
+
+KERNELS = """
+from nsabench import implementation
+
+@implementation(op="selection_rows", name="mine")
+def mine(q, k, v, *, sm_scale):  # the name of a job is not filled in here: @NAME@
+    return q
+"""
+KUBERNETES = ("--image", "registry.example/nsabench:cpu")
+MODAL = ("--gpu", "H100!", "--combo", "torch2.11.0-cu130")
+
+
+def write(folder: Path, kind: str, *words: str) -> Path:
+    """Write the jobs of a user's matrix and kernels; `words` come last, and so win."""
+    (folder / "tiny.yaml").write_text(TINY)
+    (folder / "mine.py").write_text(KERNELS)
+    given = [kind, str(folder / "tiny.yaml"), "--kernels", str(folder / "mine.py")]
+    given += ["--shards", "2", "--where", "D=32 and L<=8", "--out", str(folder / "Rows_1"), *words]
+    done = CliRunner().invoke(command, given)
+    if done.exception is not None:
+        raise done.exception
+    return folder / "Rows_1"
+
+
+@pytest.mark.parametrize("version", ["1.31.0", "1.37.0"])
+def test_kubernetes_accepts_the_manifests(tmp_path: Path, version: str) -> None:
+    kubernetes_validate = importlib.import_module("kubernetes_validate")  # it takes seconds
+    out = write(tmp_path, "kubernetes", *KUBERNETES)
+    documents = [
+        document
+        for name in ("shards.yaml", "merge.yaml")
+        for document in yaml.safe_load_all((out / name).read_text())
+    ]
+    for document in documents:
+        kubernetes_validate.validate(document, version, strict=True)
+    files, shards, merge = documents
+    assert files["data"] == {"tiny.yaml": TINY, "mine.py": KERNELS}
+    assert shards["metadata"]["name"] == files["metadata"]["name"] == "nsabench-rows-1"
+    assert shards["spec"]["completions"] == 2
+    [container] = shards["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    [container] = merge["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["exec nsabench merge shards/1 shards/2 --out whole"]
+    shards["spec"]["completionModes"] = "Indexed"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(shards, version, strict=True)
+
+
+def container(out: Path) -> dict[str, Any]:
+    [_, job] = yaml.safe_load_all((out / "shards.yaml").read_text())
+    [found] = job["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_pod_calls_nsabench_for_its_shard(tmp_path: Path) -> None:
+    """Its script is run here, with an `nsabench` that prints what it is called with."""
+    script = container(write(tmp_path, "kubernetes", *KUBERNETES))["args"][0]
+    (tmp_path / "nsabench").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "nsabench").chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "1"}
+    called = subprocess.run(
+        ["sh", "-c", script], env=variables, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert called[:2] == ["all", "/input/tiny.yaml"]
+    context = all_.make_context("all", called[1:])
+    given = context.params
+    assert given["kernels"] == Path("/input/mine.py") and given["where"] == ("D=32 and L<=8",)
+    assert (given["shard"], given["device"]) == ("2/2", "cuda")
+    assert given["resume"] == Path("/results/nsabench-rows-1/shards/2")
+
+
+def test_a_pod_without_gpus_and_files(tmp_path: Path) -> None:
+    out = tmp_path / "quick"
+    words = ["kubernetes", "quick", "--device", "cpu", "--gpus", "0", "--shards", "2"]
+    done = CliRunner().invoke(command, [*words, "--out", str(out), *KUBERNETES])
+    assert done.exit_code == 0, done.output
+    assert "nvidia.com/gpu" not in container(out)["resources"]["limits"]
+    [files, _] = yaml.safe_load_all((out / "shards.yaml").read_text())
+    assert files["data"] == {}
+
+
+def test_the_app_for_modal_is_imported(tmp_path: Path) -> None:
+    path = write(tmp_path, "modal", *MODAL) / "app.py"
+    spec = importlib.util.spec_from_file_location("app_of_a_fleet", path)
+    assert spec is not None and spec.loader is not None
+    app = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(app)
+    assert app.SHARDS == 2 and app.app.name == "nsabench-rows-1"
+    assert app.FILES[str(tmp_path / "mine.py")] == "/input/mine.py"
+    assert app.ARGUMENTS[:3] == ["/input/tiny.yaml", "--device", "cuda"]
+    assert isinstance(app.measure, modal.Function) and isinstance(app.merge, modal.Function)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "said"),
+    [
+        ("slurm", ["--shards", "3"], "3 shards are too many: the cases make 2 length series"),
+        ("slurm", ["--quick"], "--quick names a matrix by itself"),
+        ("slurm", ["no_such_matrix"], "there is no matrix 'no_such_matrix'"),
+        ("kubernetes", ["--ops", "other/mine.py"], "two of the files have the same name"),
+        ("modal", ["--combo", "torch0"], "there is no combo 'torch0'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/mine.py").write_text("")
+    monkeypatch.setattr("nsabench.ops.load_file", lambda path: None)
+    own = {"slurm": (), "kubernetes": KUBERNETES, "modal": MODAL}[kind]
+    with pytest.raises(UsageError, match=said):
+        write(tmp_path, kind, *own, *words)
+    assert not (tmp_path / "Rows_1").exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "slurm")
+    with pytest.raises(UsageError, match="is not empty"):
+        write(tmp_path, "slurm")
