@@ -1,1 +1,1 @@
-"""Shards on many devices and hosts, and one run out of them."""
+"""Measure the shards of a plan on many devices and hosts, and merge them."""

@@ -1,5 +1,4 @@
-"""May these shards be one run? They must be of one plan, code, version, driver and GPU model, and
-all of the plan must be there once."""
+"""Whether shards can be one run: one plan, code, version, driver and GPU model, each case once."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ OF_A_PLAN = (
 
 
 def refuse_others(first: Shard, other: Shard) -> None:
-    """Raises `UsageError` when two shards are not of one plan, or were not measured alike."""
+    """Raises `UsageError` when two shards have other plans, or were measured otherwise."""
     for what, value in other.traits.items():
         expected = first.traits[what]
         if value == expected:
@@ -31,11 +30,11 @@ def refuse_others(first: Shard, other: Shard) -> None:
             raise UsageError(
                 f"{other.folder} is a shard of another plan than {first.folder}: the {what} "
                 f"differ{_values(value, expected)}",
-                "give the shards of one plan; runs of several are held together by "
-                "`nsabench compare` and `nsabench threshold`.",
+                "give the shards of one plan; `nsabench compare` and `nsabench threshold` take "
+                "runs of several.",
             )
         raise UsageError(
-            f"{other.folder} and {first.folder} are no one run: the {what} "
+            f"{other.folder} and {first.folder} are not parts of one run: the {what} "
             f"differ{_values(value, expected)}",
             "merge the shards that are alike, and compare the merged runs with `nsabench compare`.",
         )
@@ -48,7 +47,7 @@ def _values(value: str, expected: str) -> str:
 
 
 def refuse_gaps(shards: Sequence[Shard]) -> None:
-    """Raises `UsageError` when cases of the plan are missing or there twice; it names them."""
+    """Raises `UsageError` when a case of the plan is missing, or there twice."""
     planned = shards[0].plan.whole.split()
     counts = Counter(case.id for shard in shards for case in shard.cases)
     twice = [case_id for case_id in planned if counts[case_id] > 1]
@@ -66,7 +65,7 @@ def refuse_gaps(shards: Sequence[Shard]) -> None:
         more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
         raise UsageError(
             f"{_cases(missing)} missing: shard {which}{more} is not among those given",
-            "give these, too, or measure them with `nsabench all --shard i/n`.",
+            "give them also, or measure them with `nsabench all --shard i/n`.",
         )
 
 

@@ -1,8 +1,8 @@
-"""Shards into one run: verify, hold against each other, join, derive anew, sign.
+"""Merge shards into one run: verify, compare, join, derive anew, sign.
 
-The merged run holds the journals of its shards to the byte, and of each its plan, its environment
-and its manifest. So what was measured is still vouched for by whoever measured it; whoever merges
-signs that these are the shards, and what follows from them.
+The merged run holds the journal, plan, environment and manifest of each shard, to the byte. So the
+signature of the host that measured a shard still counts. The signature of the merged run says that
+these are its shards, and what follows from them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
+import pyarrow as pa
+
 from nsabench import conclusion, ops
 from nsabench.assessment import canary, merged, pays, threshold
+from nsabench.assessment.failures import failures
+from nsabench.assessment.parquet import of_bursts, of_samples
 from nsabench.assessment.results import Results
+from nsabench.assessment.tables import of_records
 from nsabench.assessment.threshold import decide_all
 from nsabench.assessment.threshold.evidence import Evidence, together
+from nsabench.assessment.threshold.evidence import of_records as of_evidence
 from nsabench.errors import UsageError, VerificationFailed
 from nsabench.evidence.manifest import shards as kept
 from nsabench.evidence.manifest import signed_around
@@ -30,7 +36,6 @@ from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished
 from nsabench.files import writing
 from nsabench.fleet.agreement import refuse_gaps, refuse_others
-from nsabench.fleet.derive import derived
 from nsabench.fleet.shard import Shard, admit
 from nsabench.fleet.tables import Tables
 from nsabench.model.plan import MergedShard, Plan
@@ -38,15 +43,17 @@ from nsabench.output.report import Facts
 from nsabench.processes import each
 from nsabench.signing import Signer
 
-# A page holds every record, and one of more is of no use to anybody.
-MOST_ON_A_PAGE = 20_000
+MOST_ON_A_PAGE = 20_000  # records; a longer page is of no use
 
 
 @dataclass
 class Merged:
-    """A merged run. finished: None where it has too many records to be shown. outlying: why the
-    times of a shard decide nothing, by shard; failed: as of any run, a line each; signed: about the
-    signature."""
+    """A merged run.
+
+    finished: None if the run has too many records for a page. outlying: why the times of a shard
+    decide nothing, by shard. failed: what failed, a line each. signed: a sentence about the
+    signature.
+    """
 
     plan: Plan
     finished: Finished | None
@@ -54,6 +61,24 @@ class Merged:
     outlying: dict[str, str] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     signed: str = ""
+
+
+@dataclass(frozen=True)
+class _Derived:
+    """What follows from one shard.
+
+    results: None without a page, since they are large to pass between processes. wall_s,
+    measuring_s: time of all its passes, and of its kernels and compilers.
+    """
+
+    results: Results | None
+    records: pa.Table
+    samples: pa.Table
+    bursts: pa.Table
+    failed: list[str]
+    evidence: Evidence
+    wall_s: float
+    measuring_s: float
 
 
 def merge(
@@ -65,18 +90,16 @@ def merge(
     require: Trust = Trust.EPHEMERAL,
     note: Callable[[str], None] = lambda _: None,
 ) -> Merged:
-    """Merge shards into a new run in `out`, which is there whole or not at all.
+    """Merge shards into a new run in `out`, which appears complete or not at all.
 
-    Raises `UsageError` when they are not the shards of one plan, measured alike, all of it once,
-    and `VerificationFailed` when one is not what was signed, or not trusted as is required.
+    Raises `UsageError` when the shards are not those of one plan, measured alike, each case once.
+    Raises `VerificationFailed` when a shard was altered, or is trusted less than required.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty", "give --out another folder.")
     signed = signed_around(out)
     if signed is not None:
-        raise UsageError(
-            f"{out} lies in {signed}, which is signed as it is", "give --out another folder."
-        )
+        raise UsageError(f"{out} is inside {signed}, which is signed", "give --out another folder.")
     shards, plan = _admit(folders, frozenset(trusted), require, note)
     refuse_gaps(shards)
     plan = _plan(shards, plan)
@@ -95,7 +118,7 @@ def merge(
 def _admit(
     folders: Sequence[Path], trusted: frozenset[str], require: Trust, note: Callable[[str], None]
 ) -> tuple[list[Shard], Plan]:
-    """The shards in their order, and the plan of the first."""
+    """Return the shards in their order, and the plan of the first."""
     first = Plan.read(RunFolder.existing(folders[0]).plan)
     ops.refuse_other(first)
     shards: list[Shard] = []
@@ -110,7 +133,7 @@ def _admit(
 
 
 def _plan(shards: Sequence[Shard], first: Plan) -> Plan:
-    """The plan that these are all shards of."""
+    """Return the plan of the merged run."""
     by_id = {
         planned.id: planned.model_copy(update={"shard": number})
         for number, shard in enumerate(shards, 1)
@@ -132,13 +155,13 @@ def _plan(shards: Sequence[Shard], first: Plan) -> Plan:
 def _make(
     folder: Path, shards: Sequence[Shard], plan: Plan, signer: Signer, note: Callable[[str], None]
 ) -> Merged:
-    """Write the whole run into a folder."""
+    """Write the merged run into a folder."""
     run = RunFolder(folder)
     plan.write(run.plan)
     run.logs.mkdir()
     outlying = canary.outlying({str(shard.info): shard.canary for shard in shards})
     for name, why in outlying.items():
-        note(f"{name} is not as the others, and its verdicts are inconclusive: {why}")
+        note(f"{name} differs from the others, so its verdicts are inconclusive: {why}")
     found = Merged(plan, None, outlying=outlying)
     parts: list[tuple[MergedShard, Results]] = []
     evidence: list[Evidence] = []
@@ -150,7 +173,7 @@ def _make(
     ]
     shown = sum(len(planned.implementations) for planned in plan.cases) <= MOST_ON_A_PAGE
     ops.count(planned.case for planned in plan.cases)  # once: the processes below are forked
-    derive = partial(derived, run_id=plan.run_id, sizes=sizes, shown=shown)
+    derive = partial(_derive, run_id=plan.run_id, sizes=sizes, shown=shown)
     with run.journal.open("wb") as joined, Tables(folder) as tables:
         for (shard, info, _, _), own in zip(given, each(derive, given, worth_it=2), strict=True):
             joined.write(_keep(folder, shard))
@@ -182,8 +205,31 @@ def _make(
     return found
 
 
+def _derive(
+    given: tuple[Shard, MergedShard, Plan, str], run_id: str, sizes: Iterable[str], shown: bool
+) -> _Derived:
+    """Derive anew what follows from a shard, in a process of its own.
+
+    given: a shard, how the merged run names it, its part of the plan, and why it is outlying, if it
+    is. run_id, sizes: of the merged run and its shapes; shown: whether it has a page.
+    """
+    shard, info, part, outlying = given
+    contents = shard.contents()
+    results = merged.of_shard(run_id, info, part, contents, outlying)
+    return _Derived(
+        results=results if shown else None,
+        records=of_records(results.records, sizes),
+        samples=of_samples(run_id, results.samples),
+        bursts=of_bursts(run_id, results.bursts),
+        failed=failures(results),
+        evidence=of_evidence(results.records, part).without_rows(),
+        wall_s=sum(entry.wall_s for entry in contents.entries),
+        measuring_s=contents.measuring_s,
+    )
+
+
 def _keep(folder: Path, shard: Shard) -> bytes:
-    """Keep what a merged run holds of a shard. Returns its journal."""
+    """Copy the files that a merged run keeps of a shard. Returns its journal."""
     place = folder / kept.place(shard.info)
     place.mkdir(parents=True)
     info = shard.info
@@ -203,15 +249,16 @@ def _keep(folder: Path, shard: Shard) -> bytes:
 
 
 def _unchanged(shard: Shard, name: str, content: bytes, expected: str) -> None:
-    """Raises `VerificationFailed` when a file is not any more what was verified."""
+    """Raises `VerificationFailed` when a file changed after it was verified."""
     if hashlib.sha256(content).hexdigest() != expected:
         raise VerificationFailed(
-            f"{shard.folder / name} was changed while it was merged", "merge what nobody writes."
+            f"{shard.folder / name} was changed while it was merged",
+            "merge shards that nothing writes to.",
         )
 
 
 def _at(found: Merged, out: Path) -> Merged:
-    """The run where it now lies."""
+    """Return the run at its final place."""
     if found.finished is not None:
         finished = found.finished
         found.finished = Finished(

@@ -1,7 +1,4 @@
-"""A shard as it was left by the host that measured it: verified, and what is held against others'.
-
-A fleet may have a thousand of them, so little of each is kept.
-"""
+"""Verify a shard, and keep the little of it that a merge of a thousand shards needs."""
 
 from __future__ import annotations
 
@@ -28,8 +25,11 @@ from nsabench.model.vocabulary import PassName
 
 @dataclass(frozen=True)
 class Shard:
-    """One verified shard. index, count: of `i/n`; journaled: what its journal holds; traits: what
-    must be the same in all shards, by what it is called."""
+    """One verified shard.
+
+    index, count: of `i/n`; journaled: a digest of its journal; traits: what all shards must have in
+    common, by name.
+    """
 
     folder: Path
     info: MergedShard
@@ -53,30 +53,29 @@ class Shard:
         return RunFolder(self.folder).journal
 
     def sharing(self, first: Shard) -> Shard:
-        """The same, holding what it has in common with another only once, and no traits."""
+        """Return the same shard without its traits, sharing memory with another one."""
         changed: dict[str, Any] = {"whole": first.plan.whole}
         if self.plan.implementations == first.plan.implementations:
             changed["implementations"] = first.plan.implementations
         return replace(self, plan=self.plan.model_copy(update=changed), traits={})
 
     def contents(self) -> Contents:
-        """All that it journaled."""
+        """Read its journal."""
         return journal.read(self.journal)
 
 
 def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
-    """The shard in a folder, once it is whole, signed, and trusted as far as is required. Its
-    tables are not read: they are derived anew.
+    """Verify the shard in a folder. Its tables are not read, since a merge derives them anew.
 
-    Raises `UsageError` when there is no run, or one that is no shard, and `VerificationFailed` when
-    it is not what was signed.
+    Raises `UsageError` for a folder without a shard, and `VerificationFailed` for one that was
+    altered, or is trusted less than required.
     """
     run = RunFolder.existing(folder)
     least = require if require.reaches(Trust.EPHEMERAL) else Trust.EPHEMERAL
     contents = Contents()
 
     def seen(line: Line) -> None:
-        # Of the many entries only that of the canary is looked at here.
+        # Only the canary's entry is needed, of many.
         if not isinstance(line, Entry) or line.pass_name is PassName.CANARY:
             contents.add(line)
 
@@ -89,7 +88,7 @@ def admit(folder: Path, trusted: Iterable[str], require: Trust) -> Shard:
     named = re.fullmatch(r"(\d+)/(\d+)", plan.shard)
     if named is None or not plan.whole:
         raise UsageError(
-            f"{folder} is no shard: its plan is {plan.shard} of a whole that it does not name",
+            f"{folder} is not a shard: it has shard {plan.shard} of a plan that it does not name",
             "give runs that `nsabench all --shard i/n` of this version has made.",
         )
     return Shard(

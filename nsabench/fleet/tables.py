@@ -1,4 +1,4 @@
-"""The tables of a merged run, written part by part: no more is held than a group of rows."""
+"""Write the tables of a merged run part by part, with one group of rows in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES_A_GROUP = 500_000
 
 
 class _Growing:
-    """A Parquet file that is appended to."""
+    """A Parquet file that grows by tables."""
 
     def __init__(self, path: Path, group: int) -> None:
         self._path = path

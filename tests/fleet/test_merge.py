@@ -160,7 +160,7 @@ def test_shards_that_were_not_measured_alike_are_refused(
 def test_a_whole_run_is_no_shard(tmp_path: Path, shards: list[Path], signer: Signer) -> None:
     run = make_run(tmp_path / "one", FAST, signer=signer)
     seal(run, signer)
-    with pytest.raises(UsageError, match="is no shard"):
+    with pytest.raises(UsageError, match="is not a shard"):
         merged([run], signer)
 
 
@@ -412,7 +412,7 @@ def test_a_merge_whose_helper_is_killed_says_so_and_leaves_nothing(
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(processes, "WORTH_IT", 1)
-    monkeypatch.setattr("nsabench.fleet.merge.derived", die)
+    monkeypatch.setattr("nsabench.fleet.merge._derive", die)
     with pytest.raises(EnvironmentRefused, match="was killed") as raised:
         merged(shards, signer)
     assert "taskset" in raised.value.remedy
@@ -434,7 +434,7 @@ def test_whoever_merges_cannot_change_what_was_planned(shards: list[Path], signe
 
 def test_a_merged_run_is_not_put_into_what_is_signed(shards: list[Path], signer: Signer) -> None:
     before = sorted(shards[0].rglob("*"))
-    with pytest.raises(UsageError, match="is signed as it is"):
+    with pytest.raises(UsageError, match=r"is inside .*, which is signed"):
         merge(shards, shards[0] / "whole", signer)
     assert sorted(shards[0].rglob("*")) == before
 
