@@ -68,14 +68,6 @@ def code(value: object) -> str:
     return f"`{text}`"
 
 
-def fenced(value: object, language: str = "") -> str:
-    """Lines of text as a block of code in Markdown, which they cannot leave."""
-    text = shown(value, lines=True).rstrip()
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"
-
-
 def cell(value: object) -> str:
     """Text of a run in a CSV file, which no spreadsheet takes for a formula."""
     text = str(value)

@@ -1,123 +1,143 @@
-"""The libraries that ship with an adapter, each as its own project describes itself."""
+"""The libraries that have an adapter in `nsabench.implementations`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib import metadata, util
+
 from nsabench.errors import UsageError
-from nsabench.packages.package import Package
+from nsabench.model.origin import Origin
+from nsabench.packages import repository as repositories
 from nsabench.packages.repository import Repair, Repository
 
-_PIP = "pip install {}"
-_FETCH = "nsabench packages fetch {}"
 
-FLA = Package(
-    name="fla-core",
-    module="fla",
-    licence="MIT",
-    install=_PIP.format("fla-core"),
-    site="https://github.com/fla-org/flash-linear-attention",
+@dataclass(frozen=True)
+class Package:
+    """A library that implementations call.
+
+    name: of the distribution or the repository. module: what is imported. licence: the SPDX
+    expression that the library states. github: `OWNER/NAME`, where it is developed. pip: what pip
+    installs, if that is not the name. repository: for a library that is not on PyPI.
+    """
+
+    name: str
+    module: str
+    licence: str
+    github: str
+    pip: str = ""
+    repository: Repository | None = None
+
+    @property
+    def site(self) -> str:
+        return f"https://github.com/{self.github}"
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        if self.repository is not None:
+            return f"nsabench packages fetch {self.name}"
+        return f"pip install {self.pip or self.name}"
+
+    @property
+    def version(self) -> str:
+        """The installed version or the commit; empty if it is not installed."""
+        if self.repository is not None:
+            there = repositories.is_here(self.repository)
+            return self.repository.commit[:12] if there else ""
+        try:
+            version = metadata.version(self.name)
+        except metadata.PackageNotFoundError:
+            return ""
+        return version if util.find_spec(self.module) is not None else ""
+
+    @property
+    def origin(self) -> Origin:
+        """The name, version and licence that records hold."""
+        return Origin(package=self.name, version=self.version, licence=self.licence)
+
+
+def _fetched(
+    github: str, module: str, licence: str, commit: str, sha256: str, *repairs: Repair
+) -> Package:
+    """Return the entry of a library that is a repository at one commit."""
+    repository = Repository(github, commit, sha256, repairs)
+    return Package(repository.name, module, licence, github, repository=repository)
+
+
+FLA = Package("fla-core", "fla", "MIT", "fla-org/flash-linear-attention")
+NSA_TRITON = _fetched(
+    "XunhaoLai/native-sparse-attention-triton",
+    "native_sparse_attention",
+    "Apache-2.0",
+    "9bea856c911ebf263be88d797fb28458f82f1d94",
+    "22bcac63056d728e0089ed133b2caf752073cad76652c3337049d7f27b3612ec",
 )
-NSA_TRITON = Package(
-    name="native-sparse-attention-triton",
-    module="native_sparse_attention",
-    licence="Apache-2.0",
-    install=_FETCH.format("native-sparse-attention-triton"),
-    site="https://github.com/XunhaoLai/native-sparse-attention-triton",
-    repository=Repository(
-        owner="XunhaoLai",
-        name="native-sparse-attention-triton",
-        commit="9bea856c911ebf263be88d797fb28458f82f1d94",
-        sha256="22bcac63056d728e0089ed133b2caf752073cad76652c3337049d7f27b3612ec",
+FSA = _fetched(
+    "Relaxed-System-Lab/Flash-Sparse-Attention",
+    "fsa",
+    "Apache-2.0",
+    "1da34f35cb1884f4c35d3bfdf9e59ab6ae6e543a",
+    "8e883ade320ae94378190ce390998b39c1b118984965a655d57a20f802a378e2",
+    Repair(
+        file="fsa/ops/FSA_topk_sparse_attention.py",
+        old="(lse_ptr + pid_q_j * stride_lse_n,)",
+        new="lse_ptr + pid_q_j * stride_lse_n",
+        why="a tuple of one pointer, which Triton refuses from 3.6",
     ),
 )
-FSA = Package(
-    name="Flash-Sparse-Attention",
-    module="fsa",
-    licence="Apache-2.0",
-    install=_FETCH.format("Flash-Sparse-Attention"),
-    site="https://github.com/Relaxed-System-Lab/Flash-Sparse-Attention",
-    repository=Repository(
-        owner="Relaxed-System-Lab",
-        name="Flash-Sparse-Attention",
-        commit="1da34f35cb1884f4c35d3bfdf9e59ab6ae6e543a",
-        sha256="8e883ade320ae94378190ce390998b39c1b118984965a655d57a20f802a378e2",
-        repairs=(
-            Repair(
-                file="fsa/ops/FSA_topk_sparse_attention.py",
-                old="(lse_ptr + pid_q_j * stride_lse_n,)",
-                new="lse_ptr + pid_q_j * stride_lse_n",
-                why="a tuple of one pointer, which Triton refuses from 3.6 on",
-            ),
-        ),
+FLASH_NSA = _fetched(
+    "mdy666/Scalable-Flash-Native-Sparse-Attention",
+    "flash_nsa",
+    "MIT",
+    "fcf117c3c8a12e274aa75f2a01b0d12d76f44128",
+    "84bb84fecf953e4bc2982a871ed5981348378e79c908a5b769d743d0949f43c9",
+    Repair(
+        file="flash_nsa/utils.py",
+        old="import pkg_resources\n",
+        new="",
+        why="a module that setuptools no longer has",
     ),
-)
-FLASH_NSA = Package(
-    name="Scalable-Flash-Native-Sparse-Attention",
-    module="flash_nsa",
-    licence="MIT",
-    install=_FETCH.format("Scalable-Flash-Native-Sparse-Attention"),
-    site="https://github.com/mdy666/Scalable-Flash-Native-Sparse-Attention",
-    repository=Repository(
-        owner="mdy666",
-        name="Scalable-Flash-Native-Sparse-Attention",
-        commit="fcf117c3c8a12e274aa75f2a01b0d12d76f44128",
-        sha256="84bb84fecf953e4bc2982a871ed5981348378e79c908a5b769d743d0949f43c9",
-        repairs=(
-            Repair(
-                file="flash_nsa/utils.py",
-                old="import pkg_resources\n",
-                new="",
-                why="a module that setuptools no longer has",
-            ),
-            Repair(
-                file="flash_nsa/utils.py",
-                old="pkg_resources.parse_version(triton.__version__) >= "
-                'pkg_resources.parse_version("3.4.0")',
-                new='tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)',
-                why="the same",
-            ),
-            Repair(
-                file="flash_nsa/modules/hf_level_nsa.py",
-                old="import pandas as pd\n",
-                new="",
-                why="pandas is for its own bench alone",
-            ),
-        ),
+    Repair(
+        file="flash_nsa/utils.py",
+        old="pkg_resources.parse_version(triton.__version__) >= "
+        'pkg_resources.parse_version("3.4.0")',
+        new='tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)',
+        why="the same",
+    ),
+    Repair(
+        file="flash_nsa/modules/hf_level_nsa.py",
+        old="import pandas as pd\n",
+        new="",
+        why="only its own benchmark needs pandas",
     ),
 )
 NSA_PYTORCH = Package(
-    name="native-sparse-attention-pytorch",
-    module="native_sparse_attention_pytorch",
-    licence="MIT",
-    install=_PIP.format("native-sparse-attention-pytorch"),
-    site="https://github.com/lucidrains/native-sparse-attention-pytorch",
+    "native-sparse-attention-pytorch",
+    "native_sparse_attention_pytorch",
+    "MIT",
+    "lucidrains/native-sparse-attention-pytorch",
 )
-FLASHINFER = Package(
-    name="flashinfer-python",
-    module="flashinfer",
-    licence="Apache-2.0",
-    install=_PIP.format("flashinfer-python"),
-    site="https://github.com/flashinfer-ai/flashinfer",
-)
+FLASHINFER = Package("flashinfer-python", "flashinfer", "Apache-2.0", "flashinfer-ai/flashinfer")
 FLASH_ATTN = Package(
-    name="flash-attn",
-    module="flash_attn",
-    licence="BSD-3-Clause",
-    install=_PIP.format("flash-attn --no-build-isolation"),
-    site="https://github.com/Dao-AILab/flash-attention",
+    "flash-attn",
+    "flash_attn",
+    "BSD-3-Clause",
+    "Dao-AILab/flash-attention",
+    pip="flash-attn --no-build-isolation",
 )
 FLASH_ATTN_4 = Package(
-    name="flash-attn-4",
-    module="flash_attn",
-    licence="BSD-3-Clause",
-    install=_PIP.format("--pre 'flash-attn-4[cu13]'"),
-    site="https://github.com/Dao-AILab/flash-attention",
+    "flash-attn-4",
+    "flash_attn",
+    "BSD-3-Clause",
+    "Dao-AILab/flash-attention",
+    pip="--pre 'flash-attn-4[cu13]'",
 )
 CUDNN = Package(
-    name="nvidia-cudnn-frontend",
-    module="cudnn",
-    licence="Apache-2.0 AND MIT",
-    install=_PIP.format("'nvidia-cudnn-frontend[cutedsl]'"),
-    site="https://github.com/NVIDIA/cudnn-frontend",
+    "nvidia-cudnn-frontend",
+    "cudnn",
+    "Apache-2.0 AND MIT",
+    "NVIDIA/cudnn-frontend",
+    pip="'nvidia-cudnn-frontend[cutedsl]'",
 )
 
 CATALOGUE = (
@@ -134,7 +154,7 @@ CATALOGUE = (
 
 
 def find(name: str) -> Package:
-    """The library of that name. Raises `UsageError` for another name."""
+    """Return the library of that name. Raises `UsageError` if there is none."""
     for package in CATALOGUE:
         if package.name.lower() == name.lower():
             return package

@@ -1,5 +1,4 @@
-"""What the libraries say of their own speed, in numbers, so that it can stand beside what was
-measured. Only what a project states itself, where it does; times in ms."""
+"""The speeds that libraries state themselves. A site shows them beside what was measured."""
 
 from __future__ import annotations
 
@@ -12,13 +11,11 @@ from nsabench.packages.catalogue import FLA, FLASH_NSA, FSA, NSA_TRITON
 
 @dataclass(frozen=True)
 class Claim:
-    """What a library says of itself at one shape, or in sum.
+    """A statement of a library about one shape, or a summary over many.
 
-    package: its name in the catalogue. op, direction: that it is of; a backward may hold a forward,
-    which `conditions` then say. gpu: as stated; empty where it is not. shape: the sizes that it
-    states, as the op names them; empty of a claim in sum. ms: its time; None of a claim in sum.
-    beside: what it compares itself with, and the time of that in ms. times: in sum, by how many
-    times it is faster, at most and on average. site, made: where it stands, and of what date.
+    gpu: empty if it is not stated. shape: sizes by the names of the op; empty in a summary. ms,
+    beside_ms: the time of the library and of `beside`. times: in a summary, the highest and the
+    mean ratio. site, made: the address and the date of the statement.
     """
 
     package: str
@@ -36,7 +33,6 @@ class Claim:
 
     @property
     def said(self) -> str:
-        """The claim in neutral words, with its numbers."""
         where = f" on {self.gpu}" if self.gpu else ", the GPU not named"
         more = f"; {self.conditions}" if self.conditions else ""
         if self.times is not None:
@@ -50,14 +46,14 @@ class Claim:
 
 
 def _rows(claim: Claim, times: Mapping[int, tuple[float, float]]) -> tuple[Claim, ...]:
-    """The rows of a table: T, and its own time and that of the other, in ms."""
+    """Return a claim for each T. times: by T, the time of the library and of the other, in ms."""
     return tuple(
         replace(claim, shape={"T": t, **claim.shape}, ms=ms, beside_ms=other)
         for t, (ms, other) in times.items()
     )
 
 
-# Of both of these: the heads are stated, and a table over the length alone is of one sequence.
+# Both projects state the heads. A table over the length alone is of one sequence.
 _HEADS = {"B": 1, "HQ": 64, "H": 4, "D": 128}
 _NSA_TRITON = Claim(
     package=NSA_TRITON.name,
@@ -142,5 +138,5 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def of(op: str, direction: str) -> list[Claim]:
-    """Those of an op in a direction, in the order of the libraries."""
+    """Return the claims about an op in a direction."""
     return [c for c in CLAIMS if (c.op, c.direction) == (op, direction)]

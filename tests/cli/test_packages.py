@@ -28,7 +28,7 @@ REPAIR = Repair("some_kernels/ops.py", "(1,)", "1", "a tuple of one, which nobod
 
 
 def of(**changed: object) -> Repository:
-    given = {"owner": "who", "name": "some-kernels", "commit": "c" * 40}
+    given = {"github": "who/some-kernels", "commit": "c" * 40}
     return Repository(**{**given, "sha256": repository.digest(FILES), **changed})  # type: ignore
 
 
@@ -102,16 +102,19 @@ def test_an_archive_comes_over_the_network(server: dict[str, bytes]) -> None:
     assert {f.name for f in where.rglob("*") if f.is_file()} == {
         *("LICENSE", "__init__.py", "ops.py", ".nsabench")
     }
-    server[path] = archive({**FILES, "../../escaped": b"x", "more": b"y"})
+    server[path] = archive({**FILES, "../../escaped": b"x"})
+    with pytest.raises(UsageError, match="outside the destination"):
+        repository.fetch(of())
+    server[path] = archive({**FILES, "more": b"y"})
     with pytest.raises(UsageError, match="sha256"):
         repository.fetch(of())
     server[path] = b"no archive"
-    with pytest.raises(UsageError, match="that is no tar archive"):
+    with pytest.raises(UsageError, match="cannot be unpacked"):
         repository.fetch(of())
     del server[path]
-    with pytest.raises(EnvironmentRefused, match="cannot be had") as refused:
+    with pytest.raises(EnvironmentRefused, match="cannot be downloaded") as refused:
         repository.fetch(of())
-    assert "--from FOLDER" in refused.value.remedy
+    assert "--from FILE" in refused.value.remedy
 
 
 def test_a_repair_that_fits_nowhere_is_said(checkout: Path) -> None:
@@ -132,8 +135,8 @@ def test_what_is_here_is_listed(nsabench: Nsabench, checkout: Path) -> None:
     ("arguments", "says"),
     [
         (("no-such",), "there is no library 'no-such'"),
-        (("fla-core",), "fla-core is no repository"),
-        (("--from", "."), "--from is one library's files"),
+        (("fla-core",), "fla-core is not a repository"),
+        (("--from", "."), "--from holds the files of one library"),
         (("Flash-Sparse-Attention", "--from", "."), "have 8e883ade320a"),
     ],
 )

@@ -29,7 +29,7 @@ from nsabench.output.compare import tables as compare_tables
 from nsabench.output.report import page
 from nsabench.output.report.markdown import render as markdown_of
 from nsabench.output.terminal.screen import _Console
-from nsabench.text import cell, code, fenced, markdown, shown
+from nsabench.text import cell, code, markdown, shown
 from tests.runs import Made, make_run
 
 CORPUS = (
@@ -201,13 +201,11 @@ def test_in_markdown_nothing_is_live(hostile: Path) -> None:
 
 @pytest.mark.parametrize("text", CORPUS)
 def test_each_kind(text: str) -> None:
-    for render in (shown, markdown, code, cell, fenced):
+    for render in (shown, markdown, code, cell):
         assert not INVISIBLE.search(render(text)), render
     assert shown(shown(text)) == shown(text), "what is shown is shown as it is"
     assert code(text).count("`") == 2
     assert "\n" not in markdown(text) + code(text) + cell(text) + shown(text)
-    assert fenced(text).splitlines()[0] == fenced(text).splitlines()[-1]
-    assert set(fenced(text).splitlines()[0]) == {"`"} and len(fenced(text).splitlines()[0]) > 2
 
 
 def test_words_that_are_only_words() -> None:
