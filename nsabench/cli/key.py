@@ -11,9 +11,7 @@ import click
 from nsabench.cli import _options
 from nsabench.errors import UsageError
 from nsabench.signing import keys, secrecy
-from nsabench.signing.command import serve
 from nsabench.signing.signer import (
-    COMMAND,
     KEY_FILE,
     PASSPHRASE_FILE,
     Signer,
@@ -24,11 +22,10 @@ from nsabench.signing.signer import (
 
 @click.group("key")
 def command() -> None:
-    """The key that signs runs.
+    """Make and show the key that signs runs.
 
-    A run is signed with the key that NSABENCH_SIGNING_KEY_FILE names (or NSABENCH_SIGNING_KEY
-    holds), opened with the first line of the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE; or by the
-    program that NSABENCH_SIGNER names.
+    NSABENCH_SIGNING_KEY_FILE names the file of the key, or NSABENCH_SIGNING_KEY holds the key. The
+    first line of the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE opens it.
 
     Example: nsabench key generate --out ~/.config/nsabench/signing.key
     """
@@ -40,12 +37,12 @@ def command() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("nsabench-signing.key"),
     show_default=True,
-    help="File of the private key; the public one goes to FILE.pub.",
+    help="File of the private key; the public key goes to FILE.pub.",
 )
 def generate(out: Path) -> None:
     """Make an encrypted Ed25519 key and its public half.
 
-    The passphrase is asked for, or read from the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE.
+    The passphrase comes from the file NSABENCH_SIGNING_KEY_PASSPHRASE_FILE, or from a prompt.
 
     Example: nsabench key generate --out signing.key
     """
@@ -71,7 +68,7 @@ def generate(out: Path) -> None:
 )
 @_options.as_json
 def show(public: Path | None, as_json: bool) -> None:
-    """The id and the public half of a key: of those in FILE.pub, or of the key that would sign now.
+    """Show the id and the public half of the keys in FILE.pub, or of the key that would sign now.
 
     Example: nsabench key show signing.key.pub
     """
@@ -83,21 +80,6 @@ def show(public: Path | None, as_json: bool) -> None:
         return
     for keyid, pem in shown:
         click.echo(f"keyid {keyid}\n{pem}", nl=False)
-
-
-@command.command("serve")
-def serving() -> None:
-    """Sign whatever standard input asks for: what NSABENCH_SIGNER starts as another user.
-
-    The key is named as for signing, in the environment of that user.
-
-    Example: nsabench key serve
-    """
-    if secrecy.variables().get(COMMAND):
-        raise UsageError(
-            f"{COMMAND} is set: this is what it starts", "name a key where this is started."
-        )
-    serve(_signer().key, sys.stdin.buffer, sys.stdout.buffer)
 
 
 def _signer() -> Signer:

@@ -42,7 +42,7 @@ def same_signer(
     if origin.ephemeral:
         remedy = (
             "it was begun without a lasting key and goes on only where it was begun, by whom it "
-            "was, and without one (unset NSABENCH_SIGNER, NSABENCH_SIGNING_KEY and "
+            "was, and without one (unset NSABENCH_SIGNING_KEY and "
             f"NSABENCH_SIGNING_KEY_FILE); or {START_ANEW}"
         )
     else:

@@ -19,7 +19,6 @@ CAP_SYS_PTRACE = 19
 # What says where the key is, its text included; and what CI services give for an identity token.
 _PREFIXES = (
     "NSABENCH_SIGNING_KEY",
-    "NSABENCH_SIGNER",
     "SIGSTORE_ID_TOKEN",
     "ACTIONS_ID_TOKEN_REQUEST_",
     "BUILDKITE_AGENT_ACCESS_TOKEN",

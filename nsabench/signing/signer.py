@@ -1,4 +1,4 @@
-"""Who signs here: a key from a file or a variable, a program, or a key that is made for a run."""
+"""The key that signs a run: named by the user, or made for one run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nsabench.errors import UsageError
 from nsabench.signing import keys, secrecy
-from nsabench.signing.command import CommandKey, PrivateKey
 
-COMMAND = "NSABENCH_SIGNER"
 KEY_FILE = "NSABENCH_SIGNING_KEY_FILE"
 KEY = "NSABENCH_SIGNING_KEY"
 PASSPHRASE_FILE = "NSABENCH_SIGNING_KEY_PASSPHRASE_FILE"
@@ -21,13 +19,12 @@ PASSPHRASE_FILE = "NSABENCH_SIGNING_KEY_PASSPHRASE_FILE"
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key. `ephemeral`: made for one run and forgotten after it.
+    """A private key. ephemeral: made for one run and forgotten after it.
 
-    exposed: how code that runs with the rights of this process could get at the key, a sentence
-    each; empty where no way is known.
+    exposed: ways in which code with the rights of this process could read the key, a sentence each.
     """
 
-    key: PrivateKey
+    key: Ed25519PrivateKey
     ephemeral: bool
     exposed: tuple[str, ...] = ()
 
@@ -37,25 +34,22 @@ class Signer:
 
 
 def load_signer(variables: Mapping[str, str] | None = None) -> Signer:
-    """`named_signer`, or an ephemeral one where none is named."""
+    """Return the `named_signer`, or an ephemeral one if none is named."""
     return named_signer(variables) or Signer(Ed25519PrivateKey.generate(), ephemeral=True)
 
 
 def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
-    """The signer that the environment variables name, if they name one.
+    """Return the signer that the environment variables name.
 
-    Raises `UsageError` when they name one that cannot be used, and `EnvironmentRefused` when that
-    is a program.
+    Raises `UsageError` if they name a key that cannot be used.
     """
     variables = secrecy.variables() if variables is None else variables
-    named = [name for name in (COMMAND, KEY_FILE, KEY) if variables.get(name)]
+    named = [name for name in (KEY_FILE, KEY) if variables.get(name)]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} are both set", "unset one of them.")
     if not named:
         return None
     value = variables[named[0]]
-    if named == [COMMAND]:
-        return Signer(CommandKey(value), ephemeral=False)
     passphrase_file = variables.get(PASSPHRASE_FILE)
     passphrase = read_passphrase(Path(passphrase_file)) if passphrase_file else None
     pem = keys.read(Path(value), KEY_FILE) if named == [KEY_FILE] else value.encode()
@@ -65,7 +59,7 @@ def named_signer(variables: Mapping[str, str] | None = None) -> Signer | None:
 
 
 def read_passphrase(path: Path) -> bytes:
-    """The first line of a file. Raises `UsageError` when there is none."""
+    """Return the first line of a file. Raises `UsageError` if it is empty."""
     lines = keys.read(path, PASSPHRASE_FILE).splitlines()
     if not lines or not lines[0]:
         raise UsageError(f"{path} holds no passphrase", "write it into its first line.")
@@ -73,18 +67,18 @@ def read_passphrase(path: Path) -> bytes:
 
 
 def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:
-    """passphrase_file: None where the key is not encrypted."""
-    if passphrase_file is not None and not _can_be_read_again(passphrase_file):
-        return []  # whoever finds the key cannot open it
+    """Return the sentences of `Signer.exposed`. passphrase_file: None if the key is in clear."""
+    if passphrase_file is not None and not _is_readable_again(passphrase_file):
+        return []  # code that finds the key cannot open it
     opened = f" and its passphrase in {passphrase_file}" if passphrase_file else ""
     if name == KEY_FILE:
-        return [f"{value}{opened} can be read"] if _can_be_read_again(value) else []
+        return [f"{value}{opened} can be read"] if _is_readable_again(value) else []
     return [
         f"the environment of process {pid}, which started this one, holds the key{opened}"
         for pid in secrecy.ancestors_with(KEY)
     ]
 
 
-def _can_be_read_again(path: str) -> bool:
-    """Whether it is a file, as opposed to a pipe that was read to its end."""
+def _is_readable_again(path: str) -> bool:
+    """Return whether `path` is a file, as opposed to a pipe that was read to its end."""
     return Path(path).is_file() and os.access(path, os.R_OK)

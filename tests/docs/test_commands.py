@@ -23,7 +23,6 @@ WRITING = {
     "site",
     "completion",
     "key generate",
-    "key serve",
     "archive add",
     "archive gc",
     "archive report",

@@ -23,7 +23,7 @@ from nsabench.evidence.manifest import verify
 from nsabench.evidence.manifest.statement import Trust
 from nsabench.signing import keys
 from nsabench.signing.secrecy import CAP_SYS_PTRACE, PR_CAPBSET_DROP
-from nsabench.signing.signer import COMMAND, KEY, KEY_FILE, PASSPHRASE_FILE
+from nsabench.signing.signer import KEY, KEY_FILE, PASSPHRASE_FILE
 
 SPY = Path(__file__).parent / "spy.py"
 PASSPHRASE = b"correct horse battery staple"
@@ -171,25 +171,6 @@ def test_what_a_kernel_can_read_is_said(stage: Stage) -> None:
     assert f"could take the signing key: {stage.key} and its passphrase in {passphrase} can" in (
         stage.said
     )
-
-
-def test_an_external_signer_has_the_key_and_the_run_has_not(stage: Stage) -> None:
-    """`key serve`, as it would run for another user; the passphrase reaches it through a pipe."""
-    fifo, wrapper = stage.folder / "fifo", stage.folder / "signer.sh"
-    os.mkfifo(fifo)
-    wrapper.write_text(
-        f"#!/bin/sh\nexec 9< {fifo}\nexport {KEY_FILE}={stage.key} {PASSPHRASE_FILE}=/dev/fd/9\n"
-        f"exec {sys.executable} -m nsabench key serve\n"
-    )
-    wrapper.chmod(0o755)
-    writer = subprocess.Popen(["sh", "-c", f"cat > {fifo}"], stdin=subprocess.PIPE)
-    assert writer.stdin is not None
-    writer.stdin.write(PASSPHRASE + b"\n")
-    writer.stdin.close()
-    found = stage.measure(**{COMMAND: str(wrapper)})
-    writer.wait()
-    assert hits(found) == []
-    assert stage.is_signed()
 
 
 def test_the_first_environment_of_the_run_is_wiped(stage: Stage) -> None:

@@ -11,12 +11,11 @@ import binascii
 import json
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict
 
 from nsabench.errors import VerificationFailed
 from nsabench.evidence.manifest.strict_json import parse_json
-from nsabench.signing.command import PrivateKey
 from nsabench.signing.keys import keyid_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -80,7 +79,7 @@ class Envelope(BaseModel):
         return keyid
 
 
-def sign(payload: bytes, key: PrivateKey) -> Envelope:
+def sign(payload: bytes, key: Ed25519PrivateKey) -> Envelope:
     sig = key.sign(pae(PAYLOAD_TYPE, payload))
     return Envelope(
         payload=base64.b64encode(payload).decode(),

@@ -117,13 +117,6 @@ def test_the_commands(run: Path, tmp_path: Path, nsabench: Nsabench, made: dict[
     assert (tmp_path / "new.key").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments", [["verify"], ["key"], ["key", "generate"], ["key", "show"], ["key", "serve"]]
-)
-def test_help_has_an_example(nsabench: Nsabench, arguments: list[str]) -> None:
-    assert "Example: nsabench" in nsabench(*arguments, "--help").stdout
-
-
 def test_neither_half_is_written_where_one_is_there(tmp_path: Path) -> None:
     (tmp_path / "k.key.pub").write_text("another's")
     with pytest.raises(UsageError, match="is there already"):
