@@ -21,7 +21,8 @@ from nsabench.execution.folder import RunFolder
 from nsabench.execution.run import Finished, View
 from nsabench.model.plan import Plan
 from nsabench.output import report as pages
-from nsabench.signing import Signer, named_signer, run_keys
+from nsabench.signing import Signer, named_signer
+from nsabench.signing.signer import forget_run_key
 
 
 def prepare() -> Signer | None:
@@ -101,7 +102,7 @@ def finish(finished: Finished) -> str:
                 (path / MANIFEST).unlink()  # so that `--resume` signs it again, in both ways
                 raise
     if finished.signer.ephemeral:
-        run_keys.forget(finished.plan.run_id)
+        forget_run_key(path)
     return sentence
 
 

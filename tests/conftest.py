@@ -42,14 +42,6 @@ def freeze() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keys of runs are not to lie in the state folder of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _forked_templates() -> Iterator[None]:
     """Templates of workers come from a process that has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:

@@ -13,6 +13,7 @@ from nsabench.errors import Interrupted, UsageError, VerificationFailed
 from nsabench.files import writing
 from nsabench.model.journal import Entry
 from nsabench.model.vocabulary import PassName
+from nsabench.signing.signer import RUN_KEY
 
 LATEST = "latest"
 HEAD = "=== "  # before the names of those whom a part of a log is of
@@ -84,7 +85,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Take away what a run leaves before it has measured anything."""
-        known = (self.plan, self.journal, self.environment)
+        known = (self.plan, self.journal, self.environment, self.path / RUN_KEY)
         for path in known:
             path.unlink(missing_ok=True)
         link = self.path.parent / LATEST

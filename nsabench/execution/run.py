@@ -39,7 +39,8 @@ from nsabench.model.source import Source
 from nsabench.model.vocabulary import MARGIN, PassName
 from nsabench.planning import resolve
 from nsabench.planning.narrow import ALL, Narrowed
-from nsabench.signing import Signer, run_keys
+from nsabench.signing import Signer
+from nsabench.signing.signer import make_run_key
 
 Infos = Sequence[ImplementationInfo]
 
@@ -176,7 +177,6 @@ def start(
         if not isinstance(refused.__cause__, OSError):
             if not is_begun(folder.path):
                 folder.discard()
-                run_keys.forget(plan.run_id)
             # A worker's refusal comes as its exit code: of kernels that were edited, say.
             elif refused.exit_code == UsageError.exit_code:
                 refused.folder = str(folder.path)
@@ -197,10 +197,8 @@ def discard_unbegun(path: Path) -> None:
     folder = RunFolder(path)
     if not folder.plan.is_file():
         return
-    plan = Plan.read(folder.plan)
     with closing(Journal(folder.journal)):  # it holds the lock
         folder.discard()
-    run_keys.forget(plan.run_id)
 
 
 def resume(
@@ -299,13 +297,9 @@ class _Run:
         or the description of the machine beside it, is not by the same."""
         if not self.resumed:
             if self.signer is None:
-                self.signer, why_not = run_keys.begin(self.plan.run_id)
-                if why_not:
-                    self.view.note(f"once interrupted, this run cannot be resumed: {why_not}")
+                self.signer = make_run_key(self.folder.path)
         else:
-            self.signer = vouch.same_signer(
-                self.folder, self.journal.origin, self.plan, self.signer
-            )
+            self.signer = vouch.same_signer(self.folder, self.journal.origin, self.signer)
             vouch.same_environment(self.folder, self.journal.contents)
         return self.signer
 

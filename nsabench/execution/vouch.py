@@ -10,20 +10,18 @@ from nsabench.errors import BegunElsewhere, UsageError, VerificationFailed
 from nsabench.execution.chain import Origin
 from nsabench.execution.folder import RunFolder
 from nsabench.model.journal import Contents
-from nsabench.model.plan import Plan
-from nsabench.signing import Signer, run_keys
+from nsabench.signing import Signer
+from nsabench.signing.signer import RUN_KEY, read_run_key
 
 START_ANEW = "start a new run here; what others measured is theirs to sign."
 
 
-def same_signer(
-    folder: RunFolder, origin: Origin | None, plan: Plan, named: Signer | None
-) -> Signer:
-    """The signer in whose name all that is journaled was measured.
+def same_signer(folder: RunFolder, origin: Origin | None, named: Signer | None) -> Signer:
+    """Return the signer in whose name all journaled lines were measured.
 
-    named: the lasting one, if there is one; else the key that was kept for the run. Raises
-    `VerificationFailed` when it was measured in the name of another one, or of nobody, and
-    `UsageError` when nothing was measured yet.
+    named: the user's key, if one is named; else the key in the run folder counts. Raises
+    `VerificationFailed` if another key, or none, vouches for the lines, and `UsageError` if nothing
+    was measured yet.
     """
     if origin is None and folder.journal.stat().st_size == 0:
         raise UsageError(
@@ -36,20 +34,19 @@ def same_signer(
             f"anybody may have written",
             START_ANEW,
         )
-    signer = named or run_keys.kept(plan.run_id)
+    signer = named or read_run_key(folder.path)
     if signer is not None and (signer.keyid, signer.ephemeral) == (origin.keyid, origin.ephemeral):
         return signer
     if origin.ephemeral:
         remedy = (
-            "it was begun without a lasting key and goes on only where it was begun, by whom it "
-            "was, and without one (unset NSABENCH_SIGNING_KEY and "
-            f"NSABENCH_SIGNING_KEY_FILE); or {START_ANEW}"
+            f"resume it with {RUN_KEY} in its folder, and with NSABENCH_SIGNING_KEY and "
+            f"NSABENCH_SIGNING_KEY_FILE unset; or {START_ANEW}"
         )
     else:
         remedy = f"name that key as for the run's start; or {START_ANEW}"
     raise VerificationFailed(
         f"{folder.journal} was measured in the name of the key {origin.keyid}, which is not "
-        f"{'the one named now' if named else 'kept here'}",
+        f"{'the one named now' if named else f'in {folder.path / RUN_KEY}'}",
         remedy,
     )
 

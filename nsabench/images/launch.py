@@ -15,11 +15,9 @@ from nsabench.errors import EnvironmentRefused, UsageError
 from nsabench.images import daemon
 from nsabench.images.combos import tag
 from nsabench.machine.environment.container import COMBO_VARIABLE, DIGEST_VARIABLE
-from nsabench.signing import run_keys
 
 RESULTS = "/results"
 INPUT = "/input"
-STATE = "/state"
 STOP_GRACE_S = 20
 LEAST_FREE_BYTES = 256 << 20
 # Named, since podman as root asks for a million of what is not, and not every host gives that.
@@ -78,11 +76,7 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
     from docker.types import DeviceRequest, Ulimit
 
     user = launch.user or f"{os.getuid()}:{os.getgid()}"
-    volumes = {
-        str(launch.results.resolve()): {"bind": RESULTS, "mode": "rw"},
-        # With the container itself the key of an interrupted run would be lost.
-        str(_state_of(user)): {"bind": f"{STATE}/nsabench/run-keys", "mode": "rw"},
-    }
+    volumes = {str(launch.results.resolve()): {"bind": RESULTS, "mode": "rw"}}
     for path in launch.inputs:
         volumes[str(path.resolve())] = {"bind": f"{INPUT}/{path.name}", "mode": "ro"}
     requests = []
@@ -105,33 +99,12 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=4g"},
         "volumes": volumes,
         "device_requests": requests,
-        "environment": {
-            DIGEST_VARIABLE: digest,
-            COMBO_VARIABLE: launch.combo,
-            "XDG_STATE_HOME": STATE,
-        },
+        "environment": {DIGEST_VARIABLE: digest, COMBO_VARIABLE: launch.combo},
         # It would start a second torch beside the one that is being timed.
         "healthcheck": {"test": ["NONE"]},
         "init": True,
         "stdin_open": False,
     }
-
-
-def _state_of(user: str) -> Path:
-    """Where the keys of unfinished runs are kept that this user of containers begins."""
-    uid = user.partition(":")[0]
-    mine = uid == str(os.getuid())
-    folder = run_keys.folder() if mine else run_keys.folder().with_name(f"run-keys-of-{uid}")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not mine and os.getuid() == 0 and uid.isdigit():
-            os.chown(folder, int(uid), -1)
-    except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be made: {error.strerror}",
-            "let XDG_STATE_HOME name a folder of your own.",
-        ) from None
-    return folder.resolve()
 
 
 def _check_gpus(container: Any, launch: Launch) -> None:

@@ -15,6 +15,7 @@ from nsabench.signing import keys, secrecy
 KEY_FILE = "NSABENCH_SIGNING_KEY_FILE"
 KEY = "NSABENCH_SIGNING_KEY"
 PASSPHRASE_FILE = "NSABENCH_SIGNING_KEY_PASSPHRASE_FILE"
+RUN_KEY = "run.key"  # the file of an ephemeral key, in the folder of an unfinished run
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,27 @@ def read_passphrase(path: Path) -> bytes:
     if not lines or not lines[0]:
         raise UsageError(f"{path} holds no passphrase", "write it into its first line.")
     return lines[0]
+
+
+def make_run_key(run: Path) -> Signer:
+    """Make an ephemeral key, and keep it in the run folder for a resumption."""
+    key = Ed25519PrivateKey.generate()
+    keys.create((run / RUN_KEY, keys.private_pem(key), 0o600))
+    return Signer(key, ephemeral=True)
+
+
+def read_run_key(run: Path) -> Signer | None:
+    """Return the ephemeral key that is kept in the run folder, if there is one."""
+    path = run / RUN_KEY
+    if not path.is_file():
+        return None
+    pem = keys.read(path, "the key of the run")
+    return Signer(keys.private_key(pem, str(path), None), ephemeral=True)
+
+
+def forget_run_key(run: Path) -> None:
+    """Remove the key from the folder of a run that is signed."""
+    (run / RUN_KEY).unlink(missing_ok=True)
 
 
 def _exposures(name: str, value: str, passphrase_file: str | None) -> list[str]:

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from nsabench.errors import VerificationFailed
 from nsabench.execution.chain import Sealer, link
 from nsabench.execution.journal import Journal, examine
-from nsabench.signing import Signer, run_keys
+from nsabench.signing import Signer
+from nsabench.signing.signer import RUN_KEY, forget_run_key, make_run_key, read_run_key
 from tests.runs import first_look
 
 
@@ -161,21 +162,10 @@ def test_a_torn_line_is_forgiven_and_the_chain_goes_on(path: Path) -> None:
 
 
 def test_a_key_is_kept_until_its_run_is_signed(tmp_path: Path) -> None:
-    assert run_keys.kept("a-run") is None
-    begun, why_not = run_keys.begin("a-run")
-    assert why_not == "" and begun.ephemeral
-    kept = run_keys.kept("a-run")
-    assert kept is not None and kept.keyid == begun.keyid
-    [file] = run_keys.folder().glob("a-run*")
-    assert file.stat().st_mode & 0o777 == 0o600
-    run_keys.forget("a-run")
-    assert run_keys.kept("a-run") is None and run_keys.kept("../a-run") is None
-
-
-def test_where_no_key_can_be_kept_a_run_is_measured_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    begun, why_not = run_keys.begin("a-run")
-    assert begun.ephemeral and "Not a directory" in why_not
+    assert read_run_key(tmp_path) is None
+    made = make_run_key(tmp_path)
+    kept = read_run_key(tmp_path)
+    assert made.ephemeral and kept is not None and kept.keyid == made.keyid
+    assert (tmp_path / RUN_KEY).stat().st_mode & 0o777 == 0o600
+    forget_run_key(tmp_path)
+    assert read_run_key(tmp_path) is None

@@ -18,9 +18,9 @@ from nsabench.execution.journal import Journal
 from nsabench.machine.environment import identity
 from nsabench.model.description import Described
 from nsabench.model.plan import Plan
-from nsabench.signing import Signer, run_keys
+from nsabench.signing import Signer
 from nsabench.signing.keys import generate
-from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE
+from nsabench.signing.signer import KEY_FILE, PASSPHRASE_FILE, RUN_KEY, make_run_key
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.execution.test_resume import ME, Elsewhere, Silent, unfinished
@@ -70,16 +70,21 @@ def test_what_was_begun_in_my_name_is_signed_in_my_name(tmp_path: Path) -> None:
 
 
 def test_a_lasting_key_signs_nothing_that_was_begun_without_it(tmp_path: Path) -> None:
-    """The key of such a run lies where a kernel can read it."""
-    signer, _ = run_keys.begin(DONE.run_id)
+    """Anybody who is handed such a run is handed its key too."""
+    signer = make_run_key(tmp_path)
     folder = make_run(tmp_path / "run", DONE, signer=signer)
+    (tmp_path / RUN_KEY).rename(folder / RUN_KEY)
+    assert verify(folder).resumable
     with pytest.raises(VerificationFailed, match="which is not the one named now"):
         run.resume(folder, Silent(), signer=ME)
     conclusion.finish(run.resume(folder, Silent()))
     assert verify(folder).trust is Trust.EPHEMERAL
-    assert run_keys.kept(DONE.run_id) is None
+    assert not (folder / RUN_KEY).exists()
+    make_run_key(folder)  # as a process leaves it that is killed right after it has signed
+    assert verify(folder).broken is None
+    (folder / RUN_KEY).unlink()
     (folder / MANIFEST).unlink()
-    with pytest.raises(VerificationFailed, match="which is not kept here"):
+    with pytest.raises(VerificationFailed, match=r"which is not in .*run\.key"):
         run.resume(folder, Silent())
 
 

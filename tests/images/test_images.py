@@ -35,7 +35,6 @@ from nsabench.images import (
 from nsabench.images.wheelhouse import existing_lock
 from nsabench.machine.environment.pairs import OLDEST_DRIVER, PAIRS
 from nsabench.preflight.architectures import declared
-from nsabench.signing import run_keys
 from nsabench.signing.signer import load_signer
 from tests import forked
 
@@ -261,24 +260,7 @@ def test_the_container_is_shut_off(tmp_path: Path) -> None:
     assert settings["device_requests"][0]["DeviceIDs"] == ["0", "1"]
     assert settings["environment"]["NSABENCH_IMAGE_DIGEST"] == "sha256:1"
     binds = {v["bind"]: v["mode"] for v in settings["volumes"].values()}
-    kept = "/state/nsabench/run-keys"
-    assert binds == {"/results": "rw", "/input/m.yaml": "ro", kept: "rw"}
-
-
-def test_keys_of_runs_in_containers_are_kept_by_user(tmp_path: Path) -> None:
-    pytest.importorskip("docker")
-    folders = []
-    for user in ("", "12345:12345"):
-        asked = launch.Launch("cpu", [], tmp_path, user=user)
-        if user and os.getuid() != 0:
-            continue
-        settings = launch._settings(asked, "sha256:1")
-        assert settings["environment"]["XDG_STATE_HOME"] == "/state"
-        [host] = [h for h, v in settings["volumes"].items() if v["bind"].startswith("/state")]
-        folders.append(Path(host))
-    assert folders[0] == run_keys.folder()
-    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    assert [folder.stat().st_uid for folder in folders[1:]] in ([], [12345])
+    assert binds == {"/results": "rw", "/input/m.yaml": "ro"}
 
 
 def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsabench.evidence.manifest import MANIFEST, verify
+from nsabench.signing.signer import RUN_KEY
 from tests.cli.conftest import Nsabench
 from tests.cli.conftest import nsabench as nsabench
 from tests.execution.worker.test_sandbox import needs_landlock
@@ -62,8 +63,10 @@ def test_what_a_kernel_altered_is_not_signed(
 
 
 @needs_landlock
-@pytest.mark.parametrize("file", ["environment.json", "plan.yaml", "journal.jsonl"])
-def test_a_sandboxed_kernel_alters_nothing(tmp_path: Path, nsabench: Nsabench, file: str) -> None:
+@pytest.mark.parametrize("file", ["environment.json", "plan.yaml", "journal.jsonl", RUN_KEY])
+def test_a_sandboxed_kernel_reads_and_alters_nothing(
+    tmp_path: Path, nsabench: Nsabench, file: str
+) -> None:
     (tmp_path / "one.yaml").write_text(ONE)
     (tmp_path / "meddler.py").write_text(MEDDLER)
     run = tmp_path / "run"

@@ -31,12 +31,13 @@ from nsabench.model.record import SCHEMA_VERSION
 from nsabench.model.vocabulary import Catch, Direction, Mode
 from nsabench.signing import Signer
 from nsabench.signing.keys import public_der
+from nsabench.signing.signer import RUN_KEY
 
 MANIFEST = "manifest.dsse.json"
 # A signature by identity over the same statement; made after it, so no subject of it.
 BUNDLE = "manifest.sigstore.json"
 # With what a keyless signature that was killed leaves: it spoils none of the run's files.
-NOT_SIGNED = frozenset({MANIFEST, BUNDLE, unfinished(Path(BUNDLE)).name})
+NOT_SIGNED = frozenset({MANIFEST, BUNDLE, unfinished(Path(BUNDLE)).name, RUN_KEY})
 
 
 def seal(folder: Path, signer: Signer) -> Statement:

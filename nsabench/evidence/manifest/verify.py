@@ -24,8 +24,8 @@ from nsabench.evidence.manifest.statement import Predicate, Statement, Trust
 from nsabench.execution.chain import Origin
 from nsabench.model.journal import Line
 from nsabench.model.plan import Plan
-from nsabench.signing import run_keys
 from nsabench.signing.keys import public_key_of_der
+from nsabench.signing.signer import read_run_key
 
 T = TypeVar("T")
 
@@ -289,7 +289,7 @@ def _hashes(folder: Path, digests: dict[str, str]) -> int:
 
 
 def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
-    """Whether a key that is trusted, or kept here, vouches for the journal of an unsigned run."""
+    """Whether a key that is trusted, or kept in the folder, vouches for an unsigned journal."""
     try:
         plan = contents.read_plan(folder, None)
         origin = read_journal(folder, plan).origin
@@ -297,7 +297,7 @@ def _is_resumable(folder: Path, trusted: frozenset[str]) -> bool:
         return False
     if origin is None:
         return False
-    kept = run_keys.kept(plan.run_id)
+    kept = read_run_key(folder)
     return origin.keyid in trusted or (kept is not None and kept.keyid == origin.keyid)
 
 

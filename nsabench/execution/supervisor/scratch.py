@@ -12,7 +12,6 @@ from threading import Lock
 
 from nsabench.execution.protocol import Sandbox
 from nsabench.execution.supervisor.temporary import TemporaryFolder, sweep
-from nsabench.signing import run_keys
 from nsabench.signing.secrecy import variables
 
 MOST_BYTES = 16 << 30
@@ -121,7 +120,6 @@ def _sweep_once() -> None:
 
 
 def _hidden(run: Path | None) -> Iterator[Path]:
-    yield run_keys.folder()
     for value in variables().values():
         if value.startswith("/") and Path(value).is_file():
             yield Path(value)
