@@ -18,9 +18,6 @@ from nsabench.evidence.manifest.statement import Trust
 from nsabench.output import ci, compare, terminal
 from nsabench.output.compare import document, markdown, tables
 from nsabench.planning.narrow import Narrowed
-from nsabench.versions import between
-from nsabench.versions.question import read as read_question
-from nsabench.versions.tritons import among
 
 
 @click.command("compare")
@@ -59,25 +56,6 @@ from nsabench.versions.tritons import among
     help="Exit with 1 when something got worse. status: what was ok is not any more. "
     "regression: that, or a candidate got slower, or an op pays later or no more.",
 )
-@click.option(
-    "--bisect",
-    is_flag=True,
-    help="Of two runs that `nsabench versions` made, one good and one worse: measure versions "
-    "between them, the same way, until the first worse one is found.",
-)
-@click.option(
-    "--triton",
-    default="all",
-    show_default=True,
-    metavar="A,B,C|all",
-    help="With --bisect: the versions to look among.",
-)
-@click.option(
-    "--tritons",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="With --bisect: the folder that holds them. Default: the cache that preflight fills.",
-)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
     "--html",
@@ -95,9 +73,6 @@ def command(
     where: tuple[str, ...],
     band: float,
     fail_on: Literal["regression", "status"] | None,
-    bisect: bool,
-    triton: str,
-    tritons: Path | None,
     as_markdown: bool,
     html: Path | None,
     junit: Path | None,
@@ -114,9 +89,6 @@ def command(
     if as_json and as_markdown:
         raise click.UsageError("--json and --markdown exclude each other")
     outside_the_run(junit, None)
-    if bisect:
-        runs = _bisected(runs, triton, tritons)
-        intersection = True
     if html is not None and signed_around(html) is not None:
         raise UsageError(
             f"--html {html} lies in the folder of a run, which is signed as it is",
@@ -151,23 +123,3 @@ def command(
     for line in failed:
         say(f"failed: {line}", err=True)
     return 1 if failed else 0
-
-
-def _bisected(runs: tuple[Path, ...], triton: str, folder: Path | None) -> tuple[Path, ...]:
-    """The good and the worse run, and those between that were made to find the first worse one."""
-    if len(runs) != 2 or len({run.resolve().parent for run in runs}) != 1:
-        raise UsageError(
-            "--bisect takes two runs that `nsabench versions` made in one folder",
-            "name the good one and the worse one.",
-        )
-    good, bad = runs
-    question = read_question(good.resolve().parent)
-    found = between.bisect(
-        question,
-        good,
-        bad,
-        lambda low, high: among(triton, folder, low, high),
-        lambda version, line: say(f"[{version}] {line}", err=True),
-    )
-    say(found.sentence, err=True)
-    return found.runs

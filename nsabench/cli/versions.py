@@ -16,7 +16,7 @@ from nsabench.output import terminal
 from nsabench.output.compare import Comparison, document, markdown, page, tables
 from nsabench.output.report.files import replace as write
 from nsabench.planning.shards import ALL
-from nsabench.versions import between, question, tritons
+from nsabench.versions import runs, tritons
 
 
 @click.command("versions")
@@ -24,24 +24,24 @@ from nsabench.versions import between, question, tritons
     "--triton",
     required=True,
     metavar="A,B,C|all",
-    help="Versions to measure with, oldest first; each that is not installed is started beside the "
-    "installed torch, from the cache that preflight fills, checked by its hash.",
+    help="Versions to measure with. One that is not installed comes from the cache that preflight "
+    "fills, checked by its hash, and runs with the installed torch.",
 )
 @click.option(
     "--tritons",
     "folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="A folder that holds them, each as `pip install --target DIR/VERSION` makes it; nothing "
-    "is installed.",
+    help="Folder of the versions, each as `pip install --target DIR/VERSION` makes it; nothing is "
+    "installed.",
 )
 @_options.measuring
 def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     """Measure the same matrices under several Tritons on this host, without containers.
 
-    One signed run a version, below --out, and what they make of the first of them: comparison.md,
-    comparison.html and comparison.json. Given once more with the same --out, what is measured is
-    kept, and a run that was begun goes on.
+    Each version has a signed run below --out. comparison.md, comparison.html and comparison.json
+    compare them with the first. With the same --out again, finished runs are kept and an unfinished
+    one is resumed.
 
     Exits with 1 when something failed in a run, and with 3 when one gave no run.
 
@@ -50,12 +50,12 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
     if asked.resume is not None or asked.shard != ALL or asked.as_json or asked.junit is not None:
         raise UsageError(
             "versions takes no --resume, --shard, --json or --junit",
-            "leave them away; the same --out goes on with what was begun.",
+            "leave them out; the same --out goes on with what was begun.",
         )
     chosen = tritons.asked(triton, folder)
     out = asked.out or Path("results") / f"versions-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    asking = question.Question(tuple(asked_again(absolute(asked))), out)
-    measured = question.answer_all(asking, chosen, lambda version, line: say(f"[{version}] {line}"))
+    arguments = asked_again(absolute(asked))
+    measured = runs.measure(arguments, out, chosen, lambda v, line: say(f"[{v}] {line}"))
     click.echo()
     for one in measured:
         belongs = f" (unpaired: this torch belongs with {one.triton.unpaired})"
@@ -64,7 +64,7 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
             f"Triton {one.triton.version}{belongs if one.triton.unpaired else ''}: {ended}, "
             f"{one.folder if one.finished else 'no run'}"
         )
-    comparison = between.comparison_of(measured)
+    comparison = runs.compare_finished(measured)
     if comparison is not None:
         terminal.console().print(tables.render(comparison))
         for path in _write(comparison, out):
@@ -75,7 +75,6 @@ def command(asked: Measuring, triton: str, folder: Path | None) -> int:
 
 
 def _write(comparison: Comparison, out: Path) -> list[Path]:
-    """Beside the runs, none of which holds it."""
     data = json.dumps(document.as_data(comparison), indent=1) + "\n"
     return [
         write(out / "comparison.md", markdown.render(comparison)),

@@ -1,4 +1,4 @@
-"""The Tritons that a host can measure with: the installed one, a folder's, or the cache's."""
+"""The Tritons that a host can measure with: the installed one, those of a folder, and the cache."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ _VERSION = re.compile(r"\d+(\.\d+)+([a-z+.-][\w.]*)?")
 
 @dataclass(frozen=True)
 class Triton:
-    """A Triton that processes can be started with. folder: what is put before the installed
-    packages; None for the installed one."""
+    """folder: put before the installed packages; None for the installed Triton."""
 
     version: str
     folder: Path | None = None
 
     @property
     def name(self) -> str:
-        """Of the folder of its run."""
+        """The name of the run folder."""
         return f"triton-{self.version}"
 
     @property
     def unpaired(self) -> str:
-        """Which Triton the installed torch belongs with, where it is not this one."""
+        """The Triton that the installed torch pins, if it is another one."""
         return unpaired(metadata.version("torch"), self.version)
 
 
 def in_folder(folder: Path) -> dict[str, Path]:
-    """By version, the folders below this one that hold a Triton, as `pip install --target` makes
-    them. Raises `UsageError` where there is none, or one version twice."""
+    """Return the subfolders that hold a Triton, by version.
+
+    Raises `UsageError` if there is none, or one version twice.
+    """
     found: dict[str, Path] = {}
     for info in sorted(folder.glob("*/triton-*.dist-info")):
         version = info.name.removeprefix("triton-").removesuffix(".dist-info")
@@ -46,7 +47,7 @@ def in_folder(folder: Path) -> dict[str, Path]:
             raise UsageError(
                 f"{folder} holds Triton {version} twice, in {found[version].name} and "
                 f"{info.parent.name}",
-                "take one of them away.",
+                "remove one of them.",
             )
         found[version] = info.parent.absolute()
     if not found:
@@ -58,41 +59,27 @@ def in_folder(folder: Path) -> dict[str, Path]:
 
 
 def asked(given: str, folder: Path | None = None) -> list[Triton]:
-    """The versions of a list such as `3.1.0,3.6.0`, oldest first. `all`: those of the folder, or
-    all that have a hash here. Without a folder each is installed into the cache on first need.
+    """Return the Tritons of a list such as `3.1.0,3.6.0`, or `all`, oldest first.
 
-    Raises `UsageError` for a version that is not to be had, `EnvironmentRefused` where one cannot
-    be installed.
+    Without a folder, a version that is not installed is installed into the cache. Raises
+    `UsageError` for an unknown version, and `EnvironmentRefused` if one cannot be installed.
     """
     installed = installed_triton()
+    folders = {} if folder is None else in_folder(folder)
+    known = cached.locked() if folder is None else folders
     names = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
-    if folder is not None:
-        there = in_folder(folder)
-        names = sorted({*there, installed}) if names == ["all"] else names
-        lacking = [name for name in names if name not in there and name != installed]
-        if lacking:
-            raise UsageError(
-                f"Triton {lacking[0]} is not in {folder}",
-                f"give --triton some of {', '.join(sorted(there, key=numbers))}.",
-            )
-        chosen = [Triton(name, there.get(name)) for name in names]
-    else:
-        names = _every(None) if names == ["all"] else names
-        cached.parse(",".join(name for name in names if name != installed))
-        chosen = [Triton(n, None if n == installed else cached.install(n)) for n in names]
-    if not chosen:
+    if names == ["all"]:
+        names = list({*known, installed})
+    if not names:
         raise UsageError("--triton names no version", "give it some, such as 3.1.0,3.6.0.")
-    return sorted(chosen, key=lambda triton: numbers(triton.version))
-
-
-def among(given: str, folder: Path | None, low: str, high: str) -> list[Triton]:
-    """Of the versions of a list, those between two others; only these are installed."""
-    names = _every(folder) if given == "all" else [part.strip() for part in given.split(",")]
-    inside = [name for name in names if name and numbers(low) < numbers(name) < numbers(high)]
-    return asked(",".join(inside), folder) if inside else []
-
-
-def _every(folder: Path | None) -> list[str]:
-    """All versions that are to be had, the installed one among them."""
-    there = cached.locked() if folder is None else in_folder(folder)
-    return sorted({*there, installed_triton()}, key=numbers)
+    others = [name for name in names if name != installed]
+    if folder is None:
+        cached.parse(",".join(others))
+        folders = {name: cached.install(name) for name in others}
+    for name in others:
+        if name not in folders:
+            raise UsageError(
+                f"Triton {name} is not in {folder}",
+                f"give --triton some of {', '.join(sorted(known, key=numbers))}.",
+            )
+    return [Triton(name, folders.get(name)) for name in sorted(names, key=numbers)]

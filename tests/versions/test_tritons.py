@@ -11,8 +11,8 @@ import pytest
 
 from nsabench.errors import UsageError
 from nsabench.machine.environment.pairs import unpaired
-from nsabench.versions.question import environment
-from nsabench.versions.tritons import Triton, among, asked, in_folder
+from nsabench.versions.runs import environment
+from nsabench.versions.tritons import Triton, asked, in_folder
 
 INSTALLED = metadata.version("triton")
 
@@ -36,8 +36,6 @@ def test_a_folder_is_looked_through_by_what_lies_there(tmp_path: Path) -> None:
     assert [t.version for t in chosen] == ["3.1.0", "3.10.0"]  # by number, not by letter
     assert [t.folder and t.folder.name for t in chosen] == ["old", "3.10.0"]
     assert {t.version for t in asked("all", tmp_path)} == {"3.1.0", "3.10.0", INSTALLED}
-    between = among("all", tmp_path, "3.0.0", "3.5.0")
-    assert [t.version for t in between] == ["3.1.0"]
 
 
 def test_what_is_not_to_be_had_is_said_with_a_remedy(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Runs under many versions, in one folder and in one comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsabench.errors import UsageError
+from nsabench.model.vocabulary import Status
+from nsabench.output.compare import compare, markdown, over_many, read
+from nsabench.versions import runs
+from tests.runs import Made, make_run
+
+VERSIONS = ("3.1.0", "3.2.0", "3.3.1", "3.4.0", "3.5.1", "3.6.0", "3.9.0")
+GOOD = Made(ratio=lambda _: 1.5)
+# It does not compile at one length.
+BROKEN = replace(GOOD, status=lambda n: Status.COMPILE_ERROR if n == 512 else Status.OK)
+
+
+def make_runs(folder: Path, made: Sequence[Made]) -> list[Path]:
+    return [
+        make_run(folder / f"run{n}", replace(one, seed=n, run_id=f"2026010{n}T000000Z-abc12{n}"))
+        for n, one in enumerate(made, 1)
+    ]
+
+
+def test_a_folder_of_other_arguments_is_refused(tmp_path: Path) -> None:
+    for _ in range(2):  # the same arguments go on
+        assert runs.measure(["selection_rows"], tmp_path / "v", [], print) == []
+    with pytest.raises(UsageError, match="made with other arguments"):
+        runs.measure(["decode_step"], tmp_path / "v", [], print)
+    with pytest.raises(UsageError, match="is not empty"):
+        runs.measure(["decode_step"], tmp_path, [], print)
+
+
+def test_all_versions_in_one_table(tmp_path: Path) -> None:
+    made = [replace(BROKEN if v >= "3.4.0" else GOOD, triton=v) for v in VERSIONS]
+    comparison = compare(read(make_runs(tmp_path, made)))
+    [one] = over_many.breakages(comparison)
+    assert (one.run, one.implementation, len(one.cells), one.stay) == ("run4", "mine", 4, True)
+    assert one.sentence == (
+        "mine of selection_rows broke in run4: 4 cells (compile_error), and stays so"
+    )
+    lines = over_many.lines(comparison)
+    assert len(lines) == 16 and [line.differs for line in lines] == [True] * 4 + [False] * 12
+    assert lines[0].texts[3:] == ("compile_error",) * 4
+    assert all(text.startswith("= ") for text in lines[-1].texts[1:])
+    text = markdown.render(comparison)
+    assert one.sentence.replace("_", r"\_") in text or one.sentence in text
+    # torch 2.11 pins Triton 3.6, and the columns of other Tritons say so.
+    assert "run7 (unpaired)" in text and "run6 (unpaired)" not in text
+
+
+def test_what_is_mended_later_does_not_stay(tmp_path: Path) -> None:
+    made = [GOOD, BROKEN, replace(GOOD, triton="3.7.1")]
+    [one] = over_many.breakages(compare(read(make_runs(tmp_path, made))))
+    assert one.run == "run2" and not one.stay
