@@ -2,7 +2,7 @@
 # Builds the image of each combo, tries it, and removes it: a line of the table in
 # docs/reference/images.md each. Needs a Docker daemon, a base, and 20 GB of room for one at a time.
 #
-# Usage: docker/every-combo.sh BASE [COMBO...]      (default: all of combos.yaml but the retired)
+# Usage: docker/every-combo.sh BASE [COMBO...]      (default: all of combos.yaml)
 #   ROWS_IN=results/every-combo a file a combo with its line; one that is there is not tried again
 #   LIMIT_S=3600                a combo that takes longer is given up, and its line says so
 #   ROOM_GB=20                  what must be free where the daemon keeps images, before each
@@ -19,7 +19,7 @@ limit_s=${LIMIT_S:-3600}
 room_gb=${ROOM_GB:-20}
 if [ $# -eq 0 ]; then
     names=$($python -m nsabench images list --json | $python -c 'import json, sys
-print(*(name for name, combo in json.load(sys.stdin).items() if not combo["retired"]))')
+print(*json.load(sys.stdin))')
     # shellcheck disable=SC2086 # one word a combo
     set -- $names
 fi
@@ -57,12 +57,12 @@ shut() { # a container as runs have it, for ten minutes at most
 try() { # the line of one combo
     began=$(date +%s)
     code=0
-    timeout "$limit_s" "$python" -m nsabench images build "$1" --base "$base" --evidence "$work" --verbose \
+    timeout "$limit_s" "$python" -m nsabench images build "$1" --base "$base" --verbose \
         >"$work/build.log" 2>&1 || code=$?
     if [ "$code" -ne 0 ]; then
         why=$(grep -m 1 '^nsabench:' "$work/build.log" | tail -c 200 || true)
         [ "$code" -ne 124 ] || why="given up after $limit_s s"
-        echo "| \`$1\` | failed: ${why:-exit code $code} | | | | |"
+        echo "| \`$1\` | failed: ${why:-exit code $code} | | | |"
         return
     fi
     took=$(($(date +%s) - began))
@@ -72,13 +72,7 @@ try() { # the line of one combo
         'import torch, triton; print(torch.__version__, triton.__version__)' | tail -n 1)
     compiles=$(shut "$image" preflight /input/one.yaml --arch sm_89 --out /tmp/p.parquet |
         grep -E 'launches, |^nsabench: ' | tail -n 1 | cut -c 1-120 || true)
-    if $python -m nsabench images verify "$1" \
-        --provenance "$work/$1.provenance.json" >"$work/verify.log" 2>&1; then
-        verified=ok
-    else
-        verified=$(grep -m 1 FAILED "$work/verify.log" || tail -n 1 "$work/verify.log")
-    fi
-    echo "| \`$1\` | $took s | $size | $imports | ${compiles:-nothing} | $verified |"
+    echo "| \`$1\` | $took s | $size | $imports | ${compiles:-nothing} |"
 }
 for name; do
     [ ! -s "$lines/$name.md" ] || continue
@@ -95,8 +89,8 @@ for name; do
     mv "$lines/.$name.md" "$lines/$name.md" # whole, or not at all
     clear_up
 done
-echo "| combo | build | size | torch imports | a kernel for sm_89 | verify |"
-echo "|---|---|---|---|---|---|"
+echo "| combo | build | size | torch imports | a kernel for sm_89 |"
+echo "|---|---|---|---|---|"
 for name; do
     cat "$lines/$name.md"
 done

@@ -1,1 +1,1 @@
-"""Pinned images: one a combo of torch, Triton and CUDA. Made from a checkout, run by a daemon."""
+"""Pinned images, one for each combo of torch, Triton and CUDA."""

@@ -1,23 +1,22 @@
-"""The Docker daemon (or podman behind its socket), and its errors in words."""
+"""The client of the Docker daemon, or of podman behind its socket, and its errors in words."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from nsabench.errors import EnvironmentRefused, NsabenchError, UsageError
 
-CONNECT_LIMIT_S = 600  # the daemon answers nothing while it imports the layers of a large image
-REBUILD = "build it again."
+CONNECT_LIMIT_S = 600  # the daemon is silent while it imports the layers of a large image
 
 
 def connect() -> Any:
-    """A client of the daemon that DOCKER_HOST names, else of Docker's socket, else of podman's.
+    """Return a client of the daemon at DOCKER_HOST, Docker's socket or podman's socket.
 
-    Raises `EnvironmentRefused` when none answers.
+    Raises `EnvironmentRefused` if none answers.
     """
     try:
         import docker
@@ -55,7 +54,7 @@ def _addresses() -> list[str]:
 
 @contextmanager
 def in_words(image: str) -> Iterator[None]:
-    """Turn the daemon's errors about an image into sentences with a remedy."""
+    """Raise the errors of the daemon about an image as sentences with a remedy."""
     from docker.errors import APIError, ImageNotFound
     from requests.exceptions import RequestException
 
@@ -67,39 +66,14 @@ def in_words(image: str) -> Iterator[None]:
             f"there is no image {image}", f"build it with `nsabench images build {combo}`."
         ) from None
     except APIError as error:
-        raise _of_api(image, " ".join(str(error.explanation or error).split())) from None
+        raise _explain(image, " ".join(str(error.explanation or error).split())) from None
     except RequestException as error:
         raise EnvironmentRefused(
             f"the container daemon went away: {type(error).__name__}", "look at its log."
         ) from None
 
 
-def printed(client: Any, image: str, entrypoint: str, arguments: Sequence[str]) -> bytes:
-    """What a program of an image prints, with no network and nothing that it may write to.
-
-    Its log is read when it has ended: one that is followed may lack a last line that has no end.
-    Raises `NsabenchError` when the program fails.
-    """
-    container = client.containers.create(
-        image,
-        list(arguments),
-        entrypoint=entrypoint,
-        network_mode="none",
-        read_only=True,
-        cap_drop=["ALL"],
-    )
-    try:
-        container.start()
-        status = container.wait()["StatusCode"]
-        if status:
-            last = container.logs(stdout=False).decode(errors="replace").strip()[-400:]
-            raise NsabenchError(f"{entrypoint} in {image} exited with {status}: {last}", REBUILD)
-        return bytes(container.logs(stderr=False))
-    finally:
-        container.remove(force=True)
-
-
-def _of_api(image: str, message: str) -> NsabenchError:
+def _explain(image: str, message: str) -> NsabenchError:
     low = message.lower()
     if "could not select device driver" in low or "nvidia-container" in low or "libnvidia" in low:
         return EnvironmentRefused(

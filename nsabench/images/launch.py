@@ -1,4 +1,4 @@
-"""Runs nsabench in the image of a combo, shut off from everything but its results and the GPU."""
+"""Runs nsabench in the image of a combo. The container sees its results, its inputs and the GPU."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ RESULTS = "/results"
 INPUT = "/input"
 STOP_GRACE_S = 20
 LEAST_FREE_BYTES = 256 << 20
-# Named, since podman as root asks for a million of what is not, and not every host gives that.
+# podman as root asks for a million of each limit that is not named, and not every host has that.
 ULIMITS = {"core": 0, "nofile": 16384, "nproc": 16384}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What is run: `arguments` are nsabench's. `inputs` are files shown read-only in /input."""
+    """arguments: of nsabench. inputs: files that the container sees read-only in /input."""
 
     combo: str
     arguments: Sequence[str]
     results: Path
     gpus: str = "none"  # none, all, or device indices: 0,1
     inputs: Sequence[Path] = ()
-    user: str = ""  # UID:GID; the caller's where it is not given
+    user: str = ""  # UID:GID; default: the caller's
     memory: str = "16g"
     time_limit_s: float = 6 * 3600.0
 
 
 def run(launch: Launch, say: Callable[[str], None]) -> int:
-    """Run to the end and return the exit code; what is printed is passed on line by line.
+    """Run to the end and return the exit code. say: receives each line that is printed.
 
-    Raises `UsageError` for a missing image, `EnvironmentRefused` where it cannot run.
+    Raises `UsageError` if the image is missing, `EnvironmentRefused` if it cannot run.
     """
     _check_results(launch.results)
     image = tag(launch.combo)
@@ -75,7 +75,6 @@ def _check_results(results: Path) -> None:
 def _settings(launch: Launch, digest: str) -> dict[str, Any]:
     from docker.types import DeviceRequest, Ulimit
 
-    user = launch.user or f"{os.getuid()}:{os.getgid()}"
     volumes = {str(launch.results.resolve()): {"bind": RESULTS, "mode": "rw"}}
     for path in launch.inputs:
         volumes[str(path.resolve())] = {"bind": f"{INPUT}/{path.name}", "mode": "ro"}
@@ -86,7 +85,7 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         requests = [DeviceRequest(device_ids=launch.gpus.split(","), capabilities=[["gpu"]])]
     return {
         "command": list(launch.arguments),
-        "user": user,
+        "user": launch.user or f"{os.getuid()}:{os.getgid()}",
         "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
@@ -100,23 +99,17 @@ def _settings(launch: Launch, digest: str) -> dict[str, Any]:
         "volumes": volumes,
         "device_requests": requests,
         "environment": {DIGEST_VARIABLE: digest, COMBO_VARIABLE: launch.combo},
-        # It would start a second torch beside the one that is being timed.
-        "healthcheck": {"test": ["NONE"]},
         "init": True,
         "stdin_open": False,
     }
 
 
 def _check_gpus(container: Any, launch: Launch) -> None:
-    """podman takes the request and forgets it: the run would go on without a GPU, and say so late.
-
-    Raises `EnvironmentRefused`.
-    """
+    """Raise `EnvironmentRefused` if the daemon forgot the request for GPUs, as podman's does."""
     received = container.attrs["HostConfig"]
     if launch.gpus != "none" and not (received.get("DeviceRequests") or received.get("Devices")):
         raise EnvironmentRefused(
-            "the daemon takes no requests for GPUs (podman's socket does not), so that the "
-            "container would see none",
+            "the daemon takes no requests for GPUs (podman's socket does not)",
             "use Docker, or `podman run --device nvidia.com/gpu=all` as docker/README.md shows.",
         )
 

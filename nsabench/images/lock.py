@@ -1,45 +1,48 @@
-"""docker/locks/COMBO.txt: every package of an image, with version and hashes."""
+"""docker/locks/COMBO.txt: every package of a combo with its version and hashes, and its wheels."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nsabench.errors import UsageError
 from nsabench.files import replacing
 from nsabench.images import programs
 from nsabench.images.combos import Checkout, Combo
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_28"
-LIMIT_S = 600.0
-FLASH_ATTN = "flash-attn"
-FLASH_ATTN_PIN = "flash-attn==2.8.3"
-# What builds nsabench itself in the image, where nothing is fetched.
+# The tags of the wheels that pip downloads for it.
+PLATFORMS = (
+    *("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"),
+    *("manylinux_2_12", "manylinux_2_5", "manylinux2010", "manylinux1", "linux"),
+)
+LOCK_LIMIT_S = 600.0
+DOWNLOAD_LIMIT_S = 3600.0
+# What builds nsabench itself in the image, without a network.
 BUILD = ("setuptools>=77,<82", "wheel>=0.45")
 
 
 def requirements(checkout: Checkout, combo: Combo) -> list[str]:
-    """What is asked for: the combo's pins and what nsabench, its report and the kernels need."""
+    """Return the pins of the combo and what nsabench, its report and the kernels require."""
     from packaging.requirements import Requirement  # of the extra `images`
 
     project, kernels = _project(checkout.root), _project(checkout.root / "kernels")
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["report"]]
-    # What a shard needs to go into a bucket; an archive is asked from outside of an image.
+    # A shard sends its run into a bucket.
     wanted += [r for r in extras["archive"] if Requirement(r).name == "obstore"]
     wanted += kernels["dependencies"]
     pins = [f"torch=={combo.torch}", f"triton=={combo.triton}", f"numpy{combo.numpy}"]
-    if combo.numpy == "<2":
-        # Later ones do not say that they need numpy 2, and cannot be imported without.
-        pins.append("pyarrow>=15,<26")
     if combo.cuda is not None:
         wanted += kernels["optional-dependencies"]["cuda"]
-        # They load the libraries that torch brings, which are of this major version.
+        # They load the libraries of torch, which have this major version.
         pins.append(f"cuda-bindings=={combo.cuda.split('.')[0]}.*")
     pins += combo.packages
     pinned = {Requirement(pin).name for pin in pins}
@@ -51,54 +54,67 @@ def _project(folder: Path) -> dict[str, Any]:
     return project
 
 
-def lock(checkout: Checkout, name: str, combo: Combo, exclude_newer: str, links: str = "") -> Path:
-    """Resolve a combo and write its lock. Raises `NsabenchError` when uv cannot.
+def write(checkout: Checkout, name: str, exclude_newer: str, links: str = "") -> Path:
+    """Resolve a combo and write its lock. Raises `NsabenchError` if uv cannot.
 
-    exclude_newer: a date; packages that appeared later are not looked at, so that the same date
-    gives the same lock. links: a folder of wheels to look into too.
+    exclude_newer: a date; the same date gives the same lock. links: a folder of wheels, which
+    replaces the index of the combo.
     """
-    options = ["--index-strategy", "unsafe-best-match"]
-    if links:
-        # With the wheels at hand the combo's own index is not needed, and may be out of reach.
-        options += ["--find-links", links]
-    elif combo.index:
-        options += ["--extra-index-url", combo.index]
-    return _write(checkout, name, requirements(checkout, combo), exclude_newer, options)
-
-
-def lock_flash_attn(checkout: Checkout, exclude_newer: str) -> Path:
-    """The sdist of flash-attn, which the target of that name builds."""
-    return _write(checkout, FLASH_ATTN, [FLASH_ATTN_PIN], exclude_newer, ["--no-deps"])
-
-
-def recorded_requirements(path: Path) -> list[str]:
-    """The requirements that a lock was made of, as it says itself."""
-    return re.findall(r"^# asked: (.+)$", path.read_text(), re.MULTILINE)
-
-
-def _write(
-    checkout: Checkout, name: str, wanted: list[str], exclude_newer: str, options: list[str]
-) -> Path:
-    target = checkout.lock(name)
+    combo = checkout.combos().get(name)
+    wanted, target = requirements(checkout, combo), checkout.lock(name)
     head = [f"{name}: made by `nsabench images lock {name} --exclude-newer {exclude_newer}`"]
     head += [f"asked: {requirement}" for requirement in wanted]
-    target.parent.mkdir(exist_ok=True)
-    with replacing(target) as temporary:
-        _compile(wanted, temporary, [*options, "--exclude-newer", exclude_newer])
+    command: list[str | Path] = [*programs.find_uv(), "pip", "compile", "--quiet"]
+    command += ["--generate-hashes", "--no-header", "--no-annotate", "--no-emit-find-links"]
+    command += ["--python-version", PYTHON, "--python-platform", PLATFORM]
+    command += ["--index-strategy", "unsafe-best-match", "--exclude-newer", exclude_newer]
+    if links:
+        command += ["--find-links", links]
+    elif combo.index:
+        command += ["--extra-index-url", combo.index]
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as listed, replacing(target) as temporary:
+        listed.write("\n".join(wanted) + "\n")
+        listed.flush()
+        temporary.unlink()  # uv keeps the versions that it finds there
+        programs.run(
+            [*command, "--output-file", temporary, listed.name], f"resolving {name}", LOCK_LIMIT_S
+        )
         temporary.write_text("".join(f"# {line}\n" for line in head) + temporary.read_text())
     return target
 
 
-def _compile(wanted: list[str], target: Path, options: list[str]) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".in") as listed:
-        listed.write("\n".join(wanted) + "\n")
-        listed.flush()
-        command: list[str | Path] = [*programs.find("uv", "uv", "uv"), "pip", "compile", "--quiet"]
-        command += ["--generate-hashes", "--no-header", "--no-annotate", "--no-emit-find-links"]
-        command += ["--python-version", PYTHON, "--python-platform", PLATFORM]
-        command += [*options, "--output-file", target, listed.name]
-        target.unlink(missing_ok=True)  # uv would keep the versions of an earlier one
-        programs.run(command, f"resolving {target.stem}", LIMIT_S)
+def existing(checkout: Checkout, name: str) -> Path:
+    """Return the lock of a combo. Raises `UsageError` if there is none for its requirements."""
+    combo, path = checkout.combos().get(name), checkout.lock(name)
+    remedy = f"make it with `nsabench images lock {name}`."
+    if not path.is_file():
+        raise UsageError(f"{name} has no lock", remedy)
+    if recorded_requirements(path) != requirements(checkout, combo):
+        raise UsageError(f"{path} was made before the requirements of {name} changed", remedy)
+    return path
+
+
+def recorded_requirements(path: Path) -> list[str]:
+    return re.findall(r"^# asked: (.+)$", path.read_text(), re.MULTILINE)
+
+
+def download(checkout: Checkout, name: str, folder: Path, links: str = "") -> Path:
+    """Download the wheels of a lock, checked by their hashes; existing ones are kept."""
+    path = existing(checkout, name)
+    index = checkout.combos().get(name).index
+    folder.mkdir(parents=True, exist_ok=True)
+    command: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command += ["download", "--quiet", "--retries", "1", "--require-hashes", "--no-deps"]
+    command += ["--only-binary", ":all:", "--python-version", PYTHON, "--implementation", "cp"]
+    command += ["--abi", "cp311", "--abi", "abi3", "--abi", "none"]
+    for platform in PLATFORMS:
+        command += ["--platform", f"{platform}_x86_64"]
+    command += ["--find-links", links or folder]
+    if index and not links:
+        command += ["--extra-index-url", index]
+    command += ["--dest", folder, "--requirement", path]
+    programs.run(command, f"downloading the wheels of {name}", DOWNLOAD_LIMIT_S)
+    return folder
 
 
 def sha256(path: Path) -> str:
@@ -106,6 +122,6 @@ def sha256(path: Path) -> str:
 
 
 def pinned(path: Path) -> Iterator[tuple[str, str]]:
-    """Names and versions in a lock."""
+    """Yield the names and versions in a lock."""
     for match in re.finditer(r"^([A-Za-z0-9._-]+)==(\S+)", path.read_text(), re.MULTILINE):
         yield match[1], match[2]

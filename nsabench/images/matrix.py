@@ -1,4 +1,4 @@
-"""The same matrices in several images, one after another, and what they make of them."""
+"""Runs the same matrices in several images, one after another, and compares the runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ComboResult:
 
     @property
     def finished(self) -> bool:
-        # Any other code, and what lies there may be an earlier run's.
+        # With any other exit code, the files may be those of an earlier run.
         return self.exit_code in (0, 1) and (self.folder / "records.parquet").is_file()
 
 
@@ -31,9 +31,9 @@ def run_all(
     launch: Callable[[str, Sequence[str], Sequence[Path]], Launch],
     say: Callable[[str], None],
 ) -> list[ComboResult]:
-    """Run each combo; one that fails does not keep the next from running.
+    """Run each combo; one that fails does not end the others.
 
-    `launch` makes the settings from a combo, nsabench's arguments and the files to show.
+    launch: makes the settings from a combo, the arguments of nsabench and the input files.
     """
     shown = [Path(name) for name in matrices if Path(name).is_file()]
     given = [f"{INPUT}/{Path(n).name}" if Path(n).is_file() else n for n in matrices]
@@ -52,10 +52,9 @@ def run_all(
 
 
 def compared(combo_results: Sequence[ComboResult]) -> Comparison | None:
-    """The runs that were finished, held against the first of them; None where that is but one.
+    """Compare the finished runs with the first of them, in what they have in common.
 
-    Every image holds the same nsabench, but an implementation may not exist under every torch:
-    what they have in common is compared, and what they do not is said.
+    None if fewer than two are finished. An implementation may not exist under every torch.
     """
     folders = [result.folder for result in combo_results if result.finished]
     return compare(read(folders), intersection=True) if len(folders) > 1 else None

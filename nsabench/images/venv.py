@@ -1,6 +1,6 @@
-"""A combo without a container: a virtual environment by uv, from the lock that images are made of.
+"""Makes the virtual environment of a combo, for hosts with neither a daemon nor root.
 
-For hosts with neither a daemon nor root. Its `combo.json` tells runs what they ran in.
+uv installs it from the lock of the image. Its `combo.json` tells runs which combo they use.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from pathlib import Path
 
 from nsabench.errors import UsageError
 from nsabench.images import programs
+from nsabench.images.build import SOURCES
 from nsabench.images.combos import Checkout
-from nsabench.images.context import SOURCES
-from nsabench.images.lock import PYTHON, sha256
-from nsabench.images.revision import revision
-from nsabench.images.wheelhouse import existing_lock
+from nsabench.images.lock import PYTHON, existing, sha256
 from nsabench.machine.environment.container import COMBO_FILE
 from nsabench.machine.environment.software import LOCK_NAME
 
@@ -33,16 +31,16 @@ def make(
     wheelhouse: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Make the environment of a combo in `folder`; returns its `nsabench`.
+    """Make the environment of a combo in `folder`; return its `nsabench`.
 
-    With a wheelhouse nothing is fetched. Raises `UsageError` where `folder` has something in it or
-    the combo has no lock, `EnvironmentRefused` without uv, and `NsabenchError` when uv fails.
+    With a wheelhouse nothing is downloaded. Raises `UsageError` if `folder` is not empty or the
+    combo has no lock, `EnvironmentRefused` without uv, and `NsabenchError` if uv fails.
     """
     combo = checkout.combos().get(name)
-    lock = existing_lock(checkout, name)
+    lock = existing(checkout, name)
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", "name another folder, or remove it.")
-    uv = programs.find("uv", "uv", "uv")
+    uv = programs.find_uv()
     python = folder.absolute() / "bin/python"
     programs.run([*uv, "venv", "--quiet", "--python", PYTHON, folder], f"making {folder}", LIMIT_S)
     install = [*uv, "pip", "install", "--quiet", "--no-config", "--python", str(python)]
@@ -50,10 +48,10 @@ def make(
     source = ["--index-strategy", "unsafe-best-match"]
     with ExitStack() as stack:
         if wheelhouse is not None:
-            # uv's own cache would keep all that it unpacks, gigabytes for each folder of wheels.
-            # Beside the environment, so that files are linked and not copied.
+            # uv's own cache would keep gigabytes for each wheelhouse. This one lies beside the
+            # environment, so that files are linked and not copied.
             cache = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".uv-"))
-            install += ["--cache-dir", cache, "--link-mode", "hardlink"]  # it will be gone
+            install += ["--cache-dir", cache, "--link-mode", "hardlink"]
             source = ["--no-index", "--find-links", str(wheelhouse)]
         elif combo.index:
             source += ["--extra-index-url", combo.index]
@@ -61,7 +59,7 @@ def make(
         locked = ["--require-hashes", "--only-binary", ":all:", "--requirements", str(lock)]
         programs.run([*install, *source, *locked], f"installing {lock.name}", LIMIT_S)
         say("installing nsabench")
-        # A copy, since setuptools writes into what it builds.
+        # setuptools writes into the folder that it builds.
         copied = stack.enter_context(tempfile.TemporaryDirectory())
         for part in SOURCES:
             origin, target = checkout.root / part, Path(copied) / part
@@ -70,14 +68,13 @@ def make(
                 shutil.copytree(origin, target, ignore=ignored)
             else:
                 shutil.copyfile(origin, target)
-        projects = [copied, *([f"{copied}/kernels"] if combo.kernels else [])]
-        built = ["--no-index", "--no-build-isolation", *projects]
+        built = ["--no-index", "--no-build-isolation", copied, f"{copied}/kernels"]
         programs.run([*install, *built], "installing nsabench", LIMIT_S)
     shutil.copyfile(lock, folder / LOCK_NAME)
     said = {
         "runtime": "venv",
         "combo": name,
-        "revision": revision(checkout.root),
+        "revision": checkout.revision(),
         "lock_sha256": sha256(lock),
     }
     (folder / COMBO_FILE).write_text(json.dumps(said, indent=1) + "\n")

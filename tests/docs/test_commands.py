@@ -29,12 +29,10 @@ WRITING = {
     "fleet kubernetes",
     "fleet modal",
     "fleet slurm",
-    "images apptainer",
     "images build",
     "images lock",
     "images matrix",
     "images run",
-    "images sbom",
     "images venv",
     "images wheelhouse",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,18 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from nsabench.errors import NsabenchError
 from nsabench.images import build as building
-from nsabench.images import combos, context, daemon, launch, lock, provenance, settled
-from nsabench.images.revision import revision
+from nsabench.images import combos, daemon, launch, lock
 from tests.attacks import elsewhere
 
 BASE = os.environ.get("NSABENCH_TEST_BASE", "")
@@ -65,9 +60,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(wheels: Path) -> tuple[str, str]:
     """The image's id, and the revision that it was built from."""
-    sources = revision(CHECKOUT.root)
-    evidence = ["--evidence", wheels.parent / "evidence"]
-    done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels, *evidence)
+    sources = CHECKOUT.revision()
+    done = nsabench("images", "build", "cpu", "--base", BASE, "--wheelhouse", wheels)
     assert done.returncode == 0, done.stderr
     return next(word for word in done.stdout.split() if word.startswith("sha256:")), sources
 
@@ -195,149 +189,37 @@ def test_results_that_cannot_be_written(image: str, results: Path) -> None:
 
 
 def test_an_image_that_is_not_built(results: Path) -> None:
-    done = nsabench("images", "run", "torch2.2.2-cu121", "--results", results, "--gpus", "none")
+    done = nsabench("images", "run", "torch2.4.1-cu121", "--results", results, "--gpus", "none")
     assert done.returncode == 2
     assert "there is no image" in done.stderr and "images build" in done.stderr
 
 
-@pytest.mark.parametrize("health", ["healthy", "unhealthy"])
-def test_labels_health_and_bill_of_materials(
-    built: tuple[str, str], results: Path, health: str
-) -> None:
+def test_labels(built: tuple[str, str]) -> None:
     image, sources = built
-    client = daemon.connect()
-    labels = client.images.get(image).labels
+    labels = daemon.connect().images.get(image).labels
     assert labels["nsabench.combo"] == "cpu"
     assert labels["nsabench.lock.sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
     assert labels["org.opencontainers.image.revision"] == sources
     assert labels["org.opencontainers.image.base.name"] == BASE
-    assert labels["org.opencontainers.image.base.digest"] == client.images.get(BASE).id
-    # Doctor has nothing against the one, and cannot write the results of the other.
-    results.chmod(0o755 if health == "healthy" else 0o555)
-    asked = launch.Launch("cpu", [], results, user=OWNER if os.getuid() == 0 else "")
-    second = 10**9
-    settings = launch._settings(asked, image) | {
-        "entrypoint": ["sleep", "300"],
-        "healthcheck": {"interval": second, "timeout": 120 * second},  # the image's own test
-    }
-    container = client.containers.create(image, **settings)
-    try:
-        container.start()
-        code, bill = container.exec_run(["cat", "/usr/share/nsabench/sbom.cdx.json"])
-        assert code == 0
-        names = {component["name"] for component in json.loads(bill)["components"]}
-        assert names == {name for name, _ in lock.pinned(CHECKOUT.lock("cpu"))}
-        deadline = time.monotonic() + 200
-        container.reload()
-        while (found := container.attrs["State"]["Health"])["Status"] == "starting":
-            assert time.monotonic() < deadline, found
-            time.sleep(0.5)
-            container.reload()
-        assert found["Status"] == health, found
-        assert ('"code": "unwritable"' in found["Log"][-1]["Output"]) == (health == "unhealthy")
-    finally:
-        container.remove(force=True)
 
 
-def test_what_a_program_of_an_image_prints_is_whole() -> None:
-    """A log that is followed lacks, one time in twenty, a last line that has no end."""
-    client = daemon.connect()
-    line = "head -c 200000 /dev/zero | tr '\\0' x; printf END"
-    for _ in range(10):
-        said = daemon.printed(client, BASE, "sh", ["-c", line])
-        assert (len(said), said[-4:]) == (200_003, b"xEND")
-    with pytest.raises(NsabenchError, match=r"sh in .* exited with 3: not here"):
-        daemon.printed(client, BASE, "sh", ["-c", "echo not here >&2; exit 3"])
-
-
-def test_an_image_is_what_its_lock_and_its_provenance_say(image: str, wheels: Path) -> None:
-    file = provenance.place(wheels.parent / "evidence", "cpu")
-    statement = provenance.read(file)
-    assert statement["subject"][0]["digest"]["sha256"] == image.removeprefix("sha256:")
-    done = nsabench("images", "verify", "cpu", "--provenance", file, "--json")
-    assert done.returncode == 0, done.stdout
-    checks = {check["name"]: check for check in json.loads(done.stdout)}
-    assert "is of this image" in checks["provenance"]["detail"]
-    # A library that was exchanged, with what it is called left as it was.
-    client = daemon.connect()
-    container = client.containers.create(
-        image,
-        ["-c", "open('/opt/nsabench/lib/python3.11/site-packages/click/core.py', 'a').write('#')"],
-        entrypoint="python",
-        user="0:0",
-    )
-    try:
-        container.start()
-        assert container.wait()["StatusCode"] == 0
-        container.commit("nsabench", "cpu")
-        done = nsabench("images", "verify", "cpu", "--provenance", file)
-    finally:
-        container.remove(force=True)
-        client.images.get(image).tag("nsabench", "cpu")
-    assert done.returncode == 4
-    assert "click/core.py was changed" in done.stdout
-    assert "FAILED provenance" in done.stdout and "other layers" in done.stdout
-
-
-def test_a_build_of_the_same_sources_is_the_same_image(
-    built: tuple[str, str], wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_layer_of_torch_is_kept_when_nsabench_changes(
+    image: str, wheels: Path, tmp_path: Path
 ) -> None:
-    """nsabench is installed anew, since a file that is not of it differs; torch is not."""
-    image, sources = built
-    # The copy is no checkout that would say so.
-    monkeypatch.setattr(building, "revision", lambda _: sources)
-    monkeypatch.setenv(settled.EPOCH, str(int(settled.time_of(CHECKOUT.root).timestamp())))
-    for part in (*context.SOURCES, "docker"):
+    for part in (*building.SOURCES, "docker"):
         origin, target = CHECKOUT.root / part, tmp_path / part
         if origin.is_dir():
             shutil.copytree(origin, target, ignore=shutil.ignore_patterns("__pycache__", "build"))
         else:
             shutil.copyfile(origin, target)
-    (tmp_path / "kernels/tests/new.txt").write_text(str(time.time()))
+    (tmp_path / "nsabench/new.py").write_text("")
     client = daemon.connect()
     try:
-        again = building.build(
-            combos.Checkout(tmp_path), "cpu", base=BASE, wheelhouse=wheels, say=print
-        )
+        again = building.build(combos.Checkout(tmp_path), "cpu", base=BASE, wheelhouse=wheels)
         first, second = (client.images.get(i).attrs["RootFS"]["Layers"] for i in (image, again))
     finally:
         client.images.get(image).tag("nsabench", "cpu")
-    assert first == second
-    assert again == image
-    # Of a folder that a layer only adds to, it would hold the time: a build without the daemon's
-    # cache would be another one.
-    words = ["/opt/nsabench", "/results", "/usr/share", "-newermt", "1981-01-01", "-path"]
-    found = daemon.printed(client, image, "find", [*words, "*nsabench*"])
-    found += daemon.printed(client, image, "find", ["/usr/share", "-maxdepth", "0", *words[3:5]])
-    assert found == b""
-
-
-def test_the_digest_of_an_image_hangs_on_no_time() -> None:
-    from docker.errors import ImageNotFound
-
-    client, tag = daemon.connect(), "nsabench-test:settled"
-    text = io.BytesIO(f'FROM {BASE}\nRUN true\nENV A=B\nCOPY Dockerfile /\nCMD ["env"]\n'.encode())
-    try:
-        ids, digests, when = [], [], datetime(2026, 1, 2, tzinfo=UTC)
-        for _ in range(2):
-            built, _lines = client.images.build(
-                fileobj=text, tag=tag, nocache=True, network_mode="host", rm=True
-            )
-            ids.append(built.id)
-            digests.append(settled.settle(client, tag, when))
-            text.seek(0)
-            time.sleep(1)
-        assert ids[0] != ids[1] and digests[0] == digests[1]
-        assert settled.settle(client, tag, when) == digests[0]
-        found = client.images.get(tag).attrs
-        assert found["Created"] == "2026-01-02T00:00:00Z"
-        assert found["RootFS"] == client.images.get(ids[1]).attrs["RootFS"]
-        assert "A=B" in found["Config"]["Env"] and found["Config"]["Cmd"] == ["env"]
-        assert b"A=B" in client.containers.run(tag, network_mode="none", remove=True)
-    finally:
-        for name in (tag, *ids):
-            with suppress(ImageNotFound):
-                client.images.remove(name, force=True)
+    assert first[:-1] == second[:-1] and first[-1] != second[-1]
 
 
 def test_the_same_lock_without_a_container(
@@ -350,17 +232,12 @@ def test_the_same_lock_without_a_container(
     assert made.returncode == 0, made.stderr
     # Unpacked wheels, which nobody would find again; a link to one is still one file.
     assert not list(kept.rglob("torch")) and not list(folder.glob(".uv-*"))
-    done = nsabench("images", "verify", "cpu", "--venv", folder)
-    assert done.returncode == 0, done.stdout
     asked = [folder / "bin/nsabench", "doctor", "--json"]
     said = subprocess.run(asked, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     environment = json.loads(said.stdout)["environment"]
     container, software = environment["container"], environment["software"]
     assert (container["runtime"], container["combo"]) == ("venv", "cpu")
     assert software["lock_sha256"] == lock.sha256(CHECKOUT.lock("cpu"))
-    (folder / "lib/python3.11/site-packages/click/core.py").unlink()
-    done = nsabench("images", "verify", "cpu", "--venv", folder)
-    assert done.returncode == 4 and "click/core.py is missing" in done.stdout
 
 
 def test_a_worker_finds_bytecode(image: str) -> None:

@@ -314,25 +314,6 @@ def test_it_is_said_whether_keys_are_split(
     assert told == [splits]
 
 
-def test_a_head_dim_that_was_not_compiled_is_unsupported(
-    stand_ins: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*given: Any, **options: Any) -> None:
-        raise RuntimeError(f"{flash_attn.BUILT} 64 128 alone")
-
-    for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
-        monkeypatch.setitem(libraries.STAND_INS, name, refuses)
-    for op, sizes in (
-        ("causal_attention", BAND),
-        ("compressed", {**BAND, "block": 8, "stride": 4}),
-        ("selection_varlen", {"N": 2, "H": 2, "D": 16, "L": 8}),
-        ("decode_dense", {"B": 1, "HQ": 4, "H": 2, "D": 16, "S": 20}),
-    ):
-        inputs = drawn(op, ops.get(op).distributions[0], **sizes)
-        with pytest.raises(Unsupported, match="built for head dims 64 128 alone"):
-            found(op, "flash_attn").call(*inputs.tensors.values(), **inputs.options)
-
-
 def found(op: str, name: str) -> registry.Implementation:
     return next(i for i in registry.load() if (i.op, i.name) == (op, name))
 

@@ -6,13 +6,12 @@ blocks are smaller.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsabench import Unsupported, implementation
+from nsabench import implementation
 from nsabench.implementations.baselines import compressed as _compressed
 from nsabench.implementations.baselines.causal_attention import dense
 from nsabench.implementations.baselines.decode_branches import of_a_stretch
@@ -26,17 +25,6 @@ VARLEN = "flash_attn:flash_attn_varlen_func"
 CACHED = "flash_attn:flash_attn_with_kvcache"
 TENSORS = ("q", "k", "v", "softmax_scale", "causal")
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-BUILT = "this flash-attn is built for head dims"  # docker/head_dims.py has it say so
-
-
-def _called(attend: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
-    """Raises `Unsupported` for a head dim that was left out when it was compiled."""
-    try:
-        return attend(*tensors, **options)
-    except RuntimeError as error:
-        if BUILT in str(error):
-            raise Unsupported(str(error).splitlines()[0]) from error
-        raise
 
 
 def causal(
@@ -56,11 +44,11 @@ def causal(
     if cu_seqlens is None:
         attend = function(FLASH_ATTN, PLAIN, *TENSORS, *extra)
         check_flash(q, v)
-        return _called(attend, q, k, v, **options)
+        return attend(q, k, v, **options)
     attend = function(FLASH_ATTN, VARLEN, *TENSORS, *PACKED, *extra)
     check_flash(q, v)
     options |= dict(zip(PACKED, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), strict=True))
-    return _called(attend, q[0], k[0], v[0], **options).unsqueeze(0)
+    return attend(q[0], k[0], v[0], **options).unsqueeze(0)
 
 
 @dense("flash_attn", package=FLASH_ATTN)
@@ -113,7 +101,7 @@ def flash_attn_compressed(
     attend = function(FLASH_ATTN, PLAIN, *TENSORS)
     check_flash(q, v)
     folded = _compressed.fold(q, k, v, cu_seqlens is not None, block, stride)
-    out = _called(attend, *folded, softmax_scale=sm_scale, causal=True)
+    out = attend(*folded, softmax_scale=sm_scale, causal=True)
     return _compressed.unfold(out, q)
 
 
@@ -133,8 +121,7 @@ def flash_attn_rows(
     rows, heads, width = q.shape
     if k.shape[0] == 0:
         return torch.zeros_like(q)
-    out = _called(
-        attend,
+    out = attend(
         q.reshape(rows * heads, 1, width),
         k.unsqueeze(1),
         v.unsqueeze(1),
@@ -153,7 +140,7 @@ def _cached(q: Tensor, k: Tensor, v: Tensor, sm_scale: float, splits: int) -> Te
     check_flash(q, v)
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
     options = {"softmax_scale": sm_scale, "num_splits": splits}
-    return _called(attend, q.unsqueeze(1), keys, values, **options).squeeze(1)
+    return attend(q.unsqueeze(1), keys, values, **options).squeeze(1)
 
 
 @of_a_stretch("flash_attn", "cuda", package=FLASH_ATTN)
