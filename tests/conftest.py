@@ -10,12 +10,11 @@ import torch
 
 from nsabench.execution.supervisor import templates
 from nsabench.execution.timing import timer
-from tests import forked
+from tests import forked, origin
 
 if not torch.cuda.is_available():
     # Triton decides when it is first imported, which some test module does while it is collected.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    os.environ["NSA_KERNELS_SHORT_CUTS"] = "1"  # of the interpreter (nsa_kernels.jit.operands)
 
 
 # A shell without job control has what it starts in the background ignore interrupts, and so would
@@ -24,6 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
+    origin.quicken_interpreter()
     freeze()
 
 

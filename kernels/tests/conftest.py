@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 if not torch.cuda.is_available():
     # Must be set before triton is imported: the decorator decides at definition time.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    os.environ["NSA_KERNELS_SHORT_CUTS"] = "1"  # of the interpreter (nsa_kernels.jit.operands)
+    from quick_interpreter import quicken
+
+    quicken()
     # Interpreted tiles are tiny; several torch threads only fight over the cores.
     torch.set_num_threads(1)
 

@@ -14,12 +14,7 @@ import triton.language as tl
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from nsa_kernels.jit.interpreter import (
-    call_builtins_directly,
-    prepare_once_a_launch,
-    remember_shapes,
-)
-from nsa_kernels.jit.operands import SHORT_CUTS, prepare_operands_at_once
+from nsa_kernels.jit.interpreter import prepare_once_a_launch, remember_shapes
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -68,9 +63,6 @@ def any_alignment(*pointers: str) -> dict[str, tuple[str, ...]]:
 if INTERPRETED:
     prepare_once_a_launch()
     remember_shapes()
-    if os.environ.get(SHORT_CUTS):
-        call_builtins_directly()
-        prepare_operands_at_once()
 
 # Two definitions and no condition on a global: Triton compares every global that a kernel reads
 # with what it was, in every launch, which takes 0.7 us each.

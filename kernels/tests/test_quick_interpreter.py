@@ -1,12 +1,9 @@
-"""What the interpreter does with two operands is what Triton does, bit by bit, in less time."""
+"""The quickened interpreter computes what Triton's own interpreter does, bit by bit."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from nsa_kernels.jit.compat import INTERPRETED, tl, triton
-from nsa_kernels.jit.operands import SHORT_CUTS
 from triton.runtime import interpreter
 
 pytestmark = [
@@ -144,16 +140,3 @@ def test_a_kernel_computes_the_same() -> None:
     out = torch.empty(4)
     _sums[(1,)](out, 2, 0.5)
     assert out.tolist() == [12.5, 16.5, 20.5, 24.5]
-
-
-def test_only_tests_ask_for_it() -> None:
-    asked = "from nsa_kernels.jit import compat; from triton.runtime import interpreter as i; "
-    asked += "print(hasattr(i.interpreter_semantic.cast, '__wrapped__'))"
-    said = []
-    for value in ("", "1"):
-        environment = {**os.environ, "TRITON_INTERPRET": "1", SHORT_CUTS: value}
-        done = subprocess.run(
-            [sys.executable, "-c", asked], env=environment, capture_output=True, text=True
-        )
-        said.append(done.stdout.strip())
-    assert said == ["False", "True"]
