@@ -1,9 +1,7 @@
-"""What is wrong with this machine, and what to do about it. Silent on a healthy one."""
+"""Finds what is wrong with this machine, and says what to do about it."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 from nsabench.errors import EnvironmentRefused
@@ -12,7 +10,7 @@ from nsabench.machine.doctor.problem import Problem, Severity
 from nsabench.machine.doctor.render import as_json, render
 from nsabench.machine.environment.model import Environment
 
-# Codes of what is about the folder of the results, and not about the machine.
+# Codes of problems of the results folder.
 OF_THE_FOLDER = frozenset({"low_disk", "unwritable"})
 
 __all__ = [
@@ -28,24 +26,23 @@ __all__ = [
 
 
 def examine(environment: Environment, *, results: Path) -> list[Problem]:
-    """All problems, worst first. `results` is the folder that will hold the runs; it may not exist.
-
-    Nothing but that folder's disk is looked at here: the rest is judged from `environment`.
-    """
-    checks = [*driver.CHECKS, *software.CHECKS, *host.CHECKS]
-    answers = [check(environment) for check in checks]
-    answers += variables.examine(environment)
-    answers += [check(device) for device in gpu.watched(environment) for check in gpu.CHECKS]
-    answers += [host.low_disk(_free_bytes(results)), host.unwritable(_writable(results))]
-    problems = [problem for problem in answers if problem is not None]
+    """Return all problems, worst first. results: the folder for runs; it may not exist."""
+    problems = [
+        *driver.examine(environment),
+        *software.examine(environment),
+        *host.examine(environment),
+        *variables.examine(environment),
+        *gpu.examine(environment),
+        *host.examine_folder(results),
+    ]
     order = list(Severity)
     return sorted(problems, key=lambda problem: order.index(problem.severity))
 
 
 def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
-    """Everything graver than a note that a run on this machine suffers from, worst first.
+    """Return the errors and warnings about a run on this machine, worst first.
 
-    Raises `EnvironmentRefused` for an error: on a CPU, for one of the folder only.
+    Raises `EnvironmentRefused` for an error; on a CPU only for an error of the folder.
     """
     problems = [p for p in examine(environment, results=results) if p.severity is not Severity.NOTE]
     on_gpu = environment.run.device == "cuda"
@@ -57,23 +54,6 @@ def refuse_unfit(environment: Environment, *, results: Path) -> list[Problem]:
 
 
 def worst(problems: list[Problem]) -> Severity | None:
-    """The severity of the worst problem; None when there is none."""
+    """Return the severity of the worst problem; None if there is no problem."""
     severities = {problem.severity for problem in problems}
     return next((severity for severity in Severity if severity in severities), None)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder or, while it is not made yet, the nearest one above it."""
-    folder = folder.absolute()
-    return next((f for f in (folder, *folder.parents) if f.is_dir()), Path(folder.anchor))
-
-
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(folder)).free
-    except OSError:
-        return None
-
-
-def _writable(folder: Path) -> bool:
-    return os.access(_existing(folder), os.W_OK | os.X_OK)

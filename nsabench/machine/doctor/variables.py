@@ -1,8 +1,8 @@
-"""Environment variables that make a measurement mean something else."""
+"""Problems of environment variables that change what is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nsabench.machine.doctor.problem import Problem, Severity
@@ -23,7 +23,7 @@ def _hides_all(value: str) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable, the values of it that matter, and the consequence, as the end of a sentence."""
+    """A variable, the values that matter, and the consequence as the end of a sentence."""
 
     name: str
     matters: Callable[[str], bool]
@@ -52,18 +52,14 @@ SWITCHES = (
 )
 
 
-def examine(environment: Environment) -> list[Problem]:
-    """One problem a switch; without a GPU none of them matters."""
-    if not environment.gpus:
-        return []
-    values = environment.run.variables
-    return [
-        Problem(
-            severity=switch.severity,
-            code=f"variable_{switch.name.lower()}",
-            what=f"{switch.name} is {values[switch.name]!r}: {switch.consequence}.",
-            remedy=f"Run `unset {switch.name}`.",
-        )
-        for switch in SWITCHES
-        if switch.name in values and switch.matters(values[switch.name])
-    ]
+def examine(environment: Environment) -> Iterator[Problem]:
+    """Yield a problem for each switch. Without a GPU none of them matters."""
+    values = environment.run.variables if environment.gpus else {}
+    for switch in SWITCHES:
+        if switch.name in values and switch.matters(values[switch.name]):
+            yield Problem(
+                severity=switch.severity,
+                code=f"variable_{switch.name.lower()}",
+                what=f"{switch.name} is {values[switch.name]!r}: {switch.consequence}.",
+                remedy=f"Run `unset {switch.name}`.",
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,13 @@ GIB = 1 << 30
 Change = Callable[..., Environment]
 
 
+def set_free_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+
+
 @pytest.fixture(autouse=True)
 def enough_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk under the tests is not what is tested."""
-    monkeypatch.setattr("nsabench.machine.doctor._free_bytes", lambda folder: 100 * GIB)
+    set_free_disk(monkeypatch, 100 * GIB)
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from nsabench.errors import EnvironmentRefused
-from nsabench.machine.doctor import Problem, Severity, examine, host, refuse_unfit
+from nsabench.machine.doctor import Problem, Severity, examine, refuse_unfit
 from nsabench.machine.environment.model import NO_WORKER, Cgroup, Distribution, Driver, Environment
+from tests.machine.doctor.conftest import set_free_disk
 
 Change = Callable[..., Environment]
 GIB = 1 << 30
@@ -377,15 +378,21 @@ def test_root_outside_of_a_container(but: Change, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("free", "severity"),
     [
-        (None, None),
         (10 * GIB, None),
         (GIB, Severity.WARNING),
         (GIB // 8, Severity.ERROR),
     ],
 )
-def test_low_disk(free: int | None, severity: Severity | None) -> None:
-    problem = host.low_disk(free)
-    assert (problem.severity if problem else None) == severity
+def test_low_disk(
+    healthy: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    severity: Severity | None,
+) -> None:
+    set_free_disk(monkeypatch, free)
+    problems = examine(healthy, results=tmp_path)
+    assert [p.severity for p in problems] == ([severity] if severity else [])
 
 
 # --- variables
@@ -450,6 +457,6 @@ def test_a_run_on_a_cpu_is_told_and_not_refused(
 def test_a_full_disk_refuses_any_run(
     but: Change, cpu_only: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsabench.machine.doctor._free_bytes", lambda folder: 300 << 10)
+    set_free_disk(monkeypatch, 300 << 10)
     with pytest.raises(EnvironmentRefused, match="Only 0 MiB of disk"):
         refuse_unfit(but(cpu_only, run={"device": "cpu"}), results=tmp_path)
